@@ -16,6 +16,7 @@ from deploy.keys import new
 from runtime.keys import Keys, read_keys
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
+from tests.selecting import broad
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -116,7 +117,7 @@ def test_strangers_are_refused_at_every_socket(keys: Path, context: Any, tmp_pat
             assert f"kind=key count=1 address=127.0.0.1 public_key={unlisted.public}" in text.replace('"', "")
 
 
-@pytest.mark.parametrize("extra", [["--encrypt-data"], []])
+@pytest.mark.parametrize("extra", [["--encrypt-data"], broad([])])
 def test_one_command_serves_with_keys(fake_folder: Path, keys: Path, tmp_path: Path, extra: list[str]) -> None:
     flags = ["--port", "0", "--max-total-tokens", "4800", "--transfer-backend", "zmq", "--keys", str(keys / "gateway")]
     with BatonProcess(str(fake_folder), *flags, *extra, log=tmp_path / "log", program=FAKE) as baton:

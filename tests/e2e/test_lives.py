@@ -13,6 +13,7 @@ from deploy.machine import count_cores
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import command_line
+from tests.selecting import broad
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -49,7 +50,7 @@ def test_parts_started_one_at_a_time(tmp_path: Path) -> None:
             assert gateway.http.get("/health").status_code == 503
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, broad(signal.SIGTERM)])
 def test_a_signal_ends_everything_also_in_mid_stream(number: signal.Signals, fake_folder: Path, tmp_path: Path) -> None:
     with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE, patient=False) as baton:
         children = baton.children()
@@ -84,7 +85,7 @@ def tokens_of_both(stream: Iterator[dict[str, Any]]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("victim", [broad("prefill-0"), "decode-0"])
 def test_a_killed_worker_ends_its_streams_with_an_error(victim: str, fake_folder: Path, tmp_path: Path) -> None:
     pairs = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
     flags = (*pairs, "--max-restarts", "0", "--max-attempts", "1")  # nothing is mended, nothing tried again

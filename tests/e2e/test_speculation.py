@@ -8,6 +8,7 @@ import pytest
 
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.selecting import broad
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -18,13 +19,12 @@ TOPOLOGIES = {"pair": "", "two of each": "--prefill 2 --decode 2", "unified": "-
 CHAIN = "--speculative-adaptive false"
 TREE = "--speculative-eagle-topk 2 --speculative-num-draft-tokens 8"
 LAYERS = f"{CHAIN} --speculative-algorithm mtp"
+FEW = [("pair", CHAIN, ""), ("unified", TREE, ""), ("unified", LAYERS, "")]
 SHAPES = [(name, CHAIN, overlap) for name in TOPOLOGIES for overlap in ("", "--disable-overlap-schedule")]
+SHAPES += [("two of each", TREE, ""), ("two of each", LAYERS, "")]
 
 
-@pytest.mark.parametrize(
-    "topology,shape,overlap",
-    [*SHAPES, ("two of each", TREE, ""), ("unified", TREE, ""), ("two of each", LAYERS, ""), ("unified", LAYERS, "")],
-)
+@pytest.mark.parametrize("topology,shape,overlap", [*FEW, *(broad(shape) for shape in SHAPES if shape not in FEW)])
 def test_tokens_are_those_without_a_draft(
     fake_folder: Path, tmp_path: Path, topology: str, shape: str, overlap: str
 ) -> None:

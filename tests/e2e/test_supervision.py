@@ -12,6 +12,7 @@ import pytest
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import command_line
+from tests.selecting import broad
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -56,7 +57,7 @@ def expect_exact_again(baton: BatonProcess) -> None:
     assert len(baton.children()) == 3
 
 
-@pytest.mark.parametrize("name, number", [("prefill-0", signal.SIGTERM), ("decode-0", signal.SIGKILL)])
+@pytest.mark.parametrize("name, number", [broad(("prefill-0", signal.SIGTERM)), ("decode-0", signal.SIGKILL)])
 def test_a_worker_that_ends_is_started_again(baton: BatonProcess, name: str, number: signal.Signals) -> None:
     old, control = pid_of(baton, name), pid_of(baton, "gateway")
     os.kill(old, number)
@@ -80,6 +81,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
+@pytest.mark.broad
 def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_folder: Path, tmp_path: Path) -> None:
     """The supervisor never kills it, however late this test wakes it."""
     flags = ("--port", "0", "--silence-limit", "4", "--hang-limit", "0")
@@ -98,7 +100,7 @@ def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_
         assert re.search(r"this instance may not return; it is started again (at once|in )", baton.log_text())
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "gateway"])
+@pytest.mark.parametrize("name", ["prefill-0", broad("gateway")])
 def test_what_never_wakes_is_killed_and_started_again(baton: BatonProcess, name: str) -> None:
     expect_exact_again(baton)
     old = pid_of(baton, name)
@@ -108,6 +110,7 @@ def test_what_never_wakes_is_killed_and_started_again(baton: BatonProcess, name:
     assert re.search(rf"{name} gave no sign of life for \d+ s and was killed; it is started again", baton.log_text())
 
 
+@pytest.mark.broad
 def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
     """Its pause is nobody's silence, and what ended meanwhile is started again."""
     expect_exact_again(baton)
@@ -150,7 +153,7 @@ def is_caught_starting(baton: BatonProcess, name: str) -> bool:
     return baton.log_text().count("serves again") == said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [broad(signal.SIGTERM), signal.SIGKILL])
 def test_a_signal_while_something_starts_again_leaves_nothing(
     fake_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_signal_while_something_starts_again_leaves_nothing(
         assert baton.end(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
 
 
+@pytest.mark.broad
 def test_parts_started_alone_are_kept_alive_too(tmp_path: Path) -> None:
     """Each command starts its own process again; the gateway where it was, so that the worker finds it."""
     with BatonProcess("gateway", "--port", "0", log=tmp_path / "gateway", patient=False) as gateway:

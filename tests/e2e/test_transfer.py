@@ -12,12 +12,14 @@ import pytest
 
 from tests.e2e.answers import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.selecting import broad, first
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "backend"), [(4, 16, "zmq"), (16, 4, "auto"), (6, 10, "shm"), (4, 4, "zmq"), (8, 16, "nixl")]
+    ("prefill", "decode", "backend"),
+    first(3, [(4, 16, "zmq"), (16, 4, "auto"), (8, 16, "nixl"), (6, 10, "shm"), (4, 4, "zmq")]),
 )
 def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, decode: int, backend: str) -> None:
     if backend == "nixl" and not any(map(find_spec, ("nixl_cu12", "nixl_cu13"))):
@@ -34,7 +36,7 @@ def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, d
         assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "shm" if backend == "auto" else backend}}
 
 
-@pytest.mark.parametrize("backend", ["zmq", "shm"])
+@pytest.mark.parametrize("backend", ["zmq", broad("shm")])
 def test_a_draft_goes_on_at_decode(fake_folder: Path, tmp_path: Path, backend: str) -> None:
     prompts = draw_prompts(5, 12)
     draft = ["--speculative-algorithm", "eagle", "--speculative-draft-model-path", str(fake_folder)]
@@ -64,7 +66,7 @@ def memory_of(pid: int) -> set[str]:
     return set(re.findall(r" (\d+) +/memfd:baton-kv", maps))
 
 
-@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("victim", ["decode-0", broad("prefill-0")])
 def test_memory_of_a_worker_that_is_killed_is_given_back(fake_folder: Path, tmp_path: Path, victim: str) -> None:
     prompts = draw_prompts(1, 4)
     argv = [*FLAGS.split(), *"--page-size 4 --transfer-backend shm".split()]

@@ -6,6 +6,7 @@ from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
 from tests.explore.workload import Workload
+from tests.selecting import first
 
 
 def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
@@ -18,20 +19,20 @@ def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", first(6, range(10)))  # one of each strategy
 def test_ten_workloads_have_no_race(seed: int) -> None:
     expect_no_race(range(seed, seed + 1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", first(6, range(12)))
 def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
     run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True)
     run.run()
     assert run.num_spills > 0
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 @pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, 6))])
 def test_sixty_workloads_have_no_race(part: int) -> None:
     expect_no_race(range(100 + part * 10, 110 + part * 10))

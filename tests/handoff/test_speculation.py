@@ -15,6 +15,7 @@ from tests.decode.driving import VOCAB, Phase, drive_to, expect_rest, make_clust
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.expected import expected
 from tests.explore.proposals import Proposals
+from tests.selecting import broad
 from transfer.landing.transfer import Delivered, FirstFrame, LastInDoubt, TransferFailed
 
 RUNNER = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1)
@@ -123,7 +124,7 @@ def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: F
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("runner", "tree"), [(RUNNER, (1, 0)), (RUNNER, (3, 8)), (TWO, (1, 0)), (THREE, (1, 0))])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, broad(False)])
 @pytest.mark.parametrize("num_slots", [0, 200])
 def test_proposals_of_choices_that_gave_way(
     num_slots: int, overlap: bool, runner: FakeRunner, tree: tuple[int, int]

@@ -47,11 +47,12 @@ def check_parity(combination: Combination) -> None:
         assert answer.finish == "length"
 
 
-@pytest.mark.parametrize("combination", [each for each in PAIRWISE if each.arch == "qwen3"], ids=str)
+@pytest.mark.parametrize("combination", PAIRWISE, ids=str)
 def test_a_few_combinations(combination: Combination) -> None:
     check_parity(combination)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("combination", GRID, ids=str)
 def test_every_combination(combination: Combination) -> None:
     check_parity(combination)

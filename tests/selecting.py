@@ -1,0 +1,16 @@
+"""Which cases of a table `make test` runs, and which only `make test-slow`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def first(count: int, values: Iterable[Any]) -> list[Any]:
+    """The first `count` of `values` as they are, the others broad. A tuple is the values of several parameters."""
+    return [value if index < count else broad(value) for index, value in enumerate(values)]
+
+
+def broad(value: Any) -> Any:
+    """One case for `make test-slow`."""
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.broad)
