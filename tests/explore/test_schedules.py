@@ -8,11 +8,12 @@ from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
 from tests.explore.threads import Threads
 from tests.explore.workload import Workload
-from tests.selecting import broad, first
+from tests.mutants import mutant
+from tests.selecting import first
 
 NUM_SCHEDULES = 1000  # `make explore` runs as many as it is asked for
 SLICES = 5  # of the thousand, so that they run side by side
-PARTS = [0, broad(1), *(pytest.param(part, marks=pytest.mark.full) for part in range(2, SLICES))]
+PARTS = [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, SLICES))]
 SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and strategy
 
 
@@ -35,6 +36,18 @@ def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_schedules_that_notice_every_sabotage_change_no_token(strategy: Strategy) -> None:
+    """As many as `make mutants` runs to find one."""
+    num_ended = 0
+    for seed in range(mutant.SEEDS):
+        run = Run(Workload.random(seed), strategy, seed)
+        run.run()
+        num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
+    assert num_ended > 5 * mutant.SEEDS
+
+
+@pytest.mark.broad
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:

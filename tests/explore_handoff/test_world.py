@@ -16,6 +16,7 @@ from tests.explore_handoff.exploring import explore_seed
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.scenario import FIRST_WITH_DRAFT, Fault, Scenario
 from tests.explore_handoff.world import Violation, World
+from tests.mutants.mutants import MUTANTS
 
 SEEDS = 120  # of each part: fewer miss rare events
 DONE = {  # by name in a story, what faults do; each must really happen
@@ -58,6 +59,16 @@ def test_its_engines_check_what_debug_mode_checks(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+def test_worlds_that_notice_every_sabotage(part: int) -> None:
+    """As many as `make mutants` runs to find one."""
+    most = max(mutant.worlds for mutant in MUTANTS) // 2
+    for seed in range(part * most, (part + 1) * most):
+        explored = explore_seed(seed)
+        assert not explored.broken, f"seed {seed}, at {explored.broken}\n{explored.again}"
+
+
+@pytest.mark.broad
 @pytest.mark.timeout(1800)  # a minute on an idle core
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_hundreds_of_worlds(part: int) -> None:

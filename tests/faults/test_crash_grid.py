@@ -18,13 +18,15 @@ from tests.faults.grid import DELIVERED, FAULTS, FEW, LIMIT_S, Cell, all_cells, 
 PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause
 PROMPT_LEN = 301
 MAX_TOKENS = 40
+FEWEST = 6  # every kind of process, and every fault
 COMPANY_TOKENS = 400  # still decoding when the fault comes
 
 pytestmark = pytest.mark.faults
 
 
 CELLS = [
-    *(pytest.param(cell, marks=pytest.mark.slow, id=str(cell)) for cell in FEW),
+    *(pytest.param(cell, marks=pytest.mark.slow, id=str(cell)) for cell in FEW[:FEWEST]),
+    *(pytest.param(cell, marks=pytest.mark.broad, id=str(cell)) for cell in FEW[FEWEST:]),
     *(pytest.param(cell, id=str(cell)) for cell in all_cells() if cell not in FEW),
 ]
 ALONE = [

@@ -59,10 +59,14 @@ def expect_survival(
 
 
 @pytest.mark.parametrize(
-    "positions", [pytest.param(FEW, marks=pytest.mark.slow, id="few"), pytest.param(FIRST_BYTES, id="each")]
-)
-@pytest.mark.parametrize(
-    "kind, way", [("data", Way.THERE), ("data", Way.BACK), ("peer", Way.THERE), ("peer", Way.BACK)]
+    "kind, way, positions",
+    [
+        pytest.param("data", Way.THERE, FEW, marks=pytest.mark.slow, id="data-there-few"),
+        pytest.param("peer", Way.BACK, FEW, marks=pytest.mark.slow, id="peer-back-few"),
+        pytest.param("data", Way.BACK, FEW, marks=pytest.mark.broad, id="data-back-few"),
+        pytest.param("peer", Way.THERE, FEW, marks=pytest.mark.broad, id="peer-there-few"),
+        *(pytest.param(kind, way, FIRST_BYTES, id=f"{kind}-{way}-each") for kind in ("data", "peer") for way in Way),
+    ],
 )
 def test_a_cut_after_each_of_the_first_bytes(kind: str, way: Way, positions: Sequence[int], lend: Lend) -> None:
     deployment = lend(2, 2, "zmq")

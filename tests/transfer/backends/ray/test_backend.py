@@ -32,7 +32,7 @@ from transfer.landing.transfer import Delivered, FirstFrame
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.broad  # a Ray cluster in each of the processes that run them; tests/e2e/test_ray.py stays
 PAGE_1M = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
 
 
