@@ -131,7 +131,7 @@ def test_greedy_answers_are_those_of_transformers() -> None:
     assert any(len(text.ids) > text.num_prompt + 8 for text in texts)
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_held_out_texts_accept_three_tokens_a_launch(kind: Kind) -> None:
     greedy, _, same_noise = found = tuple(measure(kind, 60, WAYS[:3]).values())
     if kind.is_mtp:  # two layers propose two tokens
@@ -142,7 +142,7 @@ def test_held_out_texts_accept_three_tokens_a_launch(kind: Kind) -> None:
         assert figures.lengths == sorted(figures.lengths) and figures.shares == sorted(figures.shares, reverse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_repeats_itself(name: str) -> None:
     reference = REFERENCE[name]

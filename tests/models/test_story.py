@@ -147,12 +147,12 @@ def test_system_prompt_and_earlier_turns_do_no_harm(loaded: Loaded) -> None:
     assert chat(loaded, *turns) == "5 + 4 = 9."
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_tokenizer_is_the_one_the_recipe_trains(tokenizer: Tokenizer) -> None:
     assert train_tokenizer(Shape().vocab_size).to_str() == tokenizer.to_str()
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_training_repeats_itself() -> None:
     first, second = run_check(2), run_check(2)
     assert first == second
