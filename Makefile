@@ -34,6 +34,8 @@ READY   :=
 endif
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
+# Only files with slow tests are imported: each process would take seconds to import the others.
+SLOW   = $(shell grep -rlE --include='test_*.py' 'mark\.(slow|broad)|tests\.selecting' tests)
 # Slow tests run in more processes than there are cores, because most of them wait for other processes.
 MANY   := -n 4 --dist worksteal
 TOOLS  := $(PY) -m
@@ -104,10 +106,10 @@ check-unit:
 	@$(PYTEST) -n 2
 
 test: check ## check, then slow tests (real processes), those that find what no other does: at most 8 minutes on two idle cores
-	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu"
+	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
 test-slow: $(READY) ## the other slow tests: more cases of what make test holds; some 15 minutes
-	@$(PYTEST) $(MANY) -m "broad and not full and not gpu"
+	@$(PYTEST) $(MANY) -m "broad and not full and not gpu" $(SLOW)
 
 test-full: test test-slow ## both, then the exhaustive tests: every topology, page size and chunk
 	@$(PYTEST) -n 2 -m "full and not gpu" --timeout 1800 --hypothesis-profile thorough

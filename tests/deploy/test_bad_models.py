@@ -15,7 +15,7 @@ from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
 from tests.processes import command_line, python_path
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.broad
 PROJECT = Path(__file__).resolve().parents[2]
 NORM = "model.norm.weight"
 

@@ -106,6 +106,7 @@ def test_a_model_that_no_worker_can_serve_is_one_clear_line(tmp_path: Path) -> N
     assert "BertModel" in last
 
 
+@pytest.mark.broad
 def test_the_demo_of_a_model_without_tokenizer_shows_token_ids(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "tiny", "qwen3")
     ended = subprocess.run(
@@ -138,6 +139,7 @@ def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None
     assert "first token" in ended.stdout
 
 
+@pytest.mark.broad
 def test_the_demo_with_a_draft_shows_its_tokens_in_colour() -> None:
     ended = subprocess.run(
         baton("demo", "--max-tokens", "40", "--speculative-algorithm", "eagle"),

@@ -135,6 +135,7 @@ SLOW = {
 }
 
 
+@pytest.mark.broad
 def test_slow_and_endless_clients_are_cut_while_a_stream_goes_on(hasty: BatonProcess) -> None:
     wanted: dict[str, Any] = {**KNOWN, "max_tokens": 300, "return_token_ids": True}
     expected = hasty.complete(**wanted)["choices"][0]["token_ids"]

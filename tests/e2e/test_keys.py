@@ -129,6 +129,7 @@ def test_one_command_serves_with_keys(fake_folder: Path, keys: Path, tmp_path: P
         assert set(refused(baton).values()) == {0}
 
 
+@pytest.mark.broad
 def test_a_worker_with_a_wrong_key_is_told_at_once_and_joins_once_that_is_mended(keys: Path, tmp_path: Path) -> None:
     """Its folder is right but for one thing: the gateway's list lacks its key."""
     listed = keys / "gateway/allowed/decode-host.key"

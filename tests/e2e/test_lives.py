@@ -85,7 +85,8 @@ def tokens_of_both(stream: Iterator[dict[str, Any]]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("victim", [broad("prefill-0"), "decode-0"])
+@pytest.mark.broad
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_a_killed_worker_ends_its_streams_with_an_error(victim: str, fake_folder: Path, tmp_path: Path) -> None:
     pairs = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
     flags = (*pairs, "--max-restarts", "0", "--max-attempts", "1")  # nothing is mended, nothing tried again

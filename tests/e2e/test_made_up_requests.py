@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.e2e.baton_process import BatonProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.broad
 FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --context-length 64"
 KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -122,6 +122,7 @@ def num_cached(baton: BatonProcess) -> dict[str, int]:
     return {row["id"]: row["kv_pages"]["cached"] for row in baton.workers()}
 
 
+@pytest.mark.broad
 def test_a_chat_stays_with_its_pair_and_computes_new_turns_only(tmp_path: Path) -> None:
     with BatonProcess("serve", *"--port 0 --prefill 2 --decode 2".split(), log=tmp_path / "log") as baton:
         homes = []

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.answers import FLAGS, RUNNER, answers_of, draw_prompts, right_or_unavailable
 from tests.e2e.baton_process import FAKE, BatonProcess
-from tests.selecting import broad, first
+from tests.selecting import first
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,8 @@ def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, d
         assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "shm" if backend == "auto" else backend}}
 
 
-@pytest.mark.parametrize("backend", ["zmq", broad("shm")])
+@pytest.mark.broad
+@pytest.mark.parametrize("backend", ["zmq", "shm"])
 def test_a_draft_goes_on_at_decode(fake_folder: Path, tmp_path: Path, backend: str) -> None:
     prompts = draw_prompts(5, 12)
     draft = ["--speculative-algorithm", "eagle", "--speculative-draft-model-path", str(fake_folder)]
@@ -66,7 +67,8 @@ def memory_of(pid: int) -> set[str]:
     return set(re.findall(r" (\d+) +/memfd:baton-kv", maps))
 
 
-@pytest.mark.parametrize("victim", ["decode-0", broad("prefill-0")])
+@pytest.mark.broad
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
 def test_memory_of_a_worker_that_is_killed_is_given_back(fake_folder: Path, tmp_path: Path, victim: str) -> None:
     prompts = draw_prompts(1, 4)
     argv = [*FLAGS.split(), *"--page-size 4 --transfer-backend shm".split()]

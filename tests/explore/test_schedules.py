@@ -25,7 +25,7 @@ def test_schedules_change_no_token(strategy: Strategy) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", first(2, STRATEGIES))
 def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> None:
     num_spills = 0
     for seed in range(4):
@@ -91,7 +91,7 @@ def test_a_host_that_stands_still_for_hours_changes_no_schedule(monkeypatch: pyt
     assert len(run.workload.topology) == 4 and run.num_steps > 10  # prefill and decode: they have deadlines
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_every_schedule_of_a_small_workload() -> None:
     """Depth first over the first decisions; later ones are taken as late as possible."""
     workload = Workload.random(1, num_requests=2)

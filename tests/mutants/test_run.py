@@ -41,7 +41,7 @@ def test_a_mutant_is_killed_by_name_and_undone(copy: Copy) -> None:
     assert (copy.folder / "scheduler/sum.py").read_text() == TREE["scheduler/sum.py"]
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_who_changes_nothing_that_is_tested_survives(copy: Copy) -> None:
     verdict = copy.judge(sum_mutant("a + b", "b + a"))
     assert verdict.killer is None and "SURVIVES" in verdict.line
@@ -53,12 +53,12 @@ def test_who_does_not_apply_is_told(copy: Copy, old: str) -> None:
     assert verdict.killer is None and "NO LONGER APPLIES" in verdict.line
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_killers_that_fail_without_any_sabotage_are_told(copy: Copy) -> None:
     assert baseline(copy, []) != ""  # there is nothing to explore in this tree
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_what_does_not_even_start_is_no_kill(copy: Copy) -> None:
     verdict = copy.judge(sum_mutant("a + b", "a + b", "tests/no_such_file.py"))
     assert verdict.killer is None and "BROKEN" in verdict.line

@@ -79,7 +79,7 @@ def test_generated_frames_disturb_nobody(evil: list[Parts], order: list[int]) ->
     check_generated(evil, order)
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_thousands_of_generated_frames_disturb_nobody() -> None:
     num_frames = 0
 

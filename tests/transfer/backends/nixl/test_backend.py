@@ -15,7 +15,6 @@ from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.doubles.clock import VirtualClock
-from tests.selecting import broad
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from tests.transfer.zmq_network import ended
@@ -182,7 +181,8 @@ def test_what_is_no_export_is_refused(pair: Pair) -> None:
     assert lands(pair, 1, [1], [3])
 
 
-@pytest.mark.parametrize("transports", ["", broad("tcp")])
+@pytest.mark.broad
+@pytest.mark.parametrize("transports", ["", "tcp"])
 def test_between_two_processes(transports: str) -> None:
     """By one process reading another's memory, and by UCX over TCP, as between hosts without RDMA."""
     command = [sys.executable, "-m", "bench.transfer", "--only", "nixl", "--repeat", "1"]
