@@ -254,7 +254,7 @@ HANDOFF = (
         "self._at.get(key) == (at, number)",
         "key in self._at",
         "a wait is given up too early",
-        tests=("tests/runtime/test_deadlines.py",),
+        tests=("tests/runtime/test_clock_deadlines.py",),
     ),
     Mutant(
         "prefill takes jobs of an older session",
