@@ -19,7 +19,7 @@ ROLES = (
         "False",
         "KV is written in place for it, and then refused",
         (),
-        ("tests/prefill/test_decode_sessions.py",),
+        ("tests/prefill/test_decode_link_sessions.py",),
     ),
     Mutant(
         "a transfer is delivered when one of its ranks is",
@@ -134,7 +134,7 @@ ROLES = (
         "for launched in self.planner.in_flight: ...",
         "",
         "its client waits for all of it",
-        tests=("tests/prefill/test_pipelining.py",),
+        tests=("tests/prefill/test_worker_pipelining.py",),
     ),
     Mutant(
         "KV leaves in whatever order it becomes ready",
