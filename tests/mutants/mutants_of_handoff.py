@@ -125,7 +125,7 @@ HANDOFF = (
         "peer.settle(...)",
         "",
         "the credit of a job that fails or is cancelled never comes back",
-        tests=("tests/decode/test_cancel.py",),
+        tests=("tests/decode/test_worker_cancel.py",),
     ),
     _mutant(
         "decode does not hear that prefill has stopped writing",
@@ -246,7 +246,7 @@ HANDOFF = (
         "min(...)",
         "max(...)",
         "an old request starves",
-        tests=("tests/decode/test_admission.py",),
+        tests=("tests/decode/test_worker_admission.py",),
     ),
     Mutant(
         "a deadline that was put off comes all the same",

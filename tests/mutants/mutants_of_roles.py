@@ -187,7 +187,7 @@ ROLES = (
         "self._planner.release(req)",
         "the next request reads another's KV",
         (),
-        ("tests/decode/test_in_place.py",),
+        ("tests/decode/test_worker_in_place.py",),
     ),
     Mutant(
         "a free seat proves nothing",
@@ -223,6 +223,6 @@ ROLES = (
         "",
         "pages of which nobody tells are quarantined for ever",
         (),
-        ("tests/decode/test_in_place.py",),
+        ("tests/decode/test_worker_in_place.py",),
     ),
 )
