@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-UNIFIED = "tests/unified/test_speculation.py"
+UNIFIED = "tests/unified/test_worker_speculation.py"
 HANDED_OVER = "tests/handoff/test_speculation.py"
 LAYERS = "tests/scheduler/speculation/test_layers.py"
 SPILLS = "tests/scheduler/planning/test_spills.py"

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import ANY, Mutant
 
 LAUNCHES = "tests/scheduler/speculation/test_draft_launches.py"
-UNIFIED = "tests/unified/test_speculation.py"
+UNIFIED = "tests/unified/test_worker_speculation.py"
 HANDED_OVER = "tests/handoff/test_speculation.py"
 
 SPECULATION = (
