@@ -7,7 +7,7 @@ It bounds connections, headers (bytes, number, time), requests that wait on a co
 The connection pauses the stream while its buffer is full. It is cut when the buffer stays full for too long, when the
 end of a complete answer is not read for as long, or when the stream's backlog is full. Answers to HTTP/1.0, and those
 that close a connection early, end in our own way: a client that still sends when its connection is closed gets a reset,
-and may lose the answer. tests/gateway/test_uvicorn_internals.py checks what is used here of uvicorn.
+and may lose the answer. tests/gateway/test_http_protocol_uvicorn.py checks what is used here of uvicorn.
 """
 
 import asyncio

@@ -238,7 +238,7 @@ HANDOFF = (
         "envelope.opens",
         "True",
         "its answers are taken for repeats of the other's",
-        tests=("tests/gateway/test_lost_messages.py",),
+        tests=("tests/gateway/test_control_lost_messages.py",),
     ),
     Mutant(
         "the youngest of those that wait is admitted first",

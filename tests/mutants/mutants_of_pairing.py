@@ -22,7 +22,7 @@ PAIRING = (
         "prefix_hashes(hash_key, '', __ids)",
         "the choice of workers tells one tenant what another has asked",
         (),
-        ("tests/gateway/test_prefix_pairing.py",),
+        ("tests/gateway/test_pairing_prefixes.py",),
     ),
     Mutant(
         "hashes are made without the key",
@@ -76,7 +76,7 @@ PAIRING = (
         "attempt.decode_load",
         "its worker seems to have a load that is elsewhere",
         (),
-        ("tests/gateway/test_giving_way.py",),
+        ("tests/gateway/test_dispatch_giving_way.py",),
     ),
     Mutant(
         "what the cache drops is not told",

@@ -102,6 +102,6 @@ POLICIES = (
         "pass",
         "a request fails although a worker has room",
         (),
-        ("tests/gateway/test_full_workers.py",),
+        ("tests/gateway/test_dispatch_full_workers.py",),
     ),
 )
