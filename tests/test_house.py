@@ -18,6 +18,12 @@ from scheduler.plan import Plan
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [*ROOMS, "bench", "models", "tests"]
 MAX_LINES = 400
+ACROSS = {  # tests of what several modules do together, and of pages of the docs
+    "tests/deploy/test_log_page.py",
+    "tests/gateway/test_clients_page.py",
+    "tests/model/test_idle_forward.py",
+    "tests/transfer/backends/test_shm.py",
+}
 BLOCK_OF_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PAGES_OF_OPTIONS = ("docs/options.md", "docs/http.md")
 ANYWHERE = ("work", "root", "home", "Users")  # first folders of a path that exists on one machine only
@@ -279,3 +285,23 @@ def test_no_test_module_imports_from_another() -> None:
     pattern = re.compile(r"^\s*(?:from|import) tests\.(?:\w+\.)*test_\w+", re.MULTILINE)
     files = [path for path in python_files("tests") if pattern.search(path.read_text())]
     assert [name(path) for path in files] == []
+
+
+def modules_for(folder: Path) -> set[str]:
+    """What tests in a folder of `tests/` may be named after: modules of the same folder of the product."""
+    room = ROOT / folder.relative_to(ROOT / "tests")
+    if room.with_suffix(".py").exists():  # a folder for one module: its tests are named after what they hold
+        return {""}
+    return {"command" if path.stem == "__main__" else path.stem for path in room.rglob("*.py")}
+
+
+@pytest.mark.parametrize("room", [room for room in [*ROOMS, "bench"] if room != "scheduler"])
+def test_tests_are_named_after_their_modules(room: str) -> None:
+    """`gateway/pairing.py` is tested by `test_pairing.py` or `test_pairing_ASPECT.py`."""
+    strays = set()
+    for path in (ROOT / "tests" / room).rglob("test_*.py"):
+        about = path.stem.removeprefix("test_")
+        modules = modules_for(path.parent)
+        if not ("" in modules or any(about == module or about.startswith(f"{module}_") for module in modules)):
+            strays.add(name(path))
+    assert strays == {path for path in ACROSS if path.startswith(f"tests/{room}/")}
