@@ -86,7 +86,7 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 
 # ---- gates ----
 
-check: $(READY) ## format, lint, strict types, import contracts, unit tests: two minutes on two idle cores
+check: $(READY) ## format, lint, strict types, import contracts, unit tests: three minutes on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
 	  check-unit check-types check-format check-lint check-imports
 
