@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ async def test_a_fault_of_the_gateway_names_its_place(
     response = await setting.complete("x")
     assert response.status_code == 500 and response.headers["x-request-id"].startswith("req-")
     [(level, fields)] = lines(caplog, "request failed by a fault of the gateway")
-    assert level == "ERROR" and fields["kind"] == "KeyError" and "test_request_log.py:" in fields["at"]
+    assert level == "ERROR" and fields["kind"] == "KeyError" and f"{Path(__file__).name}:" in fields["at"]
     assert fields["x_request_id"] == response.headers["x-request-id"]
 
 
