@@ -8,8 +8,9 @@ Each is one call to the device for each group of layers. The caller chooses the 
 
 from torch import Tensor
 
-from model.mirrored_kv import copy_of, pin, words_of
+from model.mirrored_kv import copy_of, words_of
 from model.paged_kv import PagedKv
+from model.pinned_memory import pin
 
 
 class HostCopies:
@@ -17,7 +18,7 @@ class HostCopies:
 
     def __init__(self, kv: PagedKv, num_slots: int) -> None:
         self.memory = PagedKv(kv.layout, num_slots, "cpu")
-        pin(self.memory, kv.device)
+        pin(self.memory, kv.device, "retract-host-gib")
         self._copy = copy_of(kv.device)
         self._pairs = tuple(zip(words_of(kv), words_of(self.memory), strict=True))
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from model.paged_kv import PagedKv
+from model.pinned_memory import pin
 from protocol.kv_layout import KvLayout
 
 WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes
-REGISTER_FLAGS: Final = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 # source (L, P, W), target (L, Q, W), page numbers of the source (N,), of the target (N,)
 CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -35,7 +35,7 @@ class MirroredKv(PagedKv):
         super().__init__(layout, num_pages, device)
         self._host = PagedKv(layout, num_pages, "cpu")
         self._copy = copy or copy_of(self.device)
-        pin(self._host, self.device)
+        pin(self._host, self.device, "max-total-tokens")
         self._pairs = tuple(zip(words_of(self), words_of(self._host), strict=True))
 
     @property
@@ -61,17 +61,6 @@ class MirroredKv(PagedKv):
         """Copies pages of every layer from the twin to the device."""
         for device_LPW, host_LPW in self._pairs:
             self._copy(host_LPW, device_LPW, pages_N, pages_N)
-
-
-def pin(host: PagedKv, device: torch.device) -> None:
-    """Lets a GPU reach this host memory. MemoryError if the system does not allow it."""
-    if device.type != "cuda":
-        return
-    address, num_bytes = host.device_bytes.data_ptr(), host.device_bytes.nbytes
-    with torch.cuda.device(device):
-        status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, REGISTER_FLAGS)
-    if int(status) != 0:
-        raise MemoryError(f"cannot pin {num_bytes} bytes of host memory: {status}")
 
 
 def words_of(kv: PagedKv) -> list[Tensor]:
