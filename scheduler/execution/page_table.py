@@ -7,6 +7,7 @@ forwards are in flight.
 import numpy as np
 import torch
 
+from model.inputs import int64_column
 from scheduler.plan import Grant
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -24,13 +25,24 @@ class PageTable:
         self.num_growths = 0
         self._generations = [0] * num_rows
 
-    def write(self, grant: Grant) -> None:
-        """Adds pages to a row. Those from index 0 on give it to a new owner."""
-        if grant.start:
-            assert self._generations[grant.row] == grant.generation, f"row {grant.row} grows for an earlier owner"
-            self.num_growths += 1
-        self._generations[grant.row] = grant.generation
-        where = slice(grant.start, grant.start + len(grant.pages))
-        self.req_to_page_cpu[grant.row, where] = grant.pages
-        # Copied on the schedule stream, for which forwards wait.
-        self.req_to_page[grant.row, where] = torch.from_numpy(self.req_to_page_cpu[grant.row, where])
+    def write(self, *grants: Grant) -> None:
+        """Adds the pages of a plan's grants to their rows. Pages from index 0 on give a row to a new owner.
+
+        All of them are one copy to the device and one scatter, on the schedule stream, for which forwards wait.
+        """
+        rows, columns = list[int](), list[int]()
+        for grant in grants:
+            if grant.start:
+                assert self._generations[grant.row] == grant.generation, f"row {grant.row} grows for an earlier owner"
+                self.num_growths += 1
+            self._generations[grant.row] = grant.generation
+            end = grant.start + len(grant.pages)
+            self.req_to_page_cpu[grant.row, grant.start : end] = grant.pages
+            rows += [grant.row] * len(grant.pages)
+            columns += range(grant.start, end)
+
+        if rows:
+            # Read back from the host's table: a cell that two grants name gets the later page both times.
+            pages = self.req_to_page_cpu[rows, columns].tolist()
+            rows_N, columns_N, pages_N = int64_column([rows, columns, pages], self.req_to_page.device)
+            self.req_to_page[rows_N, columns_N] = pages_N

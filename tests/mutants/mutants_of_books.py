@@ -59,7 +59,7 @@ BOOKS = (
     Mutant(
         "a row's page table is the one before",
         "PageTable.write",
-        "self.req_to_page[__where] = torch.from_numpy(...)",
+        "self.req_to_page[__where] = pages_N",
         "",
         "it reads the pages of its former owner",
         ANY,
@@ -103,8 +103,8 @@ BOOKS = (
     Mutant(
         "pages are added to the wrong row",
         "PageTable.write",
-        "self.req_to_page_cpu[grant.row, where] = grant.pages",
-        "self.req_to_page_cpu[grant.row - 1, where] = grant.pages",
+        "self.req_to_page_cpu[grant.row, grant.start : end] = grant.pages",
+        "self.req_to_page_cpu[grant.row - 1, grant.start : end] = grant.pages",
         "new tokens are written into another request's pages",
         ANY,
     ),
