@@ -126,8 +126,7 @@ class Executor:
     def _apply(self, plan: Plan) -> None:
         """Makes the changes of a plan."""
         self._applied = plan
-        for grant in plan.grants:
-            self.page_table.write(grant)
+        self.page_table.write(*plan.grants)
         self.running.change(plan.leaves, plan.joins)
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"
