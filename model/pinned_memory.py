@@ -40,7 +40,7 @@ def pin(host: PagedKv, device: torch.device, option: str) -> None:
 
 
 def _unpin(runtime: Any, device: torch.device, pieces: Sequence[int]) -> None:
-    """Called before the memory is unmapped, at the latest at the end of the process.
+    """Called before the memory is unmapped.
 
     A broken device is left alone: nothing may wait for it, and the driver lets go of all when the process ends.
     """

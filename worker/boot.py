@@ -46,6 +46,7 @@ from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 from scheduler.speculation.modes import launches_for
 from scheduler.speculation.step_costs import measure_step_costs
+from worker.ending import close_all
 from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
 from worker.memory import bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
 from worker.policies import Policies
@@ -186,14 +187,14 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         refusal_means=why_refused(keys),
     )
 
+    device_is_broken = False
     try:
         loop.run()
+    except WorkerBroken as broken:
+        device_is_broken = broken.at_device
+        raise
     finally:
-        link.close()
-        gateway.close(linger_ms=200)
-        executor.close()
-        security.close()
-        context.term()
+        close_all(link, gateway, executor, security, context, device_is_broken=device_is_broken)
         wake.close()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 import zmq
 
 from protocol.errors import BatonError, PrefillQueueFull, QueueFull, Unavailable, WireError
@@ -37,6 +38,7 @@ from runtime.clock import Clock
 from runtime.log import EventLog, Refusals, get_log
 from runtime.process_life import StopSignal
 from runtime.session import Session, SessionLost, open_envelope
+from scheduler.execution.streams import DeviceBroken, first_line
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from worker.requests import Outbox
@@ -113,9 +115,16 @@ class RefusedByGateway(BatonError):
 
 
 class WorkerBroken(BatonError):
-    """Every launch of this worker fails, for every request. The process ends, so that a restart may help."""
+    """Every launch of this worker fails, for every request. The process ends, so that a restart may help.
+
+    `at_device`: the device itself is broken. Then nothing on it may be waited for, or closed.
+    """
 
     code = "worker_broken"
+
+    def __init__(self, message: str, *, at_device: bool = False) -> None:
+        super().__init__(message)
+        self.at_device = at_device
 
 
 @dataclass
@@ -153,7 +162,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join.
 
-        Raises WorkerBroken when its launches fail one after the other, after telling the gateway that it leaves.
+        Raises WorkerBroken, after telling the gateway that it leaves, when its launches fail one after the other or its
+        device is broken.
         """
         self.begin()
         progressed = True
@@ -172,9 +182,14 @@ class WorkerLoop:
 
         Raises as `run` does.
         """
-        self._receive()
-        progressed = self.core.step()
-        self._send()
+        try:
+            self._receive()
+            progressed = self.core.step()
+            self._send()
+        except (DeviceBroken, torch.AcceleratorError) as error:
+            self.leave()
+            why = f"{self.register.device} cannot compute any more: {first_line(error)}"
+            raise WorkerBroken(why, at_device=True) from error
         if self.core.loop.broken:
             self.leave()  # so the gateway gives its requests to other workers at once
             raise WorkerBroken(self.core.loop.broken)

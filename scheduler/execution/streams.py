@@ -16,20 +16,36 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from protocol.errors import BatonError
+
 FORWARD_NICENESS = 5  # the loop's short turns go before a long forward
 _NICEST = 19
 Segment = Callable[..., None]  # called with the launch's `used`
+
+
+class DeviceBroken(BatonError, RuntimeError):
+    """A device can compute nothing any more, for example because an assertion of a kernel has failed on it.
+
+    Whatever was launched on it will not complete, so nothing may wait for it.
+    """
+
+    code = "device_broken"
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the advice that torch adds below."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Event(Protocol):
     """A point in a stream."""
 
     def done(self) -> bool:
-        """Whether everything launched before the point has completed. Never blocks."""
+        """Whether everything launched before the point has completed. Never blocks. DeviceBroken if it never will."""
         ...
 
     def synchronize(self) -> None:
-        """Blocks until `done`."""
+        """Blocks until `done`. Raises as `done` does."""
         ...
 
 
@@ -68,7 +84,7 @@ class Stream(Protocol):
         return values
 
     def close(self) -> None:
-        """Finishes the launched work and releases the stream."""
+        """Finishes the launched work and releases the stream. Never raises; a broken device is left alone."""
         ...
 
 

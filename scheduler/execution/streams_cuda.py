@@ -1,31 +1,46 @@
 """Streams and events of a CUDA device, as streams.py declares them. The only file of this room that calls CUDA.
 
-Results go to pinned host memory, so that a copy does not block.
+Results go to pinned host memory, so that a copy does not block. After a failed assertion of a kernel, every call of a
+device raises. Here such an error becomes a DeviceBroken with the cause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scheduler.execution.streams import Event, Segment, Stream, tensors_of
+from scheduler.execution.streams import DeviceBroken, Event, Segment, Stream, first_line, tensors_of
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """Raises DeviceBroken for an error of a call that only a broken device refuses."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceBroken(first_line(error)) from error
 
 
 class CudaEvent:
     """A device event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()
-        self.event.record(stream)
+        """DeviceBroken if the device is."""
+        with _device_errors():
+            self.event = torch.cuda.Event()
+            self.event.record(stream)
 
     def done(self) -> bool:
-        """Whether the device has reached the event."""
-        return bool(self.event.query())
+        """Whether the device has reached the event. DeviceBroken if it never will."""
+        with _device_errors():
+            return bool(self.event.query())
 
     def synchronize(self) -> None:
-        """Blocks until the device has reached the event."""
-        self.event.synchronize()
+        """Blocks until the device has reached the event. DeviceBroken if it never will."""
+        with _device_errors():
+            self.event.synchronize()
 
 
 class CudaStream(Stream):
@@ -49,13 +64,14 @@ class CudaStream(Stream):
                 segment(*used)
 
     def record(self) -> Event:
-        """An event after everything launched so far."""
+        """An event after everything launched so far. DeviceBroken if the device is."""
         return CudaEvent(self._stream)
 
     def wait(self, event: Event) -> None:
-        """Later segments run after `event`."""
+        """Later segments run after `event`. DeviceBroken if the device is."""
         if isinstance(event, CudaEvent):
-            self._stream.wait_event(event.event)
+            with _device_errors():
+                self._stream.wait_event(event.event)
         else:
             event.synchronize()
 
@@ -70,5 +86,7 @@ class CudaStream(Stream):
         return target
 
     def close(self) -> None:
-        """Waits for the device."""
-        self._stream.synchronize()
+        """Waits for the device, unless it is broken."""
+        with suppress(RuntimeError):
+            self._stream.query()  # raises at once if it is
+            self._stream.synchronize()

@@ -1,0 +1,72 @@
+"""Streams of a CUDA device, with a recorder in the place of `torch.cuda`: what becomes of a device that breaks."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from model.paged_kv import PagedKv
+from scheduler.execution.executor import Executor
+from scheduler.execution.streams import DeviceBroken
+from scheduler.execution.streams_cuda import CudaEvent, CudaStream
+from scheduler.plan import CopyPages, Done
+from tests.doubles.cuda_recorder import ASSERTED, CudaRecorder
+from tests.doubles.hash_model import FakeRunner
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaRecorder:
+    return CudaRecorder.installed(monkeypatch)
+
+
+CALLS: dict[str, Callable[[CudaStream, CudaEvent], object]] = {
+    "done": lambda stream, event: event.done(),
+    "synchronize": lambda stream, event: event.synchronize(),
+    "record": lambda stream, event: stream.record(),
+    "mark": lambda stream, event: stream.mark(),
+    "wait": lambda stream, event: stream.wait(event),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_of_a_broken_device_names_the_cause(name: str, cuda: CudaRecorder) -> None:
+    stream = CudaStream(torch.cuda.Stream())
+    event = stream.record()
+    assert isinstance(event, CudaEvent) and event.done()
+    CALLS[name](stream, event)
+    cuda.break_down()
+    with pytest.raises(DeviceBroken) as caught:
+        CALLS[name](stream, event)
+    assert caught.value.message == ASSERTED
+    assert isinstance(caught.value.__cause__, torch.AcceleratorError)
+
+
+def test_a_stream_that_closes_waits_for_its_device(cuda: CudaRecorder) -> None:
+    CudaStream(torch.cuda.Stream()).close()
+    assert cuda.waits == ["stream.synchronize"]
+
+
+def test_a_stream_of_a_broken_device_closes_without_waiting(cuda: CudaRecorder) -> None:
+    stream = CudaStream(torch.cuda.Stream())
+    cuda.break_down()
+    stream.close()
+    assert cuda.waits == []
+
+
+def executor() -> Executor:
+    runner = FakeRunner(context_length=16)
+    streams = [CudaStream(torch.cuda.Stream()) for _ in range(3)]
+    kv = PagedKv(runner.kv_layout(4), 6)
+    return Executor(runner, kv, num_rows=3, max_pages=4, forward=streams[0], schedule=streams[1], staging=streams[2])
+
+
+def test_an_executor_tells_that_its_device_is_broken_and_closes_without_waiting(cuda: CudaRecorder) -> None:
+    made = executor()
+    made.submit(CopyPages(1, (1,), (2,)))
+    assert made.poll() == [Done(1)]
+    made.submit(CopyPages(2, (1,), (2,)))
+    cuda.break_down()
+    with pytest.raises(DeviceBroken, match=ASSERTED):
+        made.poll()
+    made.close()
+    assert cuda.waits == []

@@ -1,0 +1,116 @@
+"""How a worker ends whose device is broken: nothing waits for the device, and the cause is what is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from protocol.fingerprint import Fingerprint
+from protocol.kv_layout import KvLayout
+from protocol.messages_gateway import TO_GATEWAY, KvPages, Leaving, Register, Role, WorkerAddress, WorkerStats
+from runtime.process_life import EXIT_BROKEN
+from runtime.session import open_envelope
+from runtime.settings import WorkerSettings
+from scheduler.execution.streams import DeviceBroken
+from tests.doubles.clock import VirtualClock
+from tests.doubles.cuda_recorder import ASSERTED, MORE_LINES
+from worker.ending import close_all
+from worker.loop import PeerLink, WorkerBroken, WorkerLoop
+
+PROJECT = Path(__file__).resolve().parents[2]
+REGISTER = Register(
+    WorkerAddress("unified-0", 5), Role.UNIFIED, 1, "host", KvLayout.uniform(1, 1, 1, 1, "float32"),
+    Fingerprint("print"), 9, 9, 9, 9, WorkerStats(KvPages(total=1, free=1), running=0, waiting=0), device="cuda:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "error", [DeviceBroken(ASSERTED), torch.AcceleratorError(ASSERTED + MORE_LINES)], ids=["stream", "torch"]
+)
+def test_a_worker_whose_device_breaks_tells_the_gateway_that_it_leaves_and_names_the_cause(error: Exception) -> None:
+    sent: list[bytes] = []
+    gateway: Any = SimpleNamespace(receive=list, send=sent.append)
+
+    def step() -> bool:
+        raise error
+
+    core: Any = SimpleNamespace(step=step)
+    unused: Any = SimpleNamespace()
+    stop: Any = SimpleNamespace(received=None)
+    loop = WorkerLoop(core, PeerLink(), gateway, REGISTER, unused, stop, VirtualClock(), lambda: None)
+
+    with pytest.raises(WorkerBroken) as caught:
+        loop.turn()
+    assert caught.value.message == f"cuda:1 cannot compute any more: {ASSERTED}"
+    assert caught.value.at_device and caught.value.__cause__ is error
+    assert [TO_GATEWAY.decode(open_envelope(raw).body) for raw in sent] == [Leaving("unified-0", 5)]
+
+
+class Noted:
+    """Any part of a worker: notes which of its methods are called."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self._name, self._calls = name, calls
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *_, **__: self._calls.append(f"{self._name}.{method}")
+
+
+@pytest.mark.parametrize(
+    "device_is_broken, expected",
+    [
+        (False, ["link.close", "gateway.close", "executor.close", "security.close", "context.term"]),
+        # link and executor would wait for the device
+        (True, ["gateway.close", "security.close", "context.destroy"]),
+    ],
+)
+def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device(
+    device_is_broken: bool, expected: list[str]
+) -> None:
+    calls: list[str] = []
+    parts: list[Any] = [Noted(name, calls) for name in ("link", "gateway", "executor", "security", "context")]
+    close_all(*parts, device_is_broken=device_is_broken)
+    assert calls == expected
+
+
+BREAKS = """
+import sys
+from scheduler.execution.streams import DeviceBroken
+from unified.__main__ import build
+from worker.boot import main
+from worker.loop import PeerLink
+
+class Link(PeerLink):
+    def close(self):
+        raise DeviceBroken("closing waits for the device")
+
+def breaking(started):
+    core, _, address = build(started)
+    def step():
+        raise DeviceBroken("CUDA error: device-side assert triggered")
+    core.step = step
+    return core, Link(), address
+
+sys.exit(main(breaking))
+"""
+
+
+@pytest.mark.slow
+def test_the_process_of_a_broken_device_ends_with_the_cause_and_not_with_what_closing_would_say() -> None:
+    wanted = WorkerSettings(
+        worker_id="w",
+        role=Role.UNIFIED,
+        gateway="tcp://127.0.0.1:1",
+        model="/m",
+        max_total_tokens=256,
+        fake_model=True,
+    )
+    command = [sys.executable, "-c", BREAKS, "--settings", wanted.to_json()]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_BROKEN, done.stderr
+    assert "cpu cannot compute any more: CUDA error: device-side assert triggered" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr and "closing waits" not in done.stderr
