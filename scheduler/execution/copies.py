@@ -14,7 +14,7 @@ from torch import Tensor
 from model.host_copies import HostCopies
 from model.inputs import int64_column
 from scheduler.execution.device import Device
-from scheduler.execution.streams import Event, Stream
+from scheduler.execution.streams import DeviceBroken, Event, Stream, first_line
 from scheduler.plan import CopyPages, Done, Fill, Spill, StageIn, WriteDraft
 
 Copy = CopyPages | StageIn | Spill | Fill | WriteDraft
@@ -51,9 +51,9 @@ class Copies:
                 assert_never(copy)
 
     def over(self) -> list[Done]:
-        """The copies that are over since the last call. RuntimeError if one has failed."""
-        if self._device.copy_error is not None:
-            raise RuntimeError("a copy of KV pages has failed") from self._device.copy_error
+        """The copies that are over since the last call. DeviceBroken if one has failed."""
+        if (error := self._device.copy_error) is not None:
+            raise DeviceBroken(f"a copy of KV pages has failed: {first_line(error)}") from error
         done: list[Done] = []
         while self._in_flight and self._in_flight[0][1].done():
             done.append(Done(self._in_flight.popleft()[0]))

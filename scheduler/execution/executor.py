@@ -88,8 +88,8 @@ class Executor:
         self._enqueue_submitted()
 
     def poll(self) -> list[Outcome]:
-        """What has happened since the last call; at most one launch is reported as over. RuntimeError if a copy has
-        failed."""
+        """What has happened since the last call; at most one launch is reported as over. DeviceBroken if a copy has
+        failed, or if the device is broken."""
         outcomes: list[Outcome] = [*self.copies.over()]
         self._enqueue_submitted()
         oldest = self.launches[0] if self.launches else None

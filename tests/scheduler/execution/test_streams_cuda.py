@@ -70,3 +70,15 @@ def test_an_executor_tells_that_its_device_is_broken_and_closes_without_waiting(
         made.poll()
     made.close()
     assert cuda.waits == []
+
+
+def test_an_executor_whose_copy_has_failed_names_the_cause(cuda: CudaRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = executor()
+
+    def fails(*pages: object) -> None:
+        raise RuntimeError("an illegal memory access\nand advice")
+
+    monkeypatch.setattr(made.kv, "copy_pages", fails)
+    made.submit(CopyPages(1, (1,), (2,)))
+    with pytest.raises(DeviceBroken, match=r"^a copy of KV pages has failed: an illegal memory access$"):
+        made.poll()
