@@ -174,6 +174,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "page_size": registered.layout.page_size,
         "transfer": stats.transfer,
         "draft": None if registered.draft is None else asdict(registered.draft),
+        "graphs": registered.graphs,
         "max_running_requests": registered.max_running_requests,
         "max_total_tokens": registered.max_total_tokens,
         "context_length": registered.context_length,

@@ -207,8 +207,7 @@ class GraphedRunner:
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
 
-        self.largest = 0  # tokens of the largest decode that has a graph
-        self.why_none = "none were captured yet"
+        self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
         self._graphs = Graphs(self._compute, make_graph)
         self.draft = GraphedDraft(runner.draft, make_graph) if isinstance(runner.draft, LoadedDraft) else runner.draft
@@ -244,8 +243,8 @@ class GraphedRunner:
             for graphs in (self._graphs, *(each for draft in drafts for each in draft.graphs)):
                 graphs.forget()
             return
-        self.why_none, self.largest = "", sizes(0)[-1]
-        log.info("decode graphs", sizes=len(sizes(0)), largest=self.largest)
+        self.why_none = ""
+        log.info("decode graphs", sizes=len(sizes(0)), largest=sizes(0)[-1])
 
     def _compute(self, inp: ModelInput, kv: PagedKv) -> tuple[Tensor, ...]:
         if self.draft is None:

@@ -205,6 +205,7 @@ class Register(Message):
     margin: Count = 0  # tokens that each context may grow while another one is admitted
     may_lack_draft: Flag = False  # of a decode worker: see Hello
     draft: DraftInfo | None = None
+    graphs: Text = ""  # CUDA graphs of a worker that decodes on a GPU: "captured", or "none: WHY"
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,7 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
         margin=core.planner.book.margin,
         may_lack_draft=settings.speculative_pair_without_draft,
         draft=draft_info(settings),
+        graphs=graphs_info(runner, settings),
     )
 
 
@@ -228,6 +229,14 @@ def draft_info(settings: WorkerSettings) -> DraftInfo | None:
     """What the log and the gateway say of the draft, if there is one."""
     algorithm, folder = settings.speculative_algorithm, settings.speculative_draft_model_path
     return DraftInfo(algorithm, folder or "", settings.speculative_num_steps) if algorithm else None
+
+
+def graphs_info(runner: Runner, settings: WorkerSettings) -> str:
+    """What the gateway says of the CUDA graphs of a worker that decodes on a GPU; "" for other workers."""
+    if isinstance(runner, GraphedRunner):
+        return f"none: {runner.why_none}" if runner.why_none else "captured"
+    decodes_on_gpu = runner.device.type == "cuda" and settings.role is not Role.PREFILL
+    return "none: --disable-cuda-graph" if decodes_on_gpu else ""
 
 
 def why_refused(keys: Keys | None) -> dict[str, str]:

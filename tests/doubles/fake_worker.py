@@ -95,6 +95,7 @@ class FakeWorker:
     layout: KvLayout = LAYOUT
     stats: WorkerStats = STATS  # of the registration and the next heartbeats
     draft: DraftInfo | None = None
+    graphs: str = ""
     instance: int = field(default_factory=lambda: next(_instances))
     on_assign: Callable[[Assign], None] = lambda assign: None
 
@@ -143,6 +144,7 @@ class FakeWorker:
             self.stats,
             "" if self.role is Role.UNIFIED else "zmq",
             draft=self.draft,
+            graphs=self.graphs,
         )
 
     async def start(self) -> "FakeWorker":

@@ -123,3 +123,10 @@ async def test_the_draft_is_named(setting: Setting) -> None:
     assert [found[name] for name in names] == ["eagle3", "/m/story-eagle3", 4]
     drafts = [row["draft"] for row in (await setting.client.get("/workers")).json()]
     assert None in drafts and {"algorithm": "eagle3", "folder": "/m/story-eagle3", "num_steps": 4} in drafts
+
+
+async def test_a_worker_without_graphs_says_why(setting: Setting) -> None:
+    await setting.add(Role.PREFILL)
+    await setting.add(Role.DECODE, graphs="none: CUDA error: out of memory")
+    found = {row["role"]: row["graphs"] for row in (await setting.client.get("/workers")).json()}
+    assert found == {"prefill": "", "decode": "none: CUDA error: out of memory"}

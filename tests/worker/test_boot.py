@@ -10,6 +10,7 @@ import torch
 from deploy.keys import new
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
+from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -19,7 +20,7 @@ from scheduler.execution.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from worker.boot import build_executor, costs_of, draft_source, load_runner, read_trust, speculation_of
+from worker.boot import build_executor, costs_of, draft_source, graphs_info, load_runner, read_trust, speculation_of
 from worker.memory import bytes_for_spills, has_twin, memory_budgets
 
 
@@ -218,3 +219,14 @@ def test_a_draft_needs_a_folder() -> None:
     assert draft_source(named) == DraftSource("eagle", Path("/drafts/one"), named.speculative_num_steps)
     with pytest.raises(ConfigError, match="got none, expected the folder of the draft for eagle"):
         draft_source(replace(named, speculative_draft_model_path=None))
+
+
+def test_the_gateway_hears_of_graphs_and_why_there_are_none() -> None:
+    plain, on_gpu = FakeRunner(context_length=64), FakeRunner(device=torch.device("cuda"))
+    graphed = GraphedRunner(plain, lambda run: run)
+    graphed.capture(PagedKv(plain.kv_layout(4), 9), 4, 8)
+    unified, prefill = settings(Role.UNIFIED, disable_cuda_graph=True), settings(Role.PREFILL)
+    assert graphs_info(graphed, unified) == "captured"
+    assert graphs_info(GraphedRunner(plain), unified) == "none: not captured yet"
+    assert graphs_info(on_gpu, unified) == "none: --disable-cuda-graph"
+    assert graphs_info(on_gpu, prefill) == graphs_info(plain, unified) == ""
