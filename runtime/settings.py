@@ -184,8 +184,8 @@ class WorkerSettings(ProcessSettings):
         aliases=("no-async-scheduling",))] = False
     disable_cuda_graph: Annotated[bool, _memory("decode on a GPU kernel by kernel")] = False
     attention_backend: Annotated[AttentionName, _memory(
-        "what computes attention; auto is triton on a GPU, where a request's result does not depend on its batch"
-        " (docs/operations.md); one of",
+        "what computes attention; auto is triton on a GPU, whose attention of a request does not depend on its batch;"
+        " the products around it do (docs/operations.md); one of",
         metavar="NAME")] = "auto"
     disable_cpu_kernels: Annotated[bool, _memory(
         "compute on a CPU with torch's operations alone, as where there is no C compiler")] = False
