@@ -14,6 +14,7 @@ SPEC   ?=
 OUT    ?= gpu-figures
 DEVICE ?= cuda
 MINUTES ?= 25
+PLAN   ?=
 
 # SPEC=1, or the name of an algorithm: serve and demo with a draft.
 DRAFT := $(if $(SPEC),--speculative-algorithm $(if $(filter 1,$(SPEC)),eagle,$(SPEC)))
@@ -126,8 +127,8 @@ explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and d
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
-gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu)
-	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(MINUTES)'
+gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu PLAN=lease)
+	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(MINUTES)' $(if $(PLAN),--plan '$(PLAN)')
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0

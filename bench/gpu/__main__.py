@@ -2,27 +2,35 @@
 
 Each step has its own process and time limit. A step that fails or hangs is reported, and the others go on. The folder
 OUT holds figures.jsonl and page.md, which grow with every figure, and log.txt with all output.
+
+`--plan lease` (`make gpu PLAN=lease`) runs nothing. It prints the steps as calls of at most nine minutes, for a machine
+that is lent for ten minutes at a time.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import psutil
 from rich.console import Console
 
-from bench.gpu.plan import STEPS, TOTAL_S, Step, chosen, limit_s
-from bench.gpu.process import run_limited
+from bench.gpu.plan import CALL_S, START_S, STEPS, TOTAL_S, Step, calls, chosen, limit_s
 from bench.gpu.records import End, Machine, of_step, summary
 from bench.gpu.sheet import Folder
+from loadtest.peer import session_members
+from loadtest.tied import tied
 from runtime.clock import MonotonicClock
 
 LOG: Final = "log.txt"
 LEAST_S: Final = 5.0  # a step is not begun with less time left
+GONE_S: Final = 10.0  # for the processes of a step to end, once they are killed
 EXIT_CONFIG: Final = 2
 VARIABLES: Final = {  # set for every step
     "HF_HUB_OFFLINE": "1",
@@ -44,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for figures, page and log")
     parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 25)")
+    parser.add_argument(
+        "--plan", choices=("lease",), help="print the calls for a machine that is lent, and run nothing"
+    )
     asked = parser.parse_args(argv)
 
     console = Console(highlight=False, soft_wrap=True)
@@ -53,9 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"make gpu: {error}", style=None, markup=False)
         return EXIT_CONFIG
 
-    told = subprocess.run(
-        (sys.executable, "-m", "bench.gpu.machine", asked.device), stdout=subprocess.PIPE, check=False
-    )
+    if asked.plan:
+        for line in lease(steps):
+            console.print(line, style=None, markup=False)
+        return 0
+
+    command = (sys.executable, "-m", "bench.gpu.child", "machine", "--device", asked.device)
+    told = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if told.returncode != 0:
         console.print(told.stdout.decode(errors="replace").strip() or "make gpu: torch does not start", markup=False)
         return EXIT_CONFIG
@@ -64,6 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.begin(Machine(json.loads(told.stdout)), [step.name for step in steps])
     run_steps(steps, folder, asked.device, asked.minutes * 60, console)
     return report(steps, folder, console)
+
+
+def lease(steps: Sequence[Step]) -> list[str]:
+    """A command for each call, with its steps and the minutes that they are expected to take."""
+    minutes = f"{(CALL_S - START_S) / 60:g}"
+    lines = []
+    for call in calls(steps):
+        each = ", ".join(f"{step.name} {step.seconds / 60:g}" for step in call)
+        expected = (START_S + sum(step.seconds for step in call)) / 60
+        names = " ".join(step.name for step in call)
+        lines.append(
+            f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} minutes: start {START_S / 60:g}, {each}"
+        )
+    return lines
 
 
 def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float, console: Console) -> None:
@@ -102,6 +131,45 @@ def report(steps: Sequence[Step], folder: Folder, console: Console) -> int:
         console.print(f"{step.name:8} {summary(step.name, records)}", markup=False)
     not_ok = [each for each in records if isinstance(each, End) and each.outcome != "ok"]
     return 1 if any(of_step(each, step.name) for each in not_ok for step in steps) else 0
+
+
+# ---- one step's process ----
+
+
+def run_limited(command: Sequence[str], limit_s: float, log: Path, variables: Mapping[str, str]) -> str:
+    """Runs `command` and appends its output to `log`. Returns why it failed, or ""."""
+    with log.open("ab") as said:
+        child = subprocess.Popen(
+            tied(command), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+        try:
+            status = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"not over after {limit_s:.0f} s: killed"
+        finally:
+            end_tree(child)
+
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}" if status else ""
+
+
+def end_tree(child: "subprocess.Popen[bytes]") -> None:
+    """Kills the process, its descendants and the rest of its session. Returns when they are gone."""
+    doomed = []
+    for pid in session_members(child.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            doomed.append(psutil.Process(pid))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        doomed += psutil.Process(child.pid).children(recursive=True)
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if child.returncode is None:
+        child.kill()
+        child.wait()
+    psutil.wait_procs(doomed, timeout=GONE_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps of `make gpu`, the most valuable first, and how they share 25 minutes. Pure."""
+"""The steps of `make gpu`, the most valuable first, and how they share 25 minutes, or calls of nine. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,14 @@ from typing import Final
 
 TOTAL_S: Final = 25 * 60.0
 STEP_S: Final = 8 * 60.0
+CALL_S: Final = 9 * 60.0  # of a machine that is lent for ten minutes at a time
+START_S: Final = 30.0  # of a call: the interpreter, torch, the first contact with the device
 WINDING_UP_S: Final = 15.0  # at the end of a step's time: no new part is begun
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step. `module` of this package runs it in about `seconds` on an H200; `words` describe it."""
+    """One step. `measure_NAME` in `module` of this package runs it in about `seconds` on an H200; see `words`."""
 
     name: str
     module: str
@@ -20,13 +22,14 @@ class Step:
 
 
 STEPS: Final = (
+    Step("smoke", "step_tests", 60, "imports, an answer over HTTP, a graph, a copy between processes"),
     Step("tests", "step_tests", 300, "the tests that need a device"),
     Step("parity", "step_parity", 210, "tokens and logits beside transformers"),
     Step("decode", "step_decode", 330, "decode steps, beside the floor"),
-    Step("prefill", "step_prefill", 90, "prompts, beside the matrix-product peak"),
-    Step("ipc", "step_ipc", 90, "KV from process to process, beside a device copy"),
+    Step("prefill", "step_limits", 90, "prompts, beside the matrix-product peak"),
+    Step("ipc", "step_limits", 90, "KV from process to process, beside a device copy"),
     Step("serve", "step_serve", 330, "a unified worker and a pair over HTTP"),
-    Step("profile", "step_profile", 60, "a trace of decode steps"),
+    Step("profile", "step_decode", 60, "a trace of decode steps"),
 )
 
 
@@ -44,3 +47,18 @@ def limit_s(steps: Sequence[Step], left_s: float) -> float:
     needed_s = sum(each.seconds for each in steps)
     scale = min(1.0, max(0.0, left_s) / needed_s)
     return max(0.0, min(STEP_S, left_s - scale * (needed_s - steps[0].seconds)))
+
+
+def calls(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps in calls of at most CALL_S each, the start of a call included. The order stays, except that a step goes
+    into an earlier call that has room for it."""
+    found: list[list[Step]] = []
+    for step in steps:
+        assert START_S + step.seconds <= CALL_S, f"{step.name} takes longer than a call"
+        for call in found:
+            if START_S + step.seconds + sum(each.seconds for each in call) <= CALL_S:
+                call.append(step)
+                break
+        else:
+            found.append([step])
+    return found

@@ -13,9 +13,8 @@ from typing import Literal
 
 import torch
 
-from bench.gpu.page import page
 from bench.gpu.plan import STEPS
-from bench.gpu.records import End, Goal, Machine, Note, Record, Row, Value, of_lines, of_step, to_line
+from bench.gpu.records import End, Goal, Machine, Note, Record, Row, Value, of_lines, of_step, page, to_line
 from runtime.clock import Clock
 
 FIGURES, PAGE = "figures.jsonl", "page.md"

@@ -65,7 +65,7 @@ class Wanted:
     tokens: tuple[tuple[int, ...], ...]
 
 
-def measure(sheet: Sheet, device: str) -> None:
+def measure_parity(sheet: Sheet, device: str) -> None:
     """Runs the step. On a CPU there is one family; `make test` has them all."""
     size = SIZES[device]
     if torch.backends.cuda.matmul.allow_tf32:

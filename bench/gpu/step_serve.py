@@ -73,7 +73,7 @@ SIZES: Final = {
 }  # fmt: skip
 
 
-def measure(sheet: Sheet, device: str) -> None:
+def measure_serve(sheet: Sheet, device: str) -> None:
     """Runs the step."""
     size = SIZES[device]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as scratch:

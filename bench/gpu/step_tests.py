@@ -1,5 +1,6 @@
-"""`pytest -m gpu`: each failure is written down at once.
+"""Whether anything works here at all, in a minute; then `pytest -m gpu`: each failure is written down at once.
 
+    smoke           every module can be imported, a worker answers over HTTP, one graph, one copy between processes
     side by side    most tests, in several processes, because compilers take most of their time
     one by one      those of tests/handoff, which need the device for themselves
 
@@ -7,20 +8,53 @@ Tests run in their own processes, so that one that crashes or hangs fails alone.
 and some others run in their place.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import pytest
+import torch
 
+from bench.gpu.shape import maker_of_graphs
 from bench.gpu.sheet import Sheet
+from bench.gpu.step_limits import TINY_KV
+from bench.transfer.cuda_ipc import measure as moved
+from loadtest.deployment import deployed
+from loadtest.http_exchange import Server
+from loadtest.load import Load, run_load
+from loadtest.scenarios import UNIFIED
+from model.fake import FakeRunner
+from model.graphs import GraphedRunner
+from model.paged_kv import PagedKv
+from runtime.clock import MonotonicClock
+from runtime.installation import ROOMS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TEST_S: Final = 100  # the greatest time of one test
-OPTIONS: Final = ("-p", "no:cacheprovider", "-v", "--no-header", "--rootdir", str(ROOT))
+# A GPU machine brings its own packages: a plugin or a warning that a developer's machine lacks must not end the step.
+OPTIONS: Final = (
+    *("-p", "no:cacheprovider", "-p", "no:benchmark", "-o", "filterwarnings=default"),
+    *("-v", "--no-header", "--rootdir", str(ROOT)),
+)
+# The files with tests for a GPU. Others are not even collected: some import what a GPU machine lacks.
+SIDE_BY_SIDE: Final = (
+    "tests/bench/transfer/test_cuda_ipc.py",
+    "tests/model/test_attention_triton.py",
+    "tests/model/test_attention_varlen.py",
+    "tests/model/test_graphs.py",
+    "tests/model/test_idle_forward.py",
+    "tests/model/test_page_copies_triton.py",
+    "tests/model/test_runner.py",
+    "tests/scheduler/execution/test_future_map_on_a_device.py",
+    "tests/transfer/in_place/test_device_moves_triton.py",
+)
+ONE_BY_ONE: Final = ("tests/handoff/test_cuda.py", "tests/handoff/test_drafts_on_a_device.py")
 APART: Final = ("--dist", "worksteal", "--timeout", str(TEST_S), "--timeout-method", "thread")
 FAILED: Final = 1  # pytest's status when tests failed; a higher one means another fault
 
@@ -36,11 +70,15 @@ class Part:
 
 PARTS: Final = {
     "cuda": (
-        Part("side by side", ("tests",), ("-m", "gpu", "-n", "8", *APART, "--ignore", str(ROOT / "tests/handoff"))),
-        Part("one by one", ("tests/handoff",), ("-m", "gpu", "-n", "1", *APART)),
+        Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "8", *APART)),
+        Part("one by one", ONE_BY_ONE, ("-m", "gpu", "-n", "1", *APART)),
     ),
     "cpu": (
-        Part("for a GPU: collected here, not run", ("tests",), ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q")),
+        Part(
+            "for a GPU: collected here, not run",
+            (*SIDE_BY_SIDE, *ONE_BY_ONE),
+            ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q"),
+        ),
         Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
         Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),
     ),
@@ -90,8 +128,8 @@ def last_line(text: str) -> str:
     return (raised or lines[-1:])[0][:300]
 
 
-def measure(sheet: Sheet, device: str) -> None:
-    """Runs the step."""
+def measure_tests(sheet: Sheet, device: str) -> None:
+    """Runs the step `tests`."""
     for part in PARTS[device]:
         run_part(sheet, part)
 
@@ -108,3 +146,73 @@ def run_part(sheet: Sheet, part: Part) -> None:
         sheet.fault(f"{part.name}: pytest ended with status {int(status)}; the log says why")
     elif runs and counts.total() < watch.collected:
         sheet.fault(f"{part.name}: {counts.total()} of {watch.collected} tests were run")
+
+
+# ---- smoke ----
+
+OPTIONAL: Final = ("ray", "nixl")  # transfer backends with packages of their own
+SMOKE_S: Final = 5.0  # of a part; none is begun with less time left
+ONE_ANSWER: Final = Load(num_requests=1, concurrency=1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
+
+
+def measure_smoke(sheet: Sheet, device: str) -> None:
+    """Runs the step `smoke`. A part that fails is a fault, and the others go on."""
+    parts: dict[str, Callable[[], str]] = {
+        "imports": import_all,
+        "an answer over HTTP": partial(_one_answer, device),
+        "a graph": partial(_one_graph, device),
+        "a copy between processes": partial(_one_copy, device),
+    }
+    for what, run in parts.items():
+        sheet.part(what, SMOKE_S, partial(_smoke, sheet, what, run))
+
+
+def _smoke(sheet: Sheet, what: str, run: Callable[[], str]) -> None:
+    start = perf_counter()
+    found = run()
+    sheet.row("Smoke", {"part": what, "found": found, "seconds": perf_counter() - start})
+
+
+def import_all(rooms: Sequence[str] = ROOMS) -> str:
+    """Imports every module of Baton. RuntimeError names those that cannot be imported, and why."""
+    paths = [path.relative_to(ROOT).with_suffix("") for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+    paths = [path for path in paths if path.name != "__main__" and not {*path.parts} & {*OPTIONAL}]
+    failed = []
+    for path in paths:
+        try:
+            import_module(".".join(path.parts))
+        except ImportError as error:
+            failed.append(f"{path}: {error}")
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(paths)} modules cannot be imported: {'; '.join(failed)}")
+    return f"{len(paths)} modules"
+
+
+def _one_answer(device: str) -> str:
+    flags = ("--model", str(ROOT / "models/story"), "--device", device, "--max-total-tokens", "4096", *UNIFIED)
+
+    async def ask() -> str:
+        async with deployed(flags) as url:
+            found = await run_load(Server.at(url, ""), MonotonicClock(), ONE_ANSWER)
+        if found.num_errors:
+            raise RuntimeError(f"the request failed: {found.first_error}")
+        return f"{ONE_ANSWER.output_tokens} tokens"
+
+    return asyncio.run(ask())
+
+
+@torch.inference_mode()
+def _one_graph(device: str) -> str:
+    where = torch.device(device)
+    runner = GraphedRunner(FakeRunner(context_length=64, device=where), maker_of_graphs(where))
+    runner.capture(PagedKv(runner.kv_layout(16), 5, where), 2, 4)
+    if runner.why_none:
+        raise RuntimeError(runner.why_none)
+    return "replayed like the forward"
+
+
+def _one_copy(device: str) -> str:
+    figures = moved(1, 512, TINY_KV, device)
+    if figures is None:
+        raise RuntimeError("there is no CUDA device")
+    return f"{figures['bytes']:,} bytes, sums agree"

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
 
-from bench.gpu.__main__ import main, report, run_steps
+from bench.gpu.__main__ import main, report, run_limited, run_steps
 from bench.gpu.plan import STEPS, Step
 from bench.gpu.records import End
 from bench.gpu.sheet import FIGURES, PAGE, Folder
@@ -26,6 +27,7 @@ FIELDS: Final[Mapping[str, set[str]]] = {
     "end": {"step", "outcome", "seconds", "why"},
 }
 TABLES: Final = {  # a column of each table that a step has
+    "smoke": {"Smoke": "found"},
     "tests": {"Tests that need a device": "collected"},
     "parity": {"Tokens": "overlap, graphs", "bfloat16 logits": "our error"},
     "decode": {"A decode step": "overlap / forward"},
@@ -99,7 +101,7 @@ def test_a_step_that_was_not_run_makes_the_exit_status_1(tmp_path: Path) -> None
 
 def test_a_step_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--step", "decoding", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().out.startswith("make gpu: STEP: got 'decoding', expected some of tests, parity")
+    assert capsys.readouterr().out.startswith("make gpu: STEP: got 'decoding', expected some of smoke, tests, parity")
     assert not (tmp_path / "out").exists()
 
 
@@ -111,3 +113,61 @@ def test_without_a_device_the_command_says_what_to_do(tmp_path: Path) -> None:
     assert done.stdout.strip() == (
         "make gpu: torch finds no CUDA device here; DEVICE=cpu runs the same steps with tiny shapes"
     )
+
+
+@pytest.mark.parametrize("step", ["", "decode ipc"])
+def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
+    step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--plan", "lease", "--step", step, "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if step:
+        assert lines == ["make gpu STEP='decode ipc' MINUTES=8.5  # 7.5 minutes: start 0.5, decode 5.5, ipc 1.5"]
+    names = [name for line in lines for name in line.split("'")[1].split()]
+    assert sorted(names) == sorted(step.split() or [each.name for each in STEPS])
+    assert all(float(line.split("# ")[1].split()[0]) <= 9.0 for line in lines)
+    assert not (tmp_path / "out").exists()
+
+
+# ---- one step's process ----
+
+HANGS = """
+import subprocess, sys, threading
+waits = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+children = [subprocess.Popen(waits, start_new_session=own) for own in (False, True)]
+print(*(child.pid for child in children), flush=True)
+threading.Event().wait()
+"""
+
+
+def run_script(script: str, tmp_path: Path, limit_s: float = 100.0) -> tuple[str, str]:
+    why = run_limited((sys.executable, "-c", script), limit_s, tmp_path / "log", {"STEP_SAYS": "hello"})
+    return why, (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, why",
+    [
+        ("pass", ""),
+        ("raise SystemExit(3)", "ended with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL"),
+    ],
+)
+def test_how_it_ended_is_said(tmp_path: Path, script: str, why: str) -> None:
+    assert run_script(script, tmp_path)[0] == why
+
+
+@pytest.mark.slow
+def test_what_it_says_is_kept(tmp_path: Path) -> None:
+    assert run_script("import os; print(os.environ['STEP_SAYS'])", tmp_path)[1] == "hello\n"
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    limit_s, said = 1.0, ""
+    while not said:  # a busy machine may take longer than that to start it
+        limit_s *= 3
+        why, said = run_script(HANGS, tmp_path, limit_s)
+        assert why == f"not over after {limit_s:.0f} s: killed"
+    assert not any(psutil.pid_exists(int(pid)) for pid in said.split())

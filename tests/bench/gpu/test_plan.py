@@ -1,13 +1,13 @@
-"""How the 25 minutes are shared."""
+"""How the 25 minutes are shared, and how steps fit into calls of nine."""
 
 import pytest
 
-from bench.gpu.plan import STEP_S, STEPS, TOTAL_S, Step, chosen, limit_s
+from bench.gpu.plan import CALL_S, START_S, STEP_S, STEPS, TOTAL_S, Step, calls, chosen, limit_s
 
 
 def test_the_steps_fit_and_stand_in_their_order() -> None:
     names = [step.name for step in STEPS]
-    assert names == ["tests", "parity", "decode", "prefill", "ipc", "serve", "profile"]
+    assert names == ["smoke", "tests", "parity", "decode", "prefill", "ipc", "serve", "profile"]
     assert sum(step.seconds for step in STEPS) <= TOTAL_S == 1500
     assert max(step.seconds for step in STEPS) <= STEP_S == 480
 
@@ -48,5 +48,20 @@ def test_with_fewer_minutes_what_a_step_has_not_used_goes_to_the_next() -> None:
 def test_steps_are_chosen_by_name_in_their_own_order() -> None:
     assert [step.name for step in chosen(["serve", "tests"])] == ["tests", "serve"]
     assert chosen([]) == list(STEPS)
-    with pytest.raises(ValueError, match="STEP: got 'decoding', expected some of tests, parity, decode"):
+    with pytest.raises(ValueError, match="STEP: got 'decoding', expected some of smoke, tests, parity, decode"):
         chosen(["tests", "decoding"])
+
+
+def test_calls_have_every_step_once_and_are_no_longer_than_nine_minutes() -> None:
+    found = calls(STEPS)
+    assert sorted(step.name for call in found for step in call) == sorted(step.name for step in STEPS)
+    assert all(START_S + sum(step.seconds for step in call) <= CALL_S == 540 for call in found)
+    assert [step.name for step in found[0]][:2] == ["smoke", "tests"]
+
+
+def test_a_step_goes_into_the_first_call_that_has_room() -> None:
+    sizes = {"a": 300, "b": 300, "c": 210, "d": 500, "e": 210}
+    found = calls([Step(name, name, seconds, name) for name, seconds in sizes.items()])
+    assert ["".join(step.name for step in call) for call in found] == ["ac", "be", "d"]
+    with pytest.raises(AssertionError, match="x takes longer than a call"):
+        calls([Step("x", "x", CALL_S, "x")])

@@ -1,15 +1,24 @@
 """The step `tests`: what fails, crashes or is not reached is said by name, and the other tests run."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Final
 
 import pytest
 
+from bench.gpu import step_tests
 from bench.gpu.records import Note, Row
 from bench.gpu.sheet import Folder
-from bench.gpu.step_tests import last_line
+from bench.gpu.step_tests import ONE_BY_ONE, OPTIONS, PARTS, ROOT, SIDE_BY_SIDE, import_all, last_line
 
+MARK = ".".join(("mark", "gpu"))
+# What a GPU machine has for these tests: its own packages, and those that are brought along as wheels.
+OWN: Final = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "hypothesis", "pytest"}
+WITH_TRANSFORMERS: Final = {"httpx"}
+BROUGHT: Final = {"jiter", "msgpack", "psutil", "pydantic", "rich", "xxhash", "zmq"}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -70,3 +79,74 @@ def test_the_line_that_names_a_fault_is_kept() -> None:
         == "RuntimeError: no kernel"
     )
     assert last_line("worker crashed\n") == "worker crashed"
+
+
+def test_the_files_with_tests_for_a_gpu_are_listed_and_no_others() -> None:
+    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if MARK in path.read_text()}
+    assert marked == {*SIDE_BY_SIDE, *ONE_BY_ONE}
+    assert not {*SIDE_BY_SIDE} & {*ONE_BY_ONE}
+    assert [part.paths for part in PARTS["cuda"]] == [SIDE_BY_SIDE, ONE_BY_ONE]
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it. Names that it takes from them may be modules, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return found
+
+
+def packages_of(start: Path) -> dict[str, Path]:
+    """The packages of others that a file needs, itself or by our modules, each with a file that names it."""
+    ours, seen, found = {path.name for path in ROOT.iterdir() if path.is_dir()}, set[Path](), dict[str, Path]()
+    waiting = [start, ROOT / "tests/conftest.py"]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for module in imported(path):
+            top = module.partition(".")[0]
+            if top in ours:
+                waiting.append((ROOT / module.replace(".", "/")).with_suffix(".py"))
+            elif top not in sys.stdlib_module_names:
+                found[top] = path
+    return found
+
+
+@pytest.mark.parametrize("name", [*SIDE_BY_SIDE, *ONE_BY_ONE])
+def test_a_file_for_a_gpu_imports_only_what_a_gpu_machine_has(name: str) -> None:
+    needed = packages_of(ROOT / name)
+    assert "pytest" in needed and "torch" in needed
+    assert {package: path for package, path in needed.items() if package not in OWN | WITH_TRANSFORMERS | BROUGHT} == {}
+
+
+def test_packages_are_found_through_our_own_modules() -> None:
+    """The file of a test that needs a client's package is not for a GPU machine."""
+    assert {"openai", "httpx"} <= packages_of(ROOT / "tests/e2e/test_openai_client.py").keys()
+
+
+def test_neither_a_plugin_nor_a_warning_of_a_gpu_machine_ends_the_step() -> None:
+    options = " ".join(OPTIONS)
+    assert "-p no:benchmark" in options and "-o filterwarnings=default" in options
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def imports(name: str) -> ModuleType:
+        asked.append(name)
+        if name == "worker.boot":
+            raise ModuleNotFoundError("No module named 'opentelemetry'")
+        return ast
+
+    monkeypatch.setattr(step_tests, "import_module", imports)
+    with pytest.raises(RuntimeError, match=r"^1 of \d+ modules cannot be imported: worker/boot: No module named 'open"):
+        import_all(["worker"])
+    assert "worker.loop" in asked
+    asked.clear()
+    assert import_all(["unified", "transfer"]) == f"{len(asked)} modules"
+    assert "unified.worker" in asked and not [name for name in asked if "__main__" in name or ".ray" in name]

@@ -1,4 +1,10 @@
-"""The time of a prompt's forward in Qwen3-8B's shape, beside the matrix-product peak of the same run."""
+"""What has a limit of the device beside it: prompts of Qwen3-8B's shape, and their KV from process to process.
+
+    prefill    a prompt's forward, beside the matrix-product peak of the same run
+    ipc        32k tokens of KV from one process's device memory into another's, beside a copy within the device
+
+bench/transfer/cuda_ipc.py moves the KV.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +17,14 @@ from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, measured_limits, seconds_each
 from bench.overlap.decoding import PAGE_SIZE
+from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
+from bench.transfer.cuda_ipc import measure as moved
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
+from protocol.kv_layout import KvLayout
 
 PEAK_SHARE: Final = 0.6
-ABOUT: Final = (
+PROMPT_ABOUT: Final = (
     "One prompt, the forward alone. *share of peak*: products, causal attention and the head for one token, over the"
     " rate of a product of large square matrices."
 )
@@ -36,8 +45,8 @@ SIZES: Final = {
 }
 
 
-def measure(sheet: Sheet, device: str) -> None:
-    """Runs the step."""
+def measure_prefill(sheet: Sheet, device: str) -> None:
+    """Runs the step `prefill`."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
     sheet.note(f"{words_of(runner.config, device)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
@@ -63,6 +72,30 @@ def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: 
     rate = prefill_flops(runner.config, tokens) / seconds
     share = rate / limits.product_flops_s
     cells = {"tokens": tokens, "chunk": chunk, "ms": seconds * 1e3, "tokens/s": tokens / seconds}
-    sheet.row("A prompt", {**cells, "TFLOP/s": rate / 1e12, "share of peak": share}, ABOUT)
+    sheet.row("A prompt", {**cells, "TFLOP/s": rate / 1e12, "share of peak": share}, PROMPT_ABOUT)
     if chunk == tokens:
         sheet.goal(f"{tokens:,} tokens: share of the matrix-product peak", share, "at least", PEAK_SHARE)
+
+
+# ---- KV ----
+
+COPY_SHARE: Final = 0.8
+TINY_KV: Final = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
+STAND_IN: Final = "Shared memory of the host stands in for device memory, and torch on the CPU for the kernel."
+KV_ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
+
+
+def measure_ipc(sheet: Sheet, device: str) -> None:
+    """Runs the step `ipc`."""
+    is_gpu = device == "cuda"
+    layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if is_gpu else (TINY_KV, 512, 2)
+    figures = moved(repeat, num_tokens, layout, device)
+    if figures is None:
+        raise RuntimeError("there is no CUDA device")
+    for name, key in (("in order", "gb_s"), ("scattered", "scattered_gb_s")):
+        share = figures[key] / figures["limit_gb_s"]
+        cells = {"pages": name, "tokens": num_tokens, "MB": figures["bytes"] / 1e6, "GB/s": figures[key]}
+        cells |= {"ms": figures["bytes"] / figures[key] / 1e6, "device copy GB/s": figures["limit_gb_s"]}
+        cells |= {"share": share, "check ms": figures["check_ms_32k"]}
+        sheet.row("KV from process to process", cells, KV_ABOUT if is_gpu else STAND_IN)
+        sheet.goal(f"{name}: share of a device copy", share, "at least", COPY_SHARE)
