@@ -50,8 +50,11 @@ SIDE_BY_SIDE: Final = (
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",
     "tests/model/test_page_copies_triton.py",
+    "tests/model/test_pinned_memory.py",
     "tests/model/test_runner.py",
     "tests/scheduler/execution/test_future_map_on_a_device.py",
+    "tests/scheduler/execution/test_page_table.py",
+    "tests/scheduler/execution/test_streams_cuda.py",
     "tests/transfer/in_place/test_device_moves_triton.py",
 )
 ONE_BY_ONE: Final = ("tests/handoff/test_cuda.py", "tests/handoff/test_drafts_on_a_device.py")

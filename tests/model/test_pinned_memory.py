@@ -7,6 +7,7 @@ import torch
 
 from model import pinned_memory
 from model.host_copies import HostCopies
+from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.pinned_memory import pin
 from protocol.errors import ConfigError
@@ -79,3 +80,23 @@ def test_memory_of_a_cpu_is_not_registered(cuda: CudaRecorder) -> None:
     del host
     gc.collect()
     assert cuda.calls == []
+
+
+@pytest.mark.gpu
+def test_a_gpu_copies_across_pieces_and_takes_the_same_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_memory, "PIECE_BYTES", 1 << 20)
+    layout = KvLayout.uniform(2, 2, 64, 16, "bfloat16")
+    pages_N = torch.arange(1, 400, device=GPU)
+    for _ in range(3):  # the system gives the memory of the last turn again
+        kv = MirroredKv(layout, 400, GPU)
+        assert layout.pool_bytes(400) > 5 << 20
+        kv.device_bytes.random_(0, 255)
+        wanted = [kv.layer(layer)[1:].clone() for layer in range(2)]
+        for layer in range(2):
+            kv.stage_out(layer, pages_N)
+        torch.cuda.synchronize()
+        kv.device_bytes.zero_()
+        kv.stage_in(pages_N)
+        assert all(torch.equal(kv.layer(layer)[1:], wanted[layer]) for layer in range(2))
+        del kv
+        gc.collect()

@@ -71,6 +71,17 @@ def test_a_cell_that_two_grants_of_a_plan_name_gets_the_later_page_both_times() 
     assert seen.scattered == [8, 9, 8, 9, 7]
 
 
+@pytest.mark.gpu
+def test_a_table_on_a_device_is_that_of_the_host() -> None:
+    """Grants overwrite each other within a plan, and the host's numbers change right after each write."""
+    table = PageTable(65, 64, torch.device("cuda"))
+    for generation in range(1, 30):
+        table.write(*(Grant(row, generation, 0, tuple(range(generation, generation + 40))) for row in range(1, 65)))
+        table.write(*(Grant(row, generation, 40 + at, (row + at,)) for row in range(1, 65) for at in range(3)))
+        table.write(Grant(1, generation, 0, (5,)), Grant(1, generation, 0, (generation,)))
+    assert table.req_to_page.tolist() == table.req_to_page_cpu.tolist()
+
+
 def test_pages_are_added_for_the_present_owner_only() -> None:
     table = PageTable(3, 4, CPU)
     for generation in (1, 2):

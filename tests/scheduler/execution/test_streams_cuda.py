@@ -1,6 +1,9 @@
 """Streams of a CUDA device, with a recorder in the place of `torch.cuda`: what becomes of a device that breaks."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,8 @@ from scheduler.execution.streams_cuda import CudaEvent, CudaStream
 from scheduler.plan import CopyPages, Done
 from tests.doubles.cuda_recorder import ASSERTED, CudaRecorder
 from tests.doubles.hash_model import FakeRunner
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -82,3 +87,29 @@ def test_an_executor_whose_copy_has_failed_names_the_cause(cuda: CudaRecorder, m
     made.submit(CopyPages(1, (1,), (2,)))
     with pytest.raises(DeviceBroken, match=r"^a copy of KV pages has failed: an illegal memory access$"):
         made.poll()
+
+
+SCRIPT = """
+import sys
+import torch
+from scheduler.execution.streams import DeviceBroken
+from scheduler.execution.streams_cuda import CudaStream
+
+stream, other = CudaStream(torch.cuda.Stream()), CudaStream(torch.cuda.current_stream())
+try:
+    stream.launch([lambda: torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda"))])
+    event = stream.record()
+    while not event.done():
+        pass
+except DeviceBroken as broken:
+    stream.close()
+    other.close()
+    print(f"closed after: {broken.message}", flush=True)
+"""
+
+
+@pytest.mark.gpu
+def test_a_failed_assertion_of_a_gpu_is_named_and_its_streams_close() -> None:
+    """A process of its own: after a failed assertion a device refuses everything."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("closed after: CUDA error: device-side assert"), done.stderr
