@@ -16,7 +16,7 @@ from scheduler.plan import Join
 from tests.scheduler.building import draw
 
 OWNER = 1 << OWNER_SHIFT
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class DeviceTensor(Tensor):
