@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.choice_text import Piece
+from gateway.complaints import short
 from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
-from gateway.schemas import short
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"

@@ -28,9 +28,9 @@ from gateway.schemas import (
     check_counts,
     parse,
     parse_json,
-    refuse_unsupported,
 )
 from gateway.translate import Limits, Prompt, Translator, check_list
+from gateway.unsupported import refuse_unsupported
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
 from runtime.settings import HttpLimits

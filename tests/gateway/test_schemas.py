@@ -1,4 +1,3 @@
-import json
 import sys
 from types import FrameType
 from typing import Any
@@ -6,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse, short
+from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 
@@ -201,26 +200,6 @@ def test_counts(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         check_counts(parse(CompletionRequest, {"prompt": "a", **fields}), limits)
     assert caught.value.message == message and caught.value.param == message.partition(":")[0]
-
-
-class Untouchable:
-    """Fails whoever looks."""
-
-    def __repr__(self) -> str:
-        raise AssertionError("more was looked at than is shown")
-
-
-@pytest.mark.parametrize("value", [None, True, 1.5, "a'b", [], {}, [[], {}], {"a": [1, {"b": None}]}, "x" * 78])
-def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
-    assert short(value) == (repr(value) if isinstance(value, str) else json.dumps(value))
-
-
-@pytest.mark.parametrize(
-    "value", ["x" * 79, ["x" * 90, Untouchable()], [*range(40), Untouchable()], {"a" * 90: Untouchable()}, "\0" * 10**6]
-)
-def test_of_a_long_value_only_the_beginning_is_looked_at(value: Any) -> None:
-    shown = short(value)
-    assert len(shown) == 80 and shown.endswith("...")
 
 
 @pytest.mark.parametrize(

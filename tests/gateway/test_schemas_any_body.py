@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from gateway.chat_template import ChatTemplates
 from gateway.model_folder import ModelFolder
 from gateway.pairing import Need
-from gateway.schemas import NEUTRAL, AnyRequest, ChatRequest, CompletionRequest, parse, refuse_unsupported
+from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, parse
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Limits, Prompt, Translator
+from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics

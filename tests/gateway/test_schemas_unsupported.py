@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.schemas import NEUTRAL, refuse_unsupported
+from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 
 

@@ -1,0 +1,64 @@
+"""Fields that clients of other servers know and Baton does not support: refused, unless their value changes nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.complaints import short
+from protocol.errors import BadRequest
+
+ON, OFF, ZERO, ONE = (True,), (False,), (0,), (1,)
+EMPTY: tuple[Any, ...] = ({}, [], "")
+
+
+def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(names.split(), neutral)
+
+
+# The values, besides null, that change nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **_each("logprobs prompt_logprobs return_logprob return_hidden_states echo", OFF),
+    **_each("return_routed_experts return_prompt_text return_cached_tokens_details", OFF),
+    **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
+    **_each("add_generation_prompt include_reasoning spaces_between_special_tokens", ON),
+    "continue_final_message": OFF,
+    **_each("top_logprobs frequency_penalty presence_penalty min_new_tokens", ZERO),
+    **_each("repetition_penalty length_penalty typical_p", ONE),
+    **_each("suffix logit_bias logits_processors custom_logit_processor bad_words allowed_token_ids", EMPTY),
+    **_each("structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", EMPTY),
+    **_each("json_schema regex ebnf structural_tag stop_regex repetition_detection", EMPTY),
+    **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    **_each("tools functions", EMPTY),
+    **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
+    # Ignoring one would end the answer at another token, or let the model think longer than asked.
+    **_each("max_new_tokens thinking_token_budget reasoning_effort", ()),
+    # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
+    **_each("extra_body sampling_params vllm_xargs", EMPTY),
+    # A session continues another request's context. An extra key keeps caches apart, like `cache_salt`.
+    **_each("session_params extra_key", EMPTY),
+    # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
+    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params ec_transfer_params", EMPTY),
+}
+# A list of tools changes nothing if the same request forbids their use.
+FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """BadRequest for the first field that is not supported and would change the answer."""
+    for name, neutral in NEUTRAL.items():
+        is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
+        if not is_forbidden:
+            _refuse_unless(body, name, neutral)
+    _refuse_unless(body, "best_of", (1, body.get("n") or 1))
+
+
+def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
+    value = body.get(name)
+    if value is not None and not any(_same(value, each) for each in neutral):
+        raise BadRequest(f"{name}: got {short(value)}, which is not supported", param=name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Whether two values are equal. 1 equals 1.0, but not `true`."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
