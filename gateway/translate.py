@@ -103,6 +103,21 @@ def check_ids(prompt: Sequence[int], where: str, limits: Limits) -> None:
         _refuse(where, f"got token id {max(prompt)}, expected ids below the vocabulary size {limits.vocab_size}")
 
 
+def check_drawable(sampling: SamplingParams, limits: Limits) -> None:
+    """BadRequest if every id of the vocabulary ends a choice while `min_tokens` forbids an end: workers could draw no
+    token. With a vocabulary of 3, stop tokens 0 and 1 and EOS 2, the first token may be none of them."""
+    if not sampling.min_tokens or limits.vocab_size is None:
+        return
+    num_banned = sum(0 <= each < limits.vocab_size for each in sampling.ending_ids)
+    if num_banned == limits.vocab_size:
+        which = "these are" if sampling.ignore_eos else "these and EOS are"
+        raise BadRequest(
+            f"stop_token_ids: {which} all {num_banned} ids of the vocabulary, and min_tokens, which is "
+            f"{sampling.min_tokens}, forbids each of them at first: expected one id that does not end the choice",
+            param="stop_token_ids",
+        )
+
+
 def check_list(prompt: object, limits: Limits) -> None:
     """Refuses a list of token ids that is too long for any prompt, before each id is checked: ContextLengthExceeded.
     Does the same for a list of such lists."""
@@ -204,6 +219,7 @@ class Translator:
             )
 
         rules = self._sampling(request, limits)
+        check_drawable(rules, limits)
         asked = request.max_completion_tokens or request.max_tokens
         skip_special = request.skip_special_tokens is not False
         prompts: list[Prompt] = []

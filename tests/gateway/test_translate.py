@@ -156,6 +156,38 @@ def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({"stop_token_ids": [*range(300)]}, True),
+        ({"stop_token_ids": [*range(300)], "ignore_eos": True}, True),
+        ({"stop_token_ids": [each for each in range(300) if each != EOS]}, True),
+        ({"stop_token_ids": [each for each in range(300) if each != EOS], "ignore_eos": True}, False),
+        ({"stop_token_ids": [*range(299), 0, 1]}, False),
+        ({"stop_token_ids": [*range(300)], "min_tokens": 0}, False),
+        ({"stop_token_ids": [*range(300)], "min_tokens": None}, False),
+    ],
+)
+def test_min_tokens_need_a_token_that_does_not_end_the_choice(
+    folder: Path, fields: dict[str, Any], is_refused: bool
+) -> None:
+    request = completion(**{"min_tokens": 1, **fields})
+    if not is_refused:
+        assert prompt_of(folder, request).sampling.stop_token_ids
+        return
+    with pytest.raises(BadRequest, match=r"^stop_token_ids: these .* all 300 ids of the .* which is 1,") as caught:
+        prompt_of(folder, request)
+    assert caught.value.param == "stop_token_ids"
+    assert prompt_of(folder, request, Limits(vocab_size=301)).sampling.min_tokens == 1
+    assert prompt_of(folder, request, Limits()).sampling.min_tokens == 1, "the vocabulary is not known yet"
+
+
+def test_a_small_vocabulary_can_be_all_eos(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, config={"eos_token_id": [0, 1, 2], "vocab_size": 3})
+    with pytest.raises(BadRequest, match="these and EOS are all 3 ids"):
+        prompt_of(path, completion(min_tokens=2), Limits(vocab_size=3))
+
+
 def test_stop_rules(folder: Path) -> None:
     prompt = prompt_of(folder, completion(stop=["a", "b"], min_tokens=3, skip_special_tokens=False))
     assert prompt.stops.strings == ("a", "b") and prompt.sampling.min_tokens == 3 and not prompt.skip_special

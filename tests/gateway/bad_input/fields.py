@@ -1,5 +1,7 @@
 """Fields of completions and chat: wrong types, wrong ranges, too many, too long, known but not supported."""
 
+import json
+
 from tests.gateway.bad_input.case import CHAT, COMPLETIONS, USER, Case, refused, served, with_field
 
 BIG = "1" + "0" * 30
@@ -144,6 +146,12 @@ OTHERS: list[Case] = [
     refused(COMPLETIONS, '{"prompt": "a", "stop": "' + "s" * 1025 + '"}', "stop", "1025 characters"),
     refused(COMPLETIONS, '{"prompt": "a", "stop": ["' + "s" * 1025 + '"]}', "stop", "1025 characters"),
     refused(COMPLETIONS, '{"prompt": "a", "stop_token_ids": [' + "1," * 1024 + "1]}", "stop_token_ids", "1025 items"),
+    refused(
+        COMPLETIONS,
+        json.dumps({"prompt": [1], "min_tokens": 1, "max_tokens": 2, "stop_token_ids": [*range(1024)]}),
+        "stop_token_ids",
+        "all 1024 ids of the vocabulary",
+    ),
     refused(COMPLETIONS, '{"prompt": "a", "stop": [' + '"",' * 90_000 + '""]}', "stop", "is empty"),
     refused(
         COMPLETIONS, '{"prompt": [' + "[1]," * 100_000 + "[1]]}", None, "opening brackets, expected at most 100000"
