@@ -31,6 +31,9 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 DONE = b"data: [DONE]\n\n"
+# OpenAI's messages always have these. Clients with strict types fail without them.
+MESSAGE = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
+FIRST_DELTA = {"role": "assistant", "content": "", "refusal": None}
 Fields = dict[str, Any]
 Timeline = list[Fields]
 
@@ -60,7 +63,7 @@ class ResponseHead:
     def whole_choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         """One choice of a body, of all its pieces."""
         content = "".join(piece.text for piece in pieces)
-        text = {"message": {"role": "assistant", "content": content}} if self.is_chat else {"text": content}
+        text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         return self.choice(index, text, pieces[-1].finish_reason, token_ids)
 
@@ -89,10 +92,10 @@ class ChunkWriter:
                 return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, ids, self._end)
             return before + orjson.dumps(text) + after
 
-        role = {}
-        if frame is None:  # the first chunk of a choice in a chat has its role
-            role, self._frames[index] = {"role": "assistant"}, self._frame(index)
-        content = {"delta": role | {"content": text}} if self._head.is_chat else {"text": text}
+        delta: Fields = {}
+        if frame is None:
+            delta, self._frames[index] = FIRST_DELTA, self._frame(index)
+        content = {"delta": delta | {"content": text}} if self._head.is_chat else {"text": text}
         choice = self._head.choice(index, content, finish_reason, token_ids)
         return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 

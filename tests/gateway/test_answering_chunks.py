@@ -38,7 +38,8 @@ def test_every_chunk_is_what_clients_expect(
         for index in (0, 11):
             choice: dict[str, object] = {"index": index}
             if is_chat:
-                choice["delta"] = {"role": "assistant", "content": text} if place == 0 else {"content": text}
+                first = {"role": "assistant", "content": text, "refusal": None}
+                choice["delta"] = first if place == 0 else {"content": text}
             else:
                 choice["text"] = text
             choice |= {"logprobs": None, "finish_reason": "stop" if text == TEXTS[-1] else None}

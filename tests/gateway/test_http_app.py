@@ -143,12 +143,20 @@ async def test_chat_stream(setting: Setting) -> None:
     *chunks, last, done = events(response.text)
     assert done is None and last["choices"] == [] and last["usage"]["completion_tokens"] == 5
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": "h"}
+    assert deltas[0] == {"role": "assistant", "content": "h", "refusal": None}
     assert [delta["content"] for delta in deltas] == ["h", "", "é", "y", ""]
-    assert all("role" not in delta for delta in deltas[1:])
+    assert all(delta.keys() == {"content"} for delta in deltas[1:])
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert chunks[0]["usage"]["prompt_tokens"] == 20
+
+
+async def test_a_whole_chat_answer_has_the_fields_of_openai(setting: Setting) -> None:
+    await setting.add_pair(script("Hi", EOS))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
+    answer = (await setting.client.post("/v1/chat/completions", json=body)).json()
+    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
+    assert [choice["message"] for choice in answer["choices"]] == [message] * 2
 
 
 async def test_a_request_that_is_too_long_has_the_code_that_clients_know(setting: Setting) -> None:
