@@ -32,8 +32,8 @@ HEADERS = (
 )
 DONE = b"data: [DONE]\n\n"
 # OpenAI's messages always have these. Clients with strict types fail without them.
-MESSAGE = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
-FIRST_DELTA = {"role": "assistant", "content": "", "refusal": None}
+MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
+FIRST_DELTA: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 Fields = dict[str, Any]
 Timeline = list[Fields]
 

@@ -12,10 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
 from gateway.membership import Member
+from gateway.near_names import near_path
 from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
 from gateway.service import Service, add_generation
 from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
@@ -67,6 +69,10 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def of_http(request: Request, error: HTTPException) -> Response:
         place = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
         message = f"{error.detail}: {place}" if error.status_code < 408 else error.detail
+        if error.status_code == 404:
+            paths = [route.path for route in app.routes if isinstance(route, Route)]
+            meant = near_path(request.url.path, paths)
+            message += f"; the route is {meant}" if meant else ""
         if error.status_code in (408, 413):  # the body broke a bound while its route read it
             service.metrics.requests.labels("cancelled").inc()
         response = status_response(error.status_code, message, error.headers)

@@ -30,6 +30,7 @@ KnownRole = Literal["system", "developer", "user", "assistant", "tool", "functio
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
 MAX_SALT_CHARS = 256
+MAX_EFFORT_CHARS = 64
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -144,6 +145,13 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     chat_template: str | None = None  # the name of one of the model's templates
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables for the chat template. Those of `chat_template_kwargs` win."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
 
 
 AnyRequest = CompletionRequest | ChatRequest

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation, Times
-from gateway.http_protocol import body_refused, request_id_of
+from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.metrics import Metrics
 from gateway.openapi import body_of, generation_responses
 from gateway.schemas import (
@@ -30,7 +30,7 @@ from gateway.schemas import (
     parse_json,
 )
 from gateway.translate import Limits, Prompt, Translator, check_list
-from gateway.unsupported import refuse_unsupported
+from gateway.unsupported import refuse_marked, refuse_misspelt, refuse_unsupported
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
 from runtime.settings import HttpLimits
@@ -169,6 +169,7 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
     """Answers a request if there is room for it. Its bytes count until they are tokens."""
     received_at = service.clock.now()
     check_content(request)
+    refuse_marked(HEADER, request.headers.getlist(HEADER))
     with service.admission.reading() as count:
         raw = await read_body(request, service.http_limits, count)
         service.admission.check()  # spares parsing a body that would be refused
@@ -198,6 +199,7 @@ def _checked(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: Ht
     body = parse_json(raw)
     if isinstance(body, dict):
         refuse_unsupported(body)
+        refuse_misspelt(body)
         check_list(body.get("prompt"), limits)
     parsed = parse(kind, body)
     check_counts(parsed, http_limits)

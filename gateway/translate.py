@@ -253,7 +253,7 @@ class Translator:
         if self._tokenizer is None:
             _refuse("messages", "this model has no tokenizer; use /v1/completions with token ids")
         messages = [message.for_template() for message in request.messages]
-        text = self._templates.render(messages, request.chat_template, request.chat_template_kwargs or {})
+        text = self._templates.render(messages, request.chat_template, request.template_variables)
         return self._encode(text, "messages", limits, request.add_special_tokens is True)
 
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:

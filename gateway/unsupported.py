@@ -1,9 +1,17 @@
-"""Fields that clients of other servers know and Baton does not support: refused, unless their value changes nothing."""
+"""Refuses what Baton would ignore although it matters: unsupported fields, misspelt ones, marks of P/D routers.
 
-from collections.abc import Mapping
+A field that clients of other servers know and Baton does not support is refused, unless its value changes nothing. So
+is an unknown field whose name is almost a known one. Any other unknown field is ignored.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from gateway.complaints import short
+from gateway.near_names import near_name
+from gateway.schemas import ChatRequest, CompletionRequest
 from protocol.errors import BadRequest
 
 ON, OFF, ZERO, ONE = (True,), (False,), (0,), (1,)
@@ -32,16 +40,22 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **_each("tools functions", EMPTY),
     **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
     # Ignoring one would end the answer at another token, or let the model think longer than asked.
-    **_each("max_new_tokens thinking_token_budget reasoning_effort", ()),
+    **_each("max_new_tokens thinking_token_budget", ()),
     # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
     **_each("extra_body sampling_params vllm_xargs", EMPTY),
     # A session continues another request's context. An extra key keeps caches apart, like `cache_salt`.
     **_each("session_params extra_key", EMPTY),
     # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
-    **_each("bootstrap_host bootstrap_port bootstrap_room kv_transfer_params ec_transfer_params", EMPTY),
+    **_each("bootstrap_host bootstrap_port bootstrap_room disaggregated_params", EMPTY),
+    **_each("kv_transfer_params ec_transfer_params", EMPTY),
 }
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
+# A router for vLLM's P2P transfer writes both addresses into the request's id, in the header or in one of these fields.
+ID_FIELDS = ("request_id", "rid")
+MARKED_ID = "___(prefill|decode)_addr_"
+KNOWN = tuple(dict.fromkeys((*ChatRequest.model_fields, *CompletionRequest.model_fields, *NEUTRAL, "best_of")))
+MAX_UNKNOWN = 200  # fields that are compared with known ones; nobody writes more by hand
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -51,6 +65,26 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         if not is_forbidden:
             _refuse_unless(body, name, neutral)
     _refuse_unless(body, "best_of", (1, body.get("n") or 1))
+    for name in ID_FIELDS:
+        refuse_marked(name, [body.get(name)])
+
+
+def refuse_marked(name: str, ids: Iterable[Any]) -> None:
+    """BadRequest if a request id has the marks of a router that sends the same request to two servers."""
+    for each in ids:
+        if isinstance(each, str) and re.search(MARKED_ID, each):
+            raise BadRequest(f"{name}: got {short(each)}, which is not supported", param=name)
+
+
+def refuse_misspelt(body: Mapping[str, Any]) -> None:
+    """BadRequest for an unknown field that is almost a known one, unless its value would change nothing there or the
+    known field is there, too."""
+    unknown = (name for name, value in body.items() if value is not None and name not in KNOWN)
+    for name in islice(unknown, MAX_UNKNOWN):
+        meant = near_name(name, KNOWN)
+        if meant is None or meant in body or any(_same(body[name], each) for each in NEUTRAL.get(meant, ())):
+            continue
+        raise BadRequest(f"{short(name)[1:-1]}: unknown field, expected {meant}", param=name)
 
 
 def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:

@@ -155,7 +155,7 @@ async def test_a_whole_chat_answer_has_the_fields_of_openai(setting: Setting) ->
     await setting.add_pair(script("Hi", EOS))
     body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
     answer = (await setting.client.post("/v1/chat/completions", json=body)).json()
-    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
+    message: Any = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
     assert [choice["message"] for choice in answer["choices"]] == [message] * 2
 
 

@@ -130,3 +130,21 @@ async def test_a_worker_without_graphs_says_why(setting: Setting) -> None:
     await setting.add(Role.DECODE, graphs="none: CUDA error: out of memory")
     found = {row["role"]: row["graphs"] for row in (await setting.client.get("/workers")).json()}
     assert found == {"prefill": "", "decode": "none: CUDA error: out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "end"),
+    [
+        ("POST", "/chat/completions", "; the route is /v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "; the route is /v1/chat/completions"),
+        ("POST", "/v1/chat/completion", "; the route is /v1/chat/completions"),
+        ("GET", "/models", "; the route is /v1/models"),
+        ("POST", "/v1/embeddings", "Not Found: POST /v1/embeddings"),
+        ("GET", "/" + "a" * 5000, "Not Found: GET /" + "a" * 199),
+    ],
+)
+async def test_404_names_the_route_that_was_meant(setting: Setting, method: str, path: str, end: str) -> None:
+    response = await setting.client.request(method, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "not_found", None)
+    assert error["message"].startswith(f"Not Found: {method} /") and error["message"].endswith(end)

@@ -112,22 +112,28 @@ def test_content_is_text_or_text_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "param"),
     [
-        None,
-        [],
-        "hi",
-        [{"content": "a"}],
-        [{"role": 5, "content": "a"}],
-        [{"role": "user", "content": 5}],
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}],
-        ["hi"],
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"content": "a"}], "messages.0.role"),
+        ([{"role": 5, "content": "a"}], "messages.0.role"),
+        ([{"role": "user", "content": 5}], "messages.0.content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "messages.0.content.0.type",
+        ),
+        (
+            [{"role": "tool", "content": "a"}, {"role": "user", "content": [{"type": "text"}]}],
+            "messages.1.content.0.text",
+        ),
+        (["hi"], "messages.0"),
     ],
 )
-def test_wrong_messages(messages: Any) -> None:
+def test_a_fault_in_the_messages_names_its_place(messages: Any, param: str) -> None:
     error = refusal(ChatRequest, {"messages": messages})
-    assert error.param == "messages" and error.message.startswith("messages")
+    assert error.param == param and error.message.startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize(
@@ -169,12 +175,26 @@ def test_options_of_a_stream_need_a_stream(stream: bool | None) -> None:
 def test_who_speaks_says_something(role: str, rest: dict[str, Any]) -> None:
     error = refusal(ChatRequest, {"messages": [{"role": "tool"}, {"role": role, **rest}]})
     assert error.message == "messages.1.content: is missing, expected a string or a list of text parts"
-    assert error.param == "messages"
+    assert error.param == "messages.1.content"
 
 
 def test_an_assistant_that_called_tools_may_say_nothing() -> None:
     messages: list[dict[str, Any]] = [{"role": "assistant", "content": None, "tool_calls": []}]
     assert parse(ChatRequest, {"messages": messages}).messages[0].content is None
+
+
+def test_variables_of_the_chat_template() -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+    assert parse(ChatRequest, body).template_variables == {}
+    low = body | {"reasoning_effort": "low"}
+    assert parse(ChatRequest, low).template_variables == {"reasoning_effort": "low"}
+    assert parse(ChatRequest, low | {"chat_template_kwargs": {"a": 1}}).template_variables == {
+        "reasoning_effort": "low",
+        "a": 1,
+    }
+    high = {"chat_template_kwargs": {"reasoning_effort": "high"}}
+    assert parse(ChatRequest, low | high).template_variables == {"reasoning_effort": "high"}
+    assert refusal(ChatRequest, body | {"reasoning_effort": 5}).message.endswith("got 5, expected a string")
 
 
 def test_a_wrong_part_is_located() -> None:

@@ -72,6 +72,13 @@ def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
     assert translator(folder).chat_prompt(chat("Hi"), Limits()) == [*b"<user>Hi", END, *b"<assistant>"]
 
 
+def test_the_template_knows_the_reasoning_effort(tmp_path: Path) -> None:
+    source = "{{ reasoning_effort | default('none') }}"
+    found = translator(write_folder(tmp_path, byte_tokenizer(), template=source))
+    assert found.chat_prompt(chat(), Limits()) == [*b"none"]
+    assert found.chat_prompt(chat(reasoning_effort="low"), Limits()) == [*b"low"]
+
+
 def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     found = translator(write_folder(tmp_path))
     assert found.completion_prompts(completion(prompt=[5]), Limits()) == {"prompt": [5]}

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.gateway.bad_input.case import CHAT, Case, refused, served
+from tests.gateway.bad_input.case import ANY, CHAT, Case, refused, served
 
 USER: dict[str, Any] = {"role": "user", "content": "a"}
 MESSAGES: list[tuple[str, str]] = [  # as JSON, what the message says
@@ -68,5 +68,10 @@ OTHERS: list[Case] = [
 
 def all_cases() -> list[Case]:
     """Every row."""
-    wrong = [refused(CHAT, f'{{"messages": {value}}}', "messages", words) for value, words in MESSAGES]
+    wrong = [refused(CHAT, f'{{"messages": {value}}}', _param(words), words) for value, words in MESSAGES]
     return wrong + OTHERS
+
+
+def _param(words: str) -> str:
+    """The place that the message names, if it names one within the messages."""
+    return words.partition(":")[0] if words.startswith("messages.") else ANY

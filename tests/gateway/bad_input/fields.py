@@ -81,6 +81,8 @@ UNSUPPORTED: list[tuple[str, str]] = [
     ("bootstrap_port", "8998"),
     ("bootstrap_room", "1"),
     ("kv_transfer_params", '{"do_remote_decode": true}'),
+    ("disaggregated_params", '{"request_type": "context_only"}'),
+    ("request_id", '"___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_0"'),
     ("return_logprob", "true"),
     ("return_hidden_states", "true"),
     ("structural_tag", '"{}"'),
@@ -131,7 +133,10 @@ PROMPTS: list[tuple[str, tuple[str, ...]]] = [
 OTHERS: list[Case] = [
     refused(COMPLETIONS, "{}", "prompt", "prompt: is missing"),
     refused(COMPLETIONS, '{"messages": []}', "prompt", "prompt: is missing"),
-    refused(COMPLETIONS, '{"Prompt": "a"}', "prompt", "prompt: is missing"),
+    refused(COMPLETIONS, '{"Prompt": "a"}', "Prompt", "Prompt: unknown field, expected prompt"),
+    refused(
+        COMPLETIONS, '{"prompt": "a", "max_tokns": 5}', "max_tokns", "max_tokns: unknown field, expected max_tokens"
+    ),
     refused(COMPLETIONS, '{"prompt": "a", "model": "gpt-9"}', "model", "'gpt-9'", "'story'", status=404),
     refused(COMPLETIONS, '{"prompt": "a", "model": ""}', "model", "''", status=404),
     refused(COMPLETIONS, '{"prompt": "a", "model": "' + "m" * 10_000 + '"}', "model", "mmm", status=404),
