@@ -58,6 +58,11 @@ class ChatTemplates:
             except jinja2.TemplateError as error:
                 self._templates[name] = f"chat template {name!r} of this model cannot be used: {error}"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of those that can be used."""
+        return tuple(sorted(name for name, found in self._templates.items() if not isinstance(found, str)))
+
     def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
         """The prompt text, up to where the assistant's answer begins.
 

@@ -5,9 +5,9 @@ under SGLang's names, old and new. service.py has the routes that generate.
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -26,6 +26,7 @@ from runtime.installation import baton_version
 from runtime.log import get_log
 
 MAX_PATH_SHOWN = 200  # characters
+NAME = "One of the names in /v1/models, or what was typed for --model."
 log = get_log("gateway.http")
 
 
@@ -130,7 +131,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return json_response({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}", responses=errors(NOT_FOUND))
-    async def model(name: str) -> Response:
+    async def model(name: Annotated[str, Path(description=NAME, examples=[service.names.first])]) -> Response:
         """The model by one of its names."""
         service.names.check(name)
         return json_response(_model(service, name if name in service.names.served else service.names.first))
@@ -156,7 +157,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return json_response(add_schemas(app.openapi()))
+        return json_response(add_schemas(app.openapi(), service.bounds))
 
 
 def worker_row(member: Member, now: float) -> dict[str, Any]:

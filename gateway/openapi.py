@@ -1,63 +1,165 @@
 """The part of /openapi.json that FastAPI cannot derive: bodies that the gateway parses itself, and all answers."""
 
-from typing import Annotated, Any
+from copy import deepcopy
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.openapi_rules import Bounds, add_rules
+from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, told
 
 REF = "#/components/schemas/{model}"
 
 
 class Fault(BaseModel, extra="forbid"):
-    """An error."""
+    """An error: a sentence for people, and words for programs."""
 
-    message: Annotated[str, Field(min_length=1)]
-    type: str
-    param: str | None
-    code: str
+    message: Annotated[
+        str,
+        Field(min_length=1),
+        told("One sentence for a person: the field, its value, what was expected.", "n: got 0, expected at least 1"),
+    ]
+    type: Annotated[str, told("The kind of error. docs/http.md lists them.", "invalid_request_error")]
+    param: Annotated[str | None, told("The field at fault, if one is.", "n")]
+    code: Annotated[str, told("A stable word for programs.", "bad_request")]
 
 
 class Error(BaseModel, extra="forbid"):
     """The body of every error."""
 
-    error: Fault
+    error: Annotated[
+        Fault,
+        told(
+            "What went wrong.",
+            {
+                "message": "n: got 0, expected at least 1",
+                "type": "invalid_request_error",
+                "param": "n",
+                "code": "bad_request",
+            },
+        ),
+    ]
+
+
+USAGE = {
+    "prompt_tokens": 4,
+    "completion_tokens": 8,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+MOMENT = {"name": "first token", "at_ms": 12.5, "worker": "prefill-0"}
+
+
+class CachedTokens(BaseModel):
+    """How much of the prompt was not computed."""
+
+    cached_tokens: Annotated[int, told("Prompt tokens whose KV workers had from earlier requests.", 0)]
 
 
 class Usage(BaseModel):
-    """Tokens of a whole client request."""
+    """Tokens of a whole client request. A prompt counts once, whatever `n` is."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: Annotated[int, told("Tokens of all prompts.", 4)]
+    completion_tokens: Annotated[int, told("Tokens of all choices.", 8)]
+    total_tokens: Annotated[int, told("The sum of both.", 12)]
+    prompt_tokens_details: Annotated[CachedTokens, told("Details of the prompt's tokens.", {"cached_tokens": 0})]
+
+
+class Moment(BaseModel):
+    """One moment of a request."""
+
+    name: Annotated[str, told("What happened.", "first token")]
+    at_ms: Annotated[float, told("Milliseconds since the request arrived.", 12.5)]
+    worker: Annotated[str, told("Where it happened.", "prefill-0")]
 
 
 class Choice(BaseModel):
-    """One choice. Its text is in `text`; in a chat it is in `message`."""
+    """What completions and chat have in common in a choice."""
 
-    index: int
-    finish_reason: str | None
+    index: Annotated[int, told("The number of the choice. Choice c of prompt p has p * n + c.", 0)]
+    logprobs: Annotated[None, told("Always null.", None)]
+    finish_reason: Annotated[
+        Literal["stop", "length"],
+        told("stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full.", "stop"),
+    ]
+    token_ids: Annotated[list[int], told("The choice's tokens, with `return_token_ids`.", [314, 7])] = []
+
+
+class TextChoice(Choice):
+    """One choice of a completion."""
+
+    text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
+
+
+class AnswerMessage(BaseModel):
+    """The message of one choice of a chat."""
+
+    role: Annotated[Literal["assistant"], told("Always assistant.", "assistant")]
+    content: Annotated[str, told("What the model says.", "Once there was a fox.")]
+    refusal: Annotated[None, told("Always null.", None)]
+    annotations: Annotated[list[Any], Field(max_length=0), told("Always empty.", [])]
+
+
+class ChatChoice(Choice):
+    """One choice of a chat."""
+
+    message: Annotated[
+        AnswerMessage,
+        told(
+            "What the model says.",
+            {"role": "assistant", "content": "Once there was a fox.", "refusal": None, "annotations": []},
+        ),
+    ]
 
 
 class Answer(BaseModel):
-    """The body of an answer that is not streamed."""
+    """What completions and chat have in common in an answer that is not streamed."""
 
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
+    id: Annotated[str, told("The id of this answer.", "cmpl-83ad0f")]
+    created: Annotated[int, told("Seconds since 1970.", 1767225600)]
+    model: Annotated[str, told("The first name of the model.", "story")]
+    usage: Annotated[Usage, told("Tokens of the whole request.", USAGE)]
+    timeline: Annotated[list[Moment], told("Where the time went, with `timeline`.", [MOMENT])] = []
+
+
+class Completion(Answer):
+    """The answer to `POST /v1/completions`, if it is not streamed."""
+
+    object: Annotated[Literal["text_completion"], told("Always text_completion.", "text_completion")]
+    choices: Annotated[
+        list[TextChoice],
+        told("The choices, by index.", [{"index": 0, "text": " a fox.", "logprobs": None, "finish_reason": "stop"}]),
+    ]
+
+
+class ChatCompletion(Answer):
+    """The answer to `POST /v1/chat/completions`, if it is not streamed."""
+
+    object: Annotated[Literal["chat.completion"], told("Always chat.completion.", "chat.completion")]
+    choices: Annotated[
+        list[ChatChoice],
+        told(
+            "The choices, by index.",
+            [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "A fox.", "refusal": None, "annotations": []},
+                    "logprobs": None,
+                    "finish_reason": "stop",
+                }
+            ],
+        ),
+    ]
 
 
 class Event(BaseModel):
     """One event of a stream."""
 
-    data: str
+    data: Annotated[str, told("A chunk as JSON, an error as JSON, or [DONE].", "[DONE]")]
 
 
-SHOWN: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, Answer, Event, Error)
+SHOWN: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, Completion, ChatCompletion, Event, Error)
 EVERYWHERE = {  # of every route: HTTP itself failed, or there are too many connections
     400: "the request makes no sense; `param` names the field",
     401: "with --api-key-file: the key is missing or wrong",
@@ -74,11 +176,19 @@ OF_GENERATION = {
 }
 NOT_FOUND = {404: OF_GENERATION[404]}
 Responses = dict[int | str, dict[str, Any]]
+TIMELINE = {
+    "name": "x-baton-timeline",
+    "in": "header",
+    "description": "The same as the field `timeline`, which decides if it is there.",
+    "schema": {"type": "string", "enum": ["true", "false"]},
+    "example": "true",
+}
 
 
-def body_of(kind: type[GenerationRequest]) -> dict[str, Any]:
-    """`openapi_extra` for a route that takes `kind`."""
-    return {"requestBody": {"required": True, **_content(kind)}}
+def body_of(kind: type[GenerationRequest], example: dict[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` for a route that takes `kind`. `example`: a body, to which the model's name is added."""
+    content = {"application/json": {"schema": _reference(kind), "example": example}}
+    return {"requestBody": {"required": True, "content": content}, "parameters": [TIMELINE]}
 
 
 def errors(more: dict[int, str] | None = None) -> Responses:
@@ -87,9 +197,9 @@ def errors(more: dict[int, str] | None = None) -> Responses:
     return {status: {"description": description, **_content(Error)} for status, description in wanted}
 
 
-def generation_responses() -> Responses:
-    """The answers of completions and chat completions."""
-    content = {**_content(Answer)["content"], "text/event-stream": {"schema": _reference(Event)}}
+def generation_responses(whole: type[Answer]) -> Responses:
+    """The answers of completions or chat completions."""
+    content = {**_content(whole)["content"], "text/event-stream": {"schema": _reference(Event)}}
     answer = {"description": "the whole answer, or with `stream` an event for each step", "content": content}
     return {200: answer, **errors(OF_GENERATION)}
 
@@ -100,12 +210,18 @@ def text_response() -> Responses:
     return {200: {"description": "plain text", "content": content}, **errors()}
 
 
-def add_schemas(document: dict[str, Any]) -> dict[str, Any]:
-    """Adds the schemas that the functions above refer to. Drops FastAPI's own error 422, which is never sent."""
+def add_schemas(document: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
+    """The document with the schemas that the functions above refer to, as strict as the gateway is now. Drops FastAPI's
+    own error 422, which is never sent."""
     _, schemas = models_json_schema([(kind, "validation") for kind in SHOWN], ref_template=REF)
+    add_rules(schemas["$defs"], bounds)
+
+    document = deepcopy(document)
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                content["example"] = {"model": bounds.names[0], **content["example"]}
     return {**document, "components": {"schemas": schemas["$defs"]}}
 
 

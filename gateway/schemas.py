@@ -24,14 +24,15 @@ MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 10_000
-NEED_CONTENT = frozenset("user system developer".split())  # the chat template checks messages of other roles
-INT64 = 2**63
+NEED_CONTENT = ("system", "developer", "user", "tool")  # an assistant may have called a tool and said nothing
+INT32, INT64 = 2**31, 2**63
 KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
 MAX_SALT_CHARS = 256
 MAX_EFFORT_CHARS = 64
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(ge=1, lt=INT32)]
+TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -44,38 +45,94 @@ def _let_others_run(ids: list[int]) -> list[int]:
 Ids = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(_let_others_run)]
 
 
-class StreamOptions(BaseModel, strict=True):
-    """How a stream reports usage."""
+def told(description: str, *examples: Any) -> Any:
+    """What /openapi.json and /docs say about a field."""
+    return Field(description=description, examples=list(examples))
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+
+class StreamOptions(BaseModel, strict=True):
+    """How a stream reports usage. Needs `stream: true`."""
+
+    include_usage: Annotated[bool | None, told("A last chunk without choices tells the usage.", True)] = None
+    continuous_usage_stats: Annotated[
+        bool | None, told("With `include_usage`: every chunk tells the usage so far.", False)
+    ] = None
 
 
 class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     """Fields that completions and chat share."""
 
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # -1 and 0 are off
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(fail_fast=True)] | None = None
-    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool | None = None
-    n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    timeline: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
-    priority: Priority | None = None
-    user: str | None = None
-    add_special_tokens: bool | None = None  # None: yes for a prompt, no for a chat, whose template adds them
+    model: Annotated[
+        str | None, told("One of the names in /v1/models, or what was typed for --model. Absent: the model served.")
+    ] = None
+    max_tokens: Annotated[
+        Positive | None,
+        told(
+            "Tokens of a choice, at most. Absent: 16 in a completion; in a chat all that the context has room for.", 8
+        ),
+    ] = None
+    max_completion_tokens: Annotated[
+        Positive | None, told("The same as `max_tokens`. If both are there, this one counts.", 8)
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Field(ge=0, lt=INT32)] | None,
+        told(
+            "Tokens before a choice may end: until then neither EOS nor a stop token is drawn. At most `max_tokens`.", 2
+        ),
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Field(ge=0, le=2)] | None,
+        told("0: always the likeliest token. Absent: as generation_config.json says, else 1.", 0.7),
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        told("Only the likeliest tokens that reach this probability together are drawn. 1: off.", 0.9),
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Field(ge=-1, lt=INT32)] | None,
+        told("Only so many of the likeliest tokens are drawn. 0 and -1: off.", 20),
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Field(ge=0, le=1)] | None,
+        told("Only tokens at least so probable are drawn, as a share of the likeliest one. 0: off.", 0.05),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Field(ge=-INT64, lt=INT64)] | None,
+        told("The same seed gives the same answer. Absent: a random one.", 1),
+    ] = None
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Field(fail_fast=True)] | None,
+        told("A choice ends before the first of these texts.", "\n\n", ["The end", "###"]),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        told("A choice ends after the first of these tokens, as after EOS.", [2, 3]),
+    ] = None
+    ignore_eos: Annotated[bool | None, told("EOS does not end a choice.", True)] = None
+    n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None
+    stream: Annotated[bool | None, told("The answer comes as server-sent events, step by step.", True)] = None
+    stream_options: Annotated[
+        StreamOptions | None, told("How the stream reports usage. Needs `stream: true`.", {"include_usage": True})
+    ] = None
+    skip_special_tokens: Annotated[bool | None, told("`false`: special tokens appear in the text.", False)] = None
+    return_token_ids: Annotated[bool | None, told("Choices also have the field `token_ids`.", True)] = None
+    timeline: Annotated[
+        bool | None,
+        told("The answer also says where the time went. Absent: the header x-baton-timeline decides.", True),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None,
+        told("KV of this prompt is shared only with prompts of the same salt. Give each tenant one.", "tenant-7"),
+    ] = None
+    priority: Annotated[
+        Priority | None,
+        told("A smaller number is served earlier; a level is worth a second of waiting. Absent: 0.", -5),
+    ] = None
+    user: Annotated[str | None, told("Accepted and not used.", "user-1")] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        told("Whether the tokenizer adds its own, such as BOS. Absent: for a prompt, but not for a chat.", False),
+    ] = None
 
     @property
     def num_choices(self) -> int:
@@ -91,12 +148,13 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: (
+    prompt: Annotated[
         str
         | Annotated[list[str], Field(min_length=1, fail_fast=True)]
         | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-    )
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)],
+        told("What to continue: text, token ids, or a list of either.", "Once upon a time", [1, 2, 3]),
+    ]
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -113,8 +171,8 @@ class CompletionRequest(GenerationRequest):
 class TextPart(BaseModel, strict=True):
     """A part of a message's content. Only text is supported."""
 
-    type: Literal["text"]
-    text: str
+    type: Annotated[Literal["text"], told("The only type that is supported.", "text")]
+    text: Annotated[str, told("The parts' texts are joined without anything between them.", "Tell me a story.")]
 
 
 Content = str | Annotated[list[TextPart], Field(fail_fast=True)] | None
@@ -123,8 +181,12 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True)] | None
 class ChatMessage(BaseModel, strict=True, extra="allow"):
     """One message. Other fields (`name`, `tool_calls`, ...) are passed to the chat template."""
 
-    role: KnownRole
-    content: Annotated[Content, Field(validate_default=True)] = None
+    role: Annotated[KnownRole, told("Who says it.", "user")]
+    content: Annotated[
+        Content,
+        Field(validate_default=True),
+        told("What is said. Only a message of `assistant` or `function` may lack it.", "Tell me a story."),
+    ] = None
 
     @field_validator("content")
     @classmethod
@@ -142,10 +204,19 @@ class ChatMessage(BaseModel, strict=True, extra="allow"):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    chat_template: str | None = None  # the name of one of the model's templates
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None = None
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+        told("The conversation so far, oldest message first.", [{"role": "user", "content": "Tell me a story."}]),
+    ]
+    chat_template: Annotated[str | None, told("The name of one of the model's templates. Absent: `default`.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, told("Variables for the chat template.", {"enable_thinking": False})
+    ] = None
+    reasoning_effort: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None,
+        told("A variable for the chat template. Templates that do not have it ignore it.", "low"),
+    ] = None
 
     @property
     def template_variables(self) -> dict[str, Any]:

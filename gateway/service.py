@@ -19,7 +19,8 @@ from gateway.control import Control
 from gateway.generation import Generation, Times
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.metrics import Metrics
-from gateway.openapi import body_of, generation_responses
+from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
+from gateway.openapi_rules import Bounds
 from gateway.schemas import (
     AnyRequest,
     ChatRequest,
@@ -101,6 +102,12 @@ class ModelNames:
     folder: str | None = None
 
     @property
+    def all(self) -> tuple[str, ...]:
+        """All of them, the folder with and without slashes at its end."""
+        typed = (self.folder, self.folder.rstrip("/")) if self.folder else ()
+        return tuple(dict.fromkeys((*self.served, *typed)))
+
+    @property
     def first(self) -> str:
         """The name in every answer and in the metrics, also when the request used another."""
         return self.served[0]
@@ -137,6 +144,19 @@ class Service:
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
 
+    @property
+    def bounds(self) -> Bounds:
+        """What can be asked for now."""
+        translator = self.translator
+        return Bounds(
+            names=self.names.all,
+            templates=translator.template_names,
+            takes_text=translator.takes_text,
+            takes_empty_text=translator.takes_empty_text,
+            limits=self.control.limits,
+            http=self.http_limits,
+        )
+
 
 # ---- requests for text ----
 
@@ -146,8 +166,8 @@ def add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/completions",
-        openapi_extra=body_of(CompletionRequest),
-        responses=generation_responses(),
+        openapi_extra=body_of(CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 8}),
+        responses=generation_responses(Completion),
         response_class=Response,
     )
     async def completions(request: Request) -> Response:
@@ -156,8 +176,10 @@ def add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/chat/completions",
-        openapi_extra=body_of(ChatRequest),
-        responses=generation_responses(),
+        openapi_extra=body_of(
+            ChatRequest, {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+        ),
+        responses=generation_responses(ChatCompletion),
         response_class=Response,
     )
     async def chat_completions(request: Request) -> Response:

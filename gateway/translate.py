@@ -205,6 +205,21 @@ class Translator:
         self._tokenizer, self._templates = tokenizer, templates
         self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
+    @property
+    def template_names(self) -> tuple[str, ...]:
+        """The names of the model's chat templates."""
+        return self._templates.names
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the model has a tokenizer."""
+        return self._tokenizer is not None
+
+    @property
+    def takes_empty_text(self) -> bool:
+        """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
+        return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
+
     def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
         if isinstance(request, ChatRequest):

@@ -148,3 +148,24 @@ async def test_404_names_the_route_that_was_meant(setting: Setting, method: str,
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (404, "not_found", None)
     assert error["message"].startswith(f"Not Found: {method} /") and error["message"].endswith(end)
+
+
+async def test_the_schemas_know_the_workers(setting: Setting) -> None:
+    async def properties() -> Any:
+        document = (await setting.client.get("/openapi.json")).json()
+        return document["components"]["schemas"]["CompletionRequest"]["properties"]
+
+    assert (await properties())["model"]["enum"] == ["story", None]
+    assert (await properties())["n"]["anyOf"][0]["maximum"] == 128
+    await setting.add(Role.UNIFIED, context_length=30)
+    fields = await properties()
+    assert fields["n"]["anyOf"][0]["maximum"] == 64 and fields["max_completion_tokens"]["anyOf"][0]["maximum"] == 29
+
+
+async def test_examples_of_bodies_are_served(setting: Setting) -> None:
+    await setting.add_pair()
+    document = (await setting.client.get("/openapi.json")).json()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        example = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        assert example["model"] == "story"
+        assert (await setting.client.post(path, json=example)).status_code == 200

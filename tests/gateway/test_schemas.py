@@ -104,10 +104,12 @@ def test_the_body_is_an_object(body: Any) -> None:
 
 def test_content_is_text_or_text_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}]
-    request = parse(ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "tool"}]})
+    request = parse(
+        ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "assistant"}]}
+    )
     assert [message.for_template() for message in request.messages] == [
         {"role": "user", "content": "ab", "name": "me"},
-        {"role": "tool", "content": None},
+        {"role": "assistant", "content": None},
     ]
 
 
@@ -144,7 +146,7 @@ def test_a_fault_in_the_messages_names_its_place(messages: Any, param: str) -> N
         ({"messages": [{"role": 5}]}, f"messages.0.role: got 5, expected {ROLES}"),
         ({"messages": ["hi"]}, "messages.0: got 'hi', expected an object"),
         ({"stop": ["a", ""]}, "stop.1: is empty, expected at least one character"),
-        ({"messages": [{"role": "tool"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
+        ({"messages": [{"role": "assistant"}] * 10_001}, "messages: has 10001 items, expected at most 10000"),
         ({"stop": 5}, "stop: got 5, expected a string or a list of strings"),
         ({"temperature": 3}, "temperature: got 3, expected at most 2.0"),
         ({"temperature": float("nan")}, "temperature: got NaN, expected a finite number"),
@@ -170,10 +172,10 @@ def test_options_of_a_stream_need_a_stream(stream: bool | None) -> None:
     assert parse(CompletionRequest, body | {"stream_options": None}).stream_options is None
 
 
-@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool"])
 @pytest.mark.parametrize("rest", [{}, {"content": None}])
 def test_who_speaks_says_something(role: str, rest: dict[str, Any]) -> None:
-    error = refusal(ChatRequest, {"messages": [{"role": "tool"}, {"role": role, **rest}]})
+    error = refusal(ChatRequest, {"messages": [{"role": "assistant"}, {"role": role, **rest}]})
     assert error.message == "messages.1.content: is missing, expected a string or a list of text parts"
     assert error.param == "messages.1.content"
 

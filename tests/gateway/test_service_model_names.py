@@ -22,6 +22,12 @@ def test_names_that_are_not(name: str) -> None:
     assert len(caught.value.message) < 300
 
 
+def test_every_name_is_understood() -> None:
+    assert NAMES.all == ("tale", "fable", "models/story/", "models/story")
+    assert ModelNames(("models/story",), "models/story").all == ("models/story",)
+    assert ModelNames(("a", "b")).all == ("a", "b")
+
+
 def test_one_name_and_no_folder() -> None:
     with pytest.raises(UnknownModel, match="model: got '', expected 'story', which is served here"):
         ModelNames(("story",)).check("")

@@ -1,0 +1,183 @@
+"""What /openapi.json says beyond the types of fields: rules between fields, and the bounds of this gateway now.
+
+Some rules cannot be told in a JSON schema, so the gateway may still refuse a body that fits: prompt and `max_tokens`
+together beyond the context, `min_tokens` above `max_tokens`, an integer written as 1.0, a text that the tokenizer or
+the chat template refuses, too many prompts times `n`, a misspelt field. `best_of` may also be what `n` is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.chat_template import RESERVED
+from gateway.schemas import INT32, NEED_CONTENT
+from gateway.translate import DEFAULT_COMPLETION_TOKENS, Limits
+from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL
+from runtime.settings import HttpLimits
+
+Schema = dict[str, Any]
+NOT_SUPPORTED = "Not supported. These values change nothing and are accepted."
+NULL: Schema = {"type": "null"}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one gateway accepts, with the workers that it has now."""
+
+    names: tuple[str, ...]  # of the model
+    templates: tuple[str, ...]  # names of the model's chat templates
+    takes_text: bool  # the model has a tokenizer
+    takes_empty_text: bool  # the tokenizer makes tokens of it
+    limits: Limits
+    http: HttpLimits
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Token ids of a prompt, at most: one output has to fit, too."""
+        longest, context = self.limits.longest_prompt, self.limits.context_length
+        return longest if context is None or longest is None else min(longest, context - 1)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The largest `max_tokens` beside a prompt of one token."""
+        context, room = self.limits.context_length, self.limits.room(1, 1)
+        return min((each for each in (context and context - 1, room) if each is not None), default=None)
+
+    @property
+    def most_choices(self) -> int:
+        """The largest `n`."""
+        of_workers = self.limits.max_choices
+        most = min(self.http.max_choices, self.http.max_choices_in_flight)
+        return most if of_workers is None else min(most, of_workers)
+
+
+def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
+    """Makes the schemas of requests as strict as the gateway is."""
+    for name in ("CompletionRequest", "ChatRequest"):
+        _bound_fields(schemas[name]["properties"], bounds)
+        _add_unsupported(schemas[name])
+        _add_token_rules(schemas[name], bounds, is_chat=name == "ChatRequest")
+
+    _bound_prompt(schemas["CompletionRequest"], bounds)
+    _bound_template(schemas["ChatRequest"]["properties"], bounds)
+
+    has_content = {"required": ["content"], "properties": {"content": {"not": NULL}}}
+    schemas["ChatMessage"]["allOf"] = [_if({"role": {"enum": list(NEED_CONTENT)}}, has_content)]
+
+
+def _bound_fields(fields: dict[str, Schema], bounds: Bounds) -> None:
+    """The bounds of single fields."""
+    fields["model"] |= {"enum": [*bounds.names, None], "examples": [bounds.names[0]]}
+    _limit(fields["n"], bounds.most_choices)
+
+    if bounds.takes_text:
+        _alternative(fields["stop"], "array")["maxItems"] = bounds.http.max_stop_strings
+    else:
+        fields["stop"]["enum"] = [None, []]
+
+    for name in ("stop_token_ids", "prompt"):
+        for node in _token_ids(fields.get(name)):
+            if bounds.limits.vocab_size is not None:
+                node["exclusiveMaximum"] = bounds.limits.vocab_size
+
+
+def _bound_prompt(schema: Schema, bounds: Bounds) -> None:
+    """A prompt has a token at least, and fits the context. There are not too many prompts."""
+    prompt = schema["properties"]["prompt"]
+    text, texts, ids, lists = prompt["anyOf"]
+    for several in (texts, lists):
+        several["maxItems"] = bounds.http.max_prompts
+
+    lists["items"]["minItems"] = 1
+    if bounds.longest_prompt is not None:
+        ids["maxItems"] = lists["items"]["maxItems"] = bounds.longest_prompt
+
+    if not bounds.takes_text:
+        prompt |= {"anyOf": [ids, lists], "examples": [[1, 2, 3]]}
+    elif not bounds.takes_empty_text:
+        text["minLength"] = texts["items"]["minLength"] = 1
+    else:  # only the special tokens make it a prompt
+        not_empty = {"properties": {"prompt": {"minLength": 1, "items": {"minLength": 1}}}}
+        schema["allOf"].append(_if({"add_special_tokens": {"const": False}}, not_empty))
+
+
+def _bound_template(fields: dict[str, Schema], bounds: Bounds) -> None:
+    names = [*bounds.templates, None]
+    fields["chat_template"] |= {"enum": names, "examples": names[:1]}
+    _alternative(fields["chat_template_kwargs"], "object")["propertyNames"] = {"not": {"enum": sorted(RESERVED)}}
+
+
+def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
+    """Rules of the numbers of tokens, and of the fields that need another one."""
+    fields, rules = schema["properties"], schema.setdefault("allOf", [])
+    rules.append(_if(_given("stream_options"), {"required": ["stream"], "properties": {"stream": {"const": True}}}))
+
+    most, is_asked = bounds.most_tokens, _given("max_completion_tokens")
+    if most is not None:
+        for name in ("max_completion_tokens", "min_tokens"):
+            _limit(fields[name], most)
+        rules.append(_unless(is_asked, _at_most("max_tokens", most)))
+    if not is_chat:
+        default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
+        rules.append(_unless(is_asked, _unless(_given("max_tokens"), _at_most("min_tokens", default))))
+
+
+def _add_unsupported(schema: Schema) -> None:
+    """The fields that unsupported.py refuses, with the values that it lets pass."""
+    fields, rules = schema["properties"], schema.setdefault("allOf", [])
+    for name, neutral in {**NEUTRAL, "best_of": (1,)}.items():
+        enum = [None, *neutral]
+        if name in FORBIDDEN_BY:
+            fields[name] = {"description": f'{NOT_SUPPORTED} Any value is, beside `{FORBIDDEN_BY[name]}: "none"`.'}
+            rules.append(_unless({FORBIDDEN_BY[name]: {"const": "none"}}, {"properties": {name: {"enum": enum}}}))
+        else:
+            fields[name] = {"description": NOT_SUPPORTED, "enum": enum}
+        fields[name]["examples"] = [[]] if name in FORBIDDEN_BY else enum[:2][-1:]
+
+    for name in ID_FIELDS:
+        fields[name] = {
+            "description": "Not used. Refused if it has the marks of a router for prefill and decode servers.",
+            "not": {"type": "string", "pattern": MARKED_ID},
+            "examples": ["request-7"],
+        }
+
+
+def _alternative(field: Schema, kind: str) -> Schema:
+    """The alternative of a field that has this type."""
+    found: Schema = next(each for each in field["anyOf"] if each.get("type") == kind)
+    return found
+
+
+def _limit(field: Schema, most: int) -> None:
+    """Bounds a field that may be an integer."""
+    integer = _alternative(field, "integer")
+    integer.pop("exclusiveMaximum", None)
+    integer["maximum"] = most
+
+
+def _token_ids(node: Any) -> Iterator[Schema]:
+    """The schemas of single token ids within the schema of a field."""
+    if isinstance(node, dict):
+        if node.get("exclusiveMaximum") == INT32:
+            yield node
+        for each in [*node.get("anyOf", ()), node.get("items")]:
+            yield from _token_ids(each)
+
+
+def _given(name: str) -> Schema:
+    """Matches if the field is there and not null."""
+    return {name: {"not": NULL}}
+
+
+def _at_most(name: str, most: int) -> Schema:
+    return {"properties": {name: {"maximum": most}}}
+
+
+def _if(fields: Schema, then: Schema) -> Schema:
+    """The rule that `then` holds if all `fields` are there and match."""
+    return {"if": {"required": [*fields], "properties": fields}, "then": then}
+
+
+def _unless(fields: Schema, otherwise: Schema) -> Schema:
+    """The rule that `otherwise` holds if not all `fields` are there and match."""
+    return {"if": {"required": [*fields], "properties": fields}, "else": otherwise}

@@ -1,0 +1,228 @@
+"""What a schema of /openapi.json allows the gateway serves, and what it forbids the gateway refuses."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator
+
+from gateway.chat_template import ChatTemplates
+from gateway.model_folder import ModelFolder
+from gateway.openapi import add_schemas
+from gateway.openapi_rules import Bounds
+from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
+from gateway.service import ModelNames
+from gateway.tokenizer import SpecialTokens, TextTokenizer
+from gateway.translate import Limits, Translator, check_list
+from gateway.unsupported import NEUTRAL, refuse_misspelt, refuse_unsupported
+from protocol.errors import BadRequest
+from protocol.messages_gateway import SamplingParams
+from runtime.model_config import ModelBasics
+from runtime.settings import HttpLimits
+from tests.gateway.folders import BOS, EOS, TEMPLATE, byte_tokenizer
+
+KINDS: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
+    "CompletionRequest": CompletionRequest,
+    "ChatRequest": ChatRequest,
+}
+LIMITS = Limits(context_length=64, vocab_size=262, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
+HTTP = HttpLimits(max_choices=9, max_prompts=3, max_stop_strings=2)
+NAMES = ModelNames(("story", "tale"), "models/story/")
+# Reasons that a schema cannot tell; see openapi_rules.py.
+UNTOLD = ("context length", "KV memory", "expected at most max_tokens", "ids of the vocabulary, and min_tokens")
+
+
+class World:
+    """A gateway's checks, and its schemas."""
+
+    def __init__(self, has_tokenizer: bool = True, add_bos: bool = False, limits: Limits = LIMITS) -> None:
+        special = SpecialTokens({"eos_token": "<|eos|>", "bos_token": "<|bos|>"}, None, None)
+        tokenizer = TextTokenizer(byte_tokenizer(add_bos), special) if has_tokenizer else None
+        folder = ModelFolder(Path("story"), ModelBasics(64, 262, (EOS,)), SamplingParams(max_tokens=1))
+        templates = ChatTemplates({"default": TEMPLATE, "plain": TEMPLATE, "broken": "{% if"}, {})
+        self.translator = Translator(folder, tokenizer, templates)
+        self.limits = limits
+        self.bounds = Bounds(
+            names=NAMES.all,
+            templates=self.translator.template_names,
+            takes_text=self.translator.takes_text,
+            takes_empty_text=self.translator.takes_empty_text,
+            limits=limits,
+            http=HTTP,
+        )
+        self.document = add_schemas({"paths": {}}, self.bounds)
+        self._validators: dict[str, Draft202012Validator] = {}
+        self.schemas: dict[str, Any] = self.document["components"]["schemas"]
+
+    def allows(self, name: str, body: Any) -> bool:
+        """Whether the schema allows a body."""
+        if name not in self._validators:
+            schema = {"$ref": f"#/components/schemas/{name}", **self.document}
+            self._validators[name] = Draft202012Validator(schema)
+        return self._validators[name].is_valid(body)
+
+    def refusal(self, name: str, body: Any) -> str | None:
+        """Why the gateway refuses a body; None if it serves it."""
+        try:
+            if isinstance(body, dict):
+                refuse_unsupported(body)
+                refuse_misspelt(body)
+                check_list(body.get("prompt"), self.limits)
+            request: AnyRequest = parse(KINDS[name], body)
+            check_counts(request, HTTP)
+            NAMES.check(request.model)
+            self.translator.prompts(request, self.limits)
+        except BadRequest as error:
+            return error.message
+        return None
+
+    def disagreement(self, name: str, body: Any) -> str | None:
+        """What is wrong if schema and gateway do not agree."""
+        is_allowed, refusal = self.allows(name, body), self.refusal(name, body)
+        if not is_allowed:
+            return "the gateway serves what the schema forbids" if refusal is None else None
+        return None if refusal is None or any(words in refusal for words in UNTOLD) else refusal
+
+
+@cache
+def world(has_tokenizer: bool = True, add_bos: bool = False) -> World:
+    return World(has_tokenizer, add_bos)
+
+
+LONG = "x" * 2000
+
+
+def some(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from([None, *values])
+
+
+numbers = some(True, False, -2, -1, 0, 1, 2, 8, 9, 16, 17, 47, 48, 63, 64, 262, 2**31 - 1, 2**31, 0.5, "1")
+flags = some(True, False, 0, 1, "true", [], {})
+texts = some("", "a", "the end", LONG, 5, [], ["a"], ["a", ""], ["a", "b"], ["a", "b", "c"], [1])
+lists = some([], [1], [261], [262], [-1], [1] * 63, [1] * 64, [True], ["1"], [[1]], [1, "a"], 5)
+reals = some(True, -0.1, 0, 0.5, 1, 1.0, 2, 2.5, "0", 1e-300)
+of_flag = "ignore_eos stream skip_special_tokens return_token_ids timeline add_special_tokens unheard_of"
+fields: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys("max_tokens max_completion_tokens min_tokens n top_k seed priority".split(), numbers),
+    **dict.fromkeys(of_flag.split(), flags),
+    **dict.fromkeys("temperature top_p min_p".split(), reals),
+    **dict.fromkeys("stop cache_salt user reasoning_effort".split(), texts),
+    "stop_token_ids": lists,
+    "model": some("story", "tale", "models/story", "gpt", "", 5),
+    "stream_options": some({}, {"include_usage": True}, {"include_usage": 1}, {"x": 1}, 5, []),
+    "chat_template": some("default", "plain", "broken", "", 5),
+    "chat_template_kwargs": some({}, {"a": [1]}, {"messages": []}, {"tools": None}, [], 5),
+    "request_id": some("mine", "___prefill_addr_a___decode_addr_b_c", 5),
+    "rid": some(["mine"], "x___decode_addr_b_c"),
+    **dict.fromkeys(NEUTRAL, flags | reals | texts | some("none", "auto", {"type": "text"}, ["text"])),
+    "best_of": some(1, 1.0, True, 0, "1"),
+}
+prompts = texts | lists | some([[1], [2]], [[1], []], [[]], [[1]] * 4, ["a"] * 4, [[1] * 64], [[262]], {}, [[1], "a"])
+roles = some("system", "developer", "user", "assistant", "tool", "function", "wizard", 5)
+parts = some({"type": "text", "text": "a"}, {"type": "text"}, {"type": "image_url"}, {"text": "a"}, "a")
+contents = texts | st.lists(parts, max_size=2)
+message = st.fixed_dictionaries({}, optional={"role": roles, "content": contents, "name": flags}) | flags
+messages = st.lists(message, max_size=3) | flags
+
+
+def bodies(required: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Bodies with a few of the fields. A strategy that draws many fields would seldom draw a body that is served."""
+    few = st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: fields[name] for name in names})
+    )
+    fine: dict[str, Any] = {"prompt": [1, 2], "messages": [{"role": "user", "content": "a"}]}
+    alone = st.fixed_dictionaries({required: values})
+    return few.map(lambda rest: {required: fine[required], **rest}) | alone | few
+
+
+@given(bodies("prompt", prompts), st.booleans(), st.booleans())
+def test_completions(body: Any, has_tokenizer: bool, add_bos: bool) -> None:
+    assert world(has_tokenizer, add_bos).disagreement("CompletionRequest", body) is None
+
+
+@given(bodies("messages", messages), st.booleans())
+def test_chat(body: Any, add_bos: bool) -> None:
+    assert world(True, add_bos).disagreement("ChatRequest", body) is None
+
+
+def test_no_limit_is_known_yet() -> None:
+    without = World(limits=Limits())
+    for body in ({"prompt": [10**6]}, {"prompt": "a", "max_tokens": 10**6, "n": 9}):
+        assert without.allows("CompletionRequest", body) and without.refusal("CompletionRequest", body) is None
+    for body in ({"prompt": "a", "n": 10}, {"prompt": "a", "min_tokens": 17}, {"prompt": [2**31]}):
+        assert not without.allows("CompletionRequest", body) and without.refusal("CompletionRequest", body)
+
+
+PROMPT: dict[str, Any] = {"prompt": "a"}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "is_allowed"),
+    [
+        ("ChatRequest", {"messages": [{"role": "user"}]}, False),
+        ("ChatRequest", {"messages": [{"role": "user", "content": None}]}, False),
+        ("ChatRequest", {"messages": [{"role": "tool", "tool_call_id": "a"}]}, False),
+        ("ChatRequest", {"messages": [{"role": "tool", "content": ""}]}, True),
+        ("ChatRequest", {"messages": [{"role": "assistant", "tool_calls": []}]}, True),
+        ("ChatRequest", CHAT | {"chat_template": "broken"}, False),
+        ("ChatRequest", CHAT | {"chat_template_kwargs": {"messages": []}}, False),
+        ("ChatRequest", CHAT | {"reasoning_effort": "low"}, True),
+        ("ChatRequest", CHAT | {"min_tokens": 20}, True),
+        ("CompletionRequest", {"prompt": [261]}, True),
+        ("CompletionRequest", {"prompt": [262]}, False),
+        ("CompletionRequest", {"prompt": [[262]]}, False),
+        ("CompletionRequest", {"prompt": [[1], []]}, False),
+        ("CompletionRequest", {"prompt": ""}, False),
+        ("CompletionRequest", {"prompt": [1] * 48}, True),
+        ("CompletionRequest", {"prompt": [1] * 49}, False),
+        ("CompletionRequest", {"prompt": ["a"] * 4}, False),
+        ("CompletionRequest", PROMPT | {"stop_token_ids": [262]}, False),
+        ("CompletionRequest", PROMPT | {"stop": ["a", "b", "c"]}, False),
+        ("CompletionRequest", PROMPT | {"n": 9}, False),
+        ("CompletionRequest", PROMPT | {"model": "gpt"}, False),
+        ("CompletionRequest", PROMPT | {"model": "models/story"}, True),
+        ("CompletionRequest", PROMPT | {"stream_options": {}}, False),
+        ("CompletionRequest", PROMPT | {"stream_options": {}, "stream": True}, True),
+        ("CompletionRequest", PROMPT | {"max_tokens": 64}, False),
+        ("CompletionRequest", PROMPT | {"max_tokens": 64, "max_completion_tokens": 4}, True),
+        ("CompletionRequest", PROMPT | {"min_tokens": 17}, False),
+        ("CompletionRequest", PROMPT | {"min_tokens": 17, "max_tokens": 20}, True),
+        ("CompletionRequest", PROMPT | {"logprobs": 5}, False),
+        ("CompletionRequest", PROMPT | {"tools": [{}]}, False),
+        ("CompletionRequest", PROMPT | {"tools": [{}], "tool_choice": "none"}, True),
+        ("CompletionRequest", PROMPT | {"rid": "___decode_addr_a"}, False),
+    ],
+)
+def test_rules(name: str, body: Any, is_allowed: bool) -> None:
+    assert world().allows(name, body) is is_allowed
+    assert (world().refusal(name, body) is None) is is_allowed
+
+
+def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_bos() -> None:
+    with_bos = world(True, True)
+    assert with_bos.translator.completion_prompts(CompletionRequest(prompt=""), LIMITS) == {"prompt": [BOS]}
+    assert with_bos.allows("CompletionRequest", {"prompt": ""})
+    assert not with_bos.allows("CompletionRequest", {"prompt": "", "add_special_tokens": False})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_example_of_a_field_is_served(name: str) -> None:
+    for field, schema in world().schemas[name]["properties"].items():
+        for example in schema["examples"]:
+            body = (PROMPT if name == "CompletionRequest" else CHAT) | {field: example}
+            if field == "stream_options":
+                body["stream"] = True
+            assert world().allows(name, body) and world().refusal(name, body) is None, body
+
+
+def test_every_field_has_a_description_and_an_example_that_fits() -> None:
+    for name, schema in world().schemas.items():
+        assert schema["description"], name
+        for field, told in schema["properties"].items():
+            assert told.get("description") and told.get("examples"), (name, field)
+            for example in told["examples"]:
+                assert Draft202012Validator({**told, **world().document}).is_valid(example), (name, field)
