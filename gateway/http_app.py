@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from gateway.docs_page import DOCS_HEADERS, docs_page
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
 from gateway.membership import Member
@@ -92,7 +93,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     async def root() -> Response:
         return PlainTextResponse(
             f"Baton serves {service.names.first}: POST /v1/completions or /v1/chat/completions; "
-            f"see /health, /workers, /metrics, /openapi.json\n"
+            f"see /health, /workers, /metrics, /docs, /openapi.json\n"
         )
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
@@ -158,6 +159,11 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         return json_response(add_schemas(app.openapi(), service.bounds))
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        page = docs_page(add_schemas(app.openapi(), service.bounds))
+        return Response(page, media_type="text/html; charset=utf-8", headers=DOCS_HEADERS)
 
 
 def worker_row(member: Member, now: float) -> dict[str, Any]:
