@@ -8,10 +8,18 @@ from typing import Any
 from jinja2 import Environment
 
 from gateway.openapi_rules import NOT_SUPPORTED
+from gateway.schemas import INT32
 
 Schema = dict[str, Any]
 DOCS_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-KINDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "object"}
+KINDS = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "object": "object",
+    "array": "list",
+}
 BOUNDS = {  # of numbers and texts
     "minimum": "at least {}",
     "exclusiveMinimum": "more than {}",
@@ -82,13 +90,16 @@ def kind_of(schema: Schema) -> str:
     if "anyOf" in schema:
         return ", or ".join(kind_of(each) for each in schema["anyOf"] if each != {"type": "null"})
 
-    if schema.get("type") == "array":
-        kind = f"list of: {kind_of(schema['items'])}" if schema.get("items") else "list"
-        mark = ";"
-    else:
-        kind, mark = KINDS.get(schema.get("type", ""), "any value"), ","
-    bounds = [words.format(schema[name]) for name, words in BOUNDS.items() if name in schema]
-    return f"{mark} ".join([kind, *bounds])
+    kind = KINDS.get(schema.get("type", ""), "any value")
+    if kind == "list" and schema.get("items"):
+        kind = f"list of ({kind_of(schema['items'])})"
+    bounds = [words.format(schema[name]) for name, words in BOUNDS.items() if _is_worth_saying(schema.get(name))]
+    return ", ".join([kind, *bounds])
+
+
+def _is_worth_saying(bound: float | None) -> bool:
+    """Whether a bound is there, and not merely that of the type."""
+    return bound is not None and abs(bound) < INT32
 
 
 def _operation(path: str, method: str, told: dict[str, Any], tables: dict[str, Table]) -> Operation:

@@ -1,16 +1,18 @@
 """What /openapi.json says beyond the types of fields: rules between fields, and the bounds of this gateway now.
 
-Some rules cannot be told in a JSON schema, so the gateway may still refuse a body that fits: prompt and `max_tokens`
-together beyond the context, `min_tokens` above `max_tokens`, an integer written as 1.0, a text that the tokenizer or
-the chat template refuses, too many prompts times `n`, a misspelt field. `best_of` may also be what `n` is.
+Some rules are not told, because a JSON schema cannot, or because schemathesis cannot work with more rules between
+fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
+`min_tokens` above `max_tokens` or with no token left to draw, an integer written as 1.0, an empty text without special
+tokens, a text that the chat template refuses, too many prompts times `n`, a misspelt field. And it serves two that do
+not fit: `best_of` that is what `n` is, and `functions` beside `function_call: "none"`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from gateway.chat_template import RESERVED
-from gateway.schemas import INT32, NEED_CONTENT
+from gateway.schemas import INT32, NEED_CONTENT, KnownRole
 from gateway.translate import DEFAULT_COMPLETION_TOKENS, Limits
 from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL
 from runtime.settings import HttpLimits
@@ -61,8 +63,8 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     _bound_prompt(schemas["CompletionRequest"], bounds)
     _bound_template(schemas["ChatRequest"]["properties"], bounds)
 
-    has_content = {"required": ["content"], "properties": {"content": {"not": NULL}}}
-    schemas["ChatMessage"]["allOf"] = [_if({"role": {"enum": list(NEED_CONTENT)}}, has_content)]
+    silent = {"properties": {"role": {"enum": sorted(set(get_args(KnownRole)) - set(NEED_CONTENT))}}}
+    schemas["ChatMessage"] |= _either(silent, _given("content", "string", "array"))
 
 
 def _bound_fields(fields: dict[str, Schema], bounds: Bounds) -> None:
@@ -96,9 +98,6 @@ def _bound_prompt(schema: Schema, bounds: Bounds) -> None:
         prompt |= {"anyOf": [ids, lists], "examples": [[1, 2, 3]]}
     elif not bounds.takes_empty_text:
         text["minLength"] = texts["items"]["minLength"] = 1
-    else:  # only the special tokens make it a prompt
-        not_empty = {"properties": {"prompt": {"minLength": 1, "items": {"minLength": 1}}}}
-        schema["allOf"].append(_if({"add_special_tokens": {"const": False}}, not_empty))
 
 
 def _bound_template(fields: dict[str, Schema], bounds: Bounds) -> None:
@@ -110,16 +109,17 @@ def _bound_template(fields: dict[str, Schema], bounds: Bounds) -> None:
 def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
     """Rules of the numbers of tokens, and of the fields that need another one."""
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
-    rules.append(_if(_given("stream_options"), {"required": ["stream"], "properties": {"stream": {"const": True}}}))
+    is_streamed = {"required": ["stream"], "properties": {"stream": {"const": True}}}
+    rules.append(_either({"properties": {"stream_options": NULL}}, is_streamed))
 
-    most, is_asked = bounds.most_tokens, _given("max_completion_tokens")
+    most, is_asked = bounds.most_tokens, _given("max_completion_tokens", "integer")
     if most is not None:
         for name in ("max_completion_tokens", "min_tokens"):
             _limit(fields[name], most)
-        rules.append(_unless(is_asked, _at_most("max_tokens", most)))
+        rules.append(_either(is_asked, _at_most("max_tokens", most)))
     if not is_chat:
         default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
-        rules.append(_unless(is_asked, _unless(_given("max_tokens"), _at_most("min_tokens", default))))
+        rules.append(_either(is_asked, _given("max_tokens", "integer"), _at_most("min_tokens", default)))
 
 
 def _add_unsupported(schema: Schema) -> None:
@@ -127,12 +127,12 @@ def _add_unsupported(schema: Schema) -> None:
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
     for name, neutral in {**NEUTRAL, "best_of": (1,)}.items():
         enum = [None, *neutral]
-        if name in FORBIDDEN_BY:
-            fields[name] = {"description": f'{NOT_SUPPORTED} Any value is, beside `{FORBIDDEN_BY[name]}: "none"`.'}
-            rules.append(_unless({FORBIDDEN_BY[name]: {"const": "none"}}, {"properties": {name: {"enum": enum}}}))
-        else:
-            fields[name] = {"description": NOT_SUPPORTED, "enum": enum}
-        fields[name]["examples"] = [[]] if name in FORBIDDEN_BY else enum[:2][-1:]
+        fields[name] = {"description": NOT_SUPPORTED, "enum": enum, "examples": enum[:2][-1:]}
+
+    by, neutral_tools = FORBIDDEN_BY["tools"], fields["tools"].pop("enum")
+    is_forbidden = {"required": [by], "properties": {by: {"const": "none"}}}
+    rules.append(_either(is_forbidden, {"properties": {"tools": {"enum": neutral_tools}}}))
+    fields["tools"] |= {"description": f'{NOT_SUPPORTED} Any value is, beside `{by}: "none"`.', "examples": [[]]}
 
     for name in ID_FIELDS:
         fields[name] = {
@@ -164,20 +164,16 @@ def _token_ids(node: Any) -> Iterator[Schema]:
             yield from _token_ids(each)
 
 
-def _given(name: str) -> Schema:
-    """Matches if the field is there and not null."""
-    return {name: {"not": NULL}}
+def _given(name: str, *types: str) -> Schema:
+    """Matches if the field is there and not null; `types`: those that it may have."""
+    return {"required": [name], "properties": {name: {"type": list(types)}}}
 
 
 def _at_most(name: str, most: int) -> Schema:
+    """Matches if the field is at most so large, null or absent."""
     return {"properties": {name: {"maximum": most}}}
 
 
-def _if(fields: Schema, then: Schema) -> Schema:
-    """The rule that `then` holds if all `fields` are there and match."""
-    return {"if": {"required": [*fields], "properties": fields}, "then": then}
-
-
-def _unless(fields: Schema, otherwise: Schema) -> Schema:
-    """The rule that `otherwise` holds if not all `fields` are there and match."""
-    return {"if": {"required": [*fields], "properties": fields}, "else": otherwise}
+def _either(*schemas: Schema) -> Schema:
+    """The rule that one of these matches. Many tools do not understand if, then and else."""
+    return {"anyOf": list(schemas)}

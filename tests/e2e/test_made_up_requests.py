@@ -1,9 +1,12 @@
 """Requests made up from /openapi.json, valid and not: whatever comes, the answer is one that the page declares.
 
+What the page allows is served, and what it forbids is refused, but for the rules that no schema can tell.
 2,000 in the exhaustive run, a share of them else. After every 50 a request whose answer is known; at the end nothing
 is held, left or grown.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ pytest.importorskip("schemathesis", reason="the package `schemathesis` is not in
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from jsonschema_rs import Draft202012Validator
+from requests import PreparedRequest
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import (
@@ -27,17 +32,30 @@ from tests.e2e.baton_process import BatonProcess
 pytestmark = pytest.mark.broad
 FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --context-length 64"
 KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+# Why a body that the page allows may be refused; see gateway/openapi_rules.py.
+UNTOLD = re.compile(
+    r"context length|KV memory|expected at most max_tokens|ids of the vocabulary, and min_tokens|prompts, expected"
+    r"|is empty \(0 tokens\)"
+)
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 NUM_STATUS = 15  # for each of the routes that generate nothing; fewer where there is nothing to make up
 EVERY = 50
 MAX_GROWTH = 48 * 2**20  # bytes of one process, from the middle to the end
 
 
+def has_whole_float(value: Any) -> bool:
+    """Whether a number such as 1.0 is in it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(has_whole_float(each) for each in inner) or (isinstance(value, float) and value.is_integer())
+
+
 class Sender:
     """Sends cases and checks what comes back."""
 
-    def __init__(self, server: BatonProcess) -> None:
+    def __init__(self, server: BatonProcess, document: dict[str, Any]) -> None:
         self.server = server
+        self._document = document
+        self.num_compared = {True: 0, False: 0}  # bodies that the page allows, and those that it forbids
         self.num_sent = 0
         self.statuses: dict[int, int] = {}
         self._expected = server.tokens(**KNOWN)
@@ -65,10 +83,35 @@ class Sender:
         status = response.status_code
         assert status < 500 or status == 503, (status, response.text)
         case.validate_response(response, checks=CHECKS)
+        self._compare(case.operation.path, response.request, status, response.text)
         self.statuses[status] = self.statuses.get(status, 0) + 1
         self.num_sent += 1
         if self.num_sent % EVERY == 0:
             self.know()
+
+    def _compare(self, path: str, sent: PreparedRequest, status: int, text: str) -> None:
+        """Whether the page and the server agree about a body. Only where nothing else is wrong, such as a header."""
+        content = self._document["paths"][path].get("post", {}).get("requestBody", {}).get("content")
+        is_json = sent.headers.get("content-type") == "application/json" and sent.method == "POST"
+        if not content or not is_json or not isinstance(sent.body, str | bytes) or "x-baton-timeline" in text:
+            return
+
+        schema = {**content["application/json"]["schema"], "components": self._document["components"]}
+        try:
+            body = json.loads(sent.body)
+        except ValueError:  # some are no JSON
+            assert status != 200, sent.body
+            return
+
+        if has_whole_float(body):
+            return  # to a schema, 1.0 is an integer
+
+        is_allowed = Draft202012Validator(schema).is_valid(body)
+        self.num_compared[is_allowed] += 1
+        if is_allowed:
+            assert status == 200 or UNTOLD.search(text), (body, text)
+        else:
+            assert status != 200, body
 
     def know(self) -> None:
         """The known answer is still the same."""
@@ -87,8 +130,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
 def test_made_up_requests(server: BatonProcess, number: int) -> None:
     """`number` for each of two routes, valid and not."""
     load_all_checks()
-    page = schemathesis.openapi.from_dict(server.get("/openapi.json"))
-    sender = Sender(server)
+    document = server.get("/openapi.json")
+    page = schemathesis.openapi.from_dict(document)
+    sender = Sender(server, document)
     middle: dict[Any, int] = {}
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
         for path in ("/v1/completions", "/v1/chat/completions"):
@@ -109,6 +153,7 @@ def test_made_up_requests(server: BatonProcess, number: int) -> None:
         sender.run(page[path][method], GenerationMode.POSITIVE, NUM_STATUS)
     sender.know()
     assert sender.num_sent >= 4 * number and {200, 400, 404} <= sender.statuses.keys(), sender.statuses
+    assert min(sender.num_compared.values()) >= number // 4, sender.num_compared
     assert server.wait_for_rest()
     grown = {process.pid: process.memory_info().rss - rss for process, rss in middle.items()}
     assert max(grown.values()) < MAX_GROWTH, grown

@@ -32,7 +32,13 @@ LIMITS = Limits(context_length=64, vocab_size=262, pool_tokens=48, prefill_pool_
 HTTP = HttpLimits(max_choices=9, max_prompts=3, max_stop_strings=2)
 NAMES = ModelNames(("story", "tale"), "models/story/")
 # Reasons that a schema cannot tell; see openapi_rules.py.
-UNTOLD = ("context length", "KV memory", "expected at most max_tokens", "ids of the vocabulary, and min_tokens")
+UNTOLD = (
+    "context length",
+    "KV memory",
+    "expected at most max_tokens",
+    "ids of the vocabulary, and min_tokens",
+    "is empty (0 tokens)",
+)
 
 
 class World:
@@ -118,7 +124,8 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     "request_id": some("mine", "___prefill_addr_a___decode_addr_b_c", 5),
     "rid": some(["mine"], "x___decode_addr_b_c"),
     **dict.fromkeys(NEUTRAL, flags | reals | texts | some("none", "auto", {"type": "text"}, ["text"])),
-    "best_of": some(1, 1.0, True, 0, "1"),
+    "best_of": some(1, 1.0, True, 0, "1"),  # not what `n` is, and the next one not "none": no rule says so
+    "function_call": some("auto", "required", {}),
 }
 prompts = texts | lists | some([[1], [2]], [[1], []], [[]], [[1]] * 4, ["a"] * 4, [[1] * 64], [[262]], {}, [[1], "a"])
 roles = some("system", "developer", "user", "assistant", "tool", "function", "wizard", 5)
@@ -206,7 +213,7 @@ def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_bos() -> None:
     with_bos = world(True, True)
     assert with_bos.translator.completion_prompts(CompletionRequest(prompt=""), LIMITS) == {"prompt": [BOS]}
     assert with_bos.allows("CompletionRequest", {"prompt": ""})
-    assert not with_bos.allows("CompletionRequest", {"prompt": "", "add_special_tokens": False})
+    assert "is empty" in str(with_bos.refusal("CompletionRequest", {"prompt": "", "add_special_tokens": False}))
 
 
 @pytest.mark.parametrize("name", KINDS)
