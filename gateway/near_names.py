@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import takewhile
 
 LEAST_LETTERS = 6  # one wrong letter in a shorter name makes another word: `top_a` is no misspelt `top_p`
@@ -39,13 +40,14 @@ def near_path(path: str, known: Collection[str]) -> str | None:
     return next((found for each in candidates[:2] for found in get_close_matches(each, known, 1, LIKENESS)), None)
 
 
+@lru_cache(1024)
 def _letters(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
 def _differ_by_one(one: str, other: str) -> bool:
     """Whether two names are equal but for one letter at most; short ones have to be equal."""
-    if one == other or len(other) < LEAST_LETTERS:
+    if one == other or len(other) < LEAST_LETTERS or abs(len(one) - len(other)) > 1:
         return one == other
 
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
