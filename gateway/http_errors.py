@@ -23,7 +23,9 @@ FAULTS = {  # by status: the type of any such error, and the code of a fault in 
     429: ("rate_limit_error", "overloaded"),
     431: ("invalid_request_error", "headers_too_large"),
     500: ("internal_error", "internal_error"),
+    501: ("invalid_request_error", "not_implemented"),
     503: ("service_unavailable", "overloaded"),
+    505: ("invalid_request_error", "http_version_not_supported"),
 }
 
 

@@ -21,7 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from traceback import extract_tb
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +29,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http_errors import error_event, error_response, status_response
+from gateway.http_parser import Parser, fault_of_head
 from protocol.errors import InternalError, Unavailable
 from runtime.log import get_log
 from runtime.settings import HttpLimits
@@ -51,6 +52,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, limits: HttpLimits, count_cut: Cut, count_refusal: Callable[[int], None], **rest: Any) -> None:
         super().__init__(**rest)
+        self.parser = Parser(self)  # type: ignore[assignment]
         self.limits, self._count_cut, self._count_refusal = limits, count_cut, count_refusal
         self._in_body = False  # else the client sends headers, also between two requests
         self._is_refused = False  # drops what still arrives
@@ -110,6 +112,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(431, f"there are {self._num_headers} headers, expected at most {self.limits.max_headers}")
         elif len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(431, f"there are more than {MAX_PIPELINED} requests before this one")  # never sent
+        elif fault := fault_of_head(self.parser.get_http_version(), self.parser.get_method(), self.headers):
+            self._refuse(*fault)
         else:
             super().on_headers_complete()
             adapt(self.cycle, self._hang_up)
@@ -128,7 +132,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._in_body, self._num_bytes, self._tail = False, 0, b""
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not valid HTTP/1.1")
+        self._refuse(*cast(Parser, self.parser).fault)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -228,6 +232,7 @@ def adapt(cycle: RequestResponseCycle, hang_up: Callable[[], None]) -> None:
     """Makes an answer that ends its connection call `hang_up`, until its request is complete."""
     if cycle.scope["http_version"] == "1.0":
         cycle.__class__ = UnframedCycle
+        cycle.waiting_for_100_continue = False  # HTTP/1.0 knows no such answer
     transport = SimpleNamespace(write=cycle.transport.write, is_closing=cycle.transport.is_closing, close=hang_up)
     cycle.transport = transport  # type: ignore[assignment]
 

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.http_parser import Parser
 from gateway.http_protocol import BoundedHttp, UnframedCycle, adapt
 from tests.gateway.connection_by_hand import Loop, Transport
 
@@ -37,10 +38,10 @@ METHODS: dict[type[Any], dict[str, str]] = {  # name: parameters
     RequestResponseCycle: {"send": "message"},
     FlowControl: {"resume_reading": ""},
 }
-OF_PROTOCOL = {"connections", "cycle", "flow", "loop", "pipeline", "scope", "transport"}
+OF_PROTOCOL = {"connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "transport"}
 OF_CYCLE = {
     *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive", "message_event"),
-    *("response_complete", "response_started", "scope", "transport"),
+    *("response_complete", "response_started", "scope", "transport", "waiting_for_100_continue"),
 }
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -143,6 +144,12 @@ def test_a_cycle_asks_of_its_transport_only_what_it_is_given() -> None:
     """gateway/http_protocol.py gives it an object with these three."""
     asked = set(re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle)))
     assert asked == {"write", "is_closing", "close"}, sentence(f"RequestResponseCycle asks its transport for {asked}")
+
+
+def test_a_connection_asks_of_its_parser_only_what_ours_has() -> None:
+    """gateway/http_parser.py stands in for httptools' parser, once uvicorn has made and set up its own."""
+    asked = used(HttpToolsProtocol, "self.parser") - {"set_dangerous_leniencies"}
+    assert asked <= vars(Parser).keys(), sentence(f"HttpToolsProtocol asks its parser for {asked}")
 
 
 # ---- what uvicorn does ----

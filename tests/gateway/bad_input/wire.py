@@ -5,21 +5,20 @@ from tests.gateway.bad_input.case import COMPLETIONS, Case, post
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+H2C = b"connection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA"
 BODY = b'{"prompt": "a", "max_tokens": 1}'
 NOT_HTTP: list[bytes] = [
     b"\r\n\r\n\r\nnonsense\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\0\0\0\0",
     b"GET\r\n\r\n",
     b"GET / HTTP/1.1 x\r\n\r\n",
-    b"GET / HTTP/9.9\r\n\r\n",
     b"GET / FTP/1.1\r\n\r\n",
     b"get / HTTP/1.1\r\n\r\n",
     b"FETCH / HTTP/1.1\r\n\r\n",
     b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
     b"GET /a b HTTP/1.1\r\n\r\n",
-    b"GET http://[::1 HTTP/1.1\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\nhost: a\r\n\r\n",
     b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
     b"GET / HTTP/1.1\r\n: no name\r\n\r\n",
     b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
@@ -32,10 +31,25 @@ NOT_HTTP: list[bytes] = [
     POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
     POST + b"content-length: 1, 2\r\n\r\n",
     POST + b"content-length: 32\r\ntransfer-encoding: chunked\r\n\r\n",
+    POST + b"content-length : 32\r\n\r\n",
+    POST + b"a: b\r\n content-length: 32\r\n\r\n",
     CHUNKED + b"zz\r\n",
     CHUNKED + b"-1\r\n",
     CHUNKED + b"fffffffffffffffffffff\r\n",
     CHUNKED + b"3\r\nabcd\r\n",
+]
+HEADS: list[tuple[bytes, int, str]] = [  # what is HTTP, but not for this server, or not for every server the same
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "expected HTTP/1.1 or HTTP/1.0"),
+    (b"GET / HTTP/9.9\r\n\r\n", 505, "expected HTTP/1.1 or HTTP/1.0"),
+    (GET.replace(b"HTTP/1.1", b"HTTP/2.0"), 505, "got HTTP/2.0"),
+    (b"GET /\r\n\r\n", 505, "got HTTP/0.9"),
+    (GET.replace(b"host: a\r\n", b""), 400, "host: is missing"),
+    (GET.replace(b"host: a", b"host: a\r\nhost: a"), 400, "host: got 2 headers"),
+    (GET.replace(b"host: a", b"host: \xff\xfe"), 400, "host: got "),
+    (GET.replace(b"GET /v1/models", b"CONNECT a:443"), 501, "CONNECT"),
+    (POST + b"transfer-encoding: gzip, chunked\r\n\r\n", 501, "transfer-encoding: got 'gzip, chunked'"),
+    (POST + b"transfer-encoding: identity\r\n\r\n", 400, "transfer-encoding: got 'identity'"),
+    (POST + b"transfer-encoding: xchunked\r\n\r\n", 400, "transfer-encoding: got 'xchunked'"),
 ]
 PATHS: list[tuple[str, str, int]] = [
     ("GET", "/nowhere", 404),
@@ -110,10 +124,15 @@ def odd_but_fine() -> list[Case]:
     lying = b"content-length: 32\r\n\r\n" + BODY
     return [
         Case("HTTP/1.0", (b"GET /v1/models HTTP/1.0\r\n\r\n",), 200),
-        Case("a websocket", (GET.replace(b"host: a", b"upgrade: websocket\r\nconnection: upgrade"),), 200),
-        Case("an unknown expectation", (GET.replace(b"host: a", b"expect: miracles"),), 200),
-        Case("no host", (GET.replace(b"host: a\r\n", b""),), 200),
-        Case("a host of bytes", (GET.replace(b"host: a", b"host: \xff\xfe"),), 200),
+        Case(
+            "a websocket",
+            (GET.replace(b"connection: close", b"upgrade: websocket\r\nconnection: upgrade, close"),),
+            200,
+        ),
+        Case("h2c with a body", (POST.replace(b"connection: close", H2C) + lying,), 200),
+        Case("h2c with a body in chunks", (CHUNKED.replace(b"connection: close", H2C), chunk(BODY), b"0\r\n\r\n"), 200),
+        Case("an unknown expectation", (GET.replace(b"host: a", b"host: a\r\nexpect: miracles"),), 200),
+        Case("an empty host", (GET.replace(b"host: a", b"host:"),), 200),
         Case("a long query", (GET.replace(b"models", b"models?" + b"a=%00&" * 5000),), 200),
         Case("empty lines before", (b"\r\n\r\n" + GET,), 200),
         Case("byte by byte", tuple(GET[place : place + 1] for place in range(len(GET))), 200),
@@ -130,6 +149,7 @@ def odd_but_fine() -> list[Case]:
 def all_cases() -> list[Case]:
     """Every row; the slow ones, which wait for a deadline, are elsewhere."""
     found = [Case(f"not HTTP {raw[:60]!r}", (raw,), 400, ("not valid HTTP",)) for raw in NOT_HTTP]
+    found += [Case(f"head {raw[:120]!r}", (raw,), status, (words,)) for raw, status, words in HEADS]
     for method, path, status in PATHS:
         found.append(Case(f"{method} {path[:60]}", request_line(method, path), status))
     return found + too_much() + odd_but_fine()
