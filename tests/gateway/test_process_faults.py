@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_is_cancelled(setting: Setting, stream: bool)
 async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting) -> None:
     host, port = setting.gateway.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
     await writer.wait_closed()
