@@ -6,6 +6,7 @@ workers. generation.py follows it from there, and answering.py writes the respon
 
 import asyncio
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -218,7 +219,7 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
 
 def _checked(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> AnyRequest:
     """All checks of a request that need no tokens. May run in a thread."""
-    body = parse_json(raw)
+    body = parse_json(raw.removeprefix(BOM_UTF8))  # some editors and clients write this mark before UTF-8
     if isinstance(body, dict):
         refuse_unsupported(body)
         refuse_misspelt(body)

@@ -1,10 +1,13 @@
+import json
+
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.schemas import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, parse_json
-from gateway.service import check_content
+from gateway.service import LONG_BODY_BYTES, check_content
 from protocol.errors import BadRequest
+from tests.gateway.conftest import Setting
 
 
 def test_json() -> None:
@@ -84,3 +87,13 @@ def test_what_is_not(headers: dict[str, str], words: str) -> None:
     with pytest.raises(HTTPException) as caught:
         check_content(request(**headers))
     assert caught.value.status_code == 415 and words in caught.value.detail
+
+
+async def test_a_byte_order_mark_before_the_json_is_skipped(setting: Setting) -> None:
+    await setting.add_pair()
+    for user in ("", "y" * LONG_BODY_BYTES):
+        body = json.dumps({"prompt": "a", "max_tokens": 1, "user": user}).encode("utf-8-sig")
+        assert (await setting.client.post("/v1/completions", content=body)).status_code == 200
+    for body in (b"\xef\xbb\xbf\xef\xbb\xbf{}", b"\xef\xbb{}", '{"prompt": "a"}'.encode("utf-16")):
+        error = (await setting.client.post("/v1/completions", content=body)).json()["error"]
+        assert "the body is not valid JSON" in error["message"]

@@ -49,7 +49,7 @@ NOT_JSON: list[bytes] = [
     b'{"prompt": "\xed\xa0\x80"}',
     b'{"prompt": "\xf4\x90\x80\x80"}',
     b'{"prompt": "\xf0\x9f\x98"}',
-    b'\xef\xbb\xbf{"prompt": "a"}',
+    b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}',
     '{"prompt": "a"}'.encode("utf-16"),
     '{"prompt": "a"}'.encode("utf-32"),
     b'{"prompt": "a", "temperature": NaN}',
@@ -106,5 +106,6 @@ def all_cases() -> list[Case]:
         sent = post(CHAT, gzip.compress(FINE), f"content-encoding: {encoding}")
         found.append(Case(f"encoding {encoding[:20]}", sent, 415, ("content-encoding", encoding[:40])))
     found.append(Case("no content type", post(COMPLETIONS, FINE, kind=None), 200))
+    found.append(Case("a byte order mark", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE), 200))
     found.append(Case("a charset", post(COMPLETIONS, FINE, kind="application/json;charset=UTF-8"), 200))
     return found
