@@ -128,44 +128,51 @@ def check_list(prompt: object, limits: Limits) -> None:
     for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
         if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
             where = "prompt" if place is None else f"prompt[{place}]"
-            raise ContextLengthExceeded(
-                f"{where} has {len(ids)} tokens: beyond the context length of {longest} tokens", param="prompt"
-            )
+            raise _too_long(f"{where} has {len(ids)} tokens", "prompt", limits)
 
 
 def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLengthExceeded:
     """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have."""
     longest = limits.longest_prompt
-    bound = "context length of" if longest == limits.context_length else "KV memory of a worker, which can hold"
-    return ContextLengthExceeded(
-        f"{where} has {num_chars} characters, more than {longest} tokens: beyond the {bound} {longest} tokens",
-        param=_param(where),
-    )
+    found = f"{where} has {num_chars} characters, more than {longest} tokens"
+    return _too_long(found, _param(where), limits, None if longest == limits.context_length else longest)
+
+
+def _too_long(found: str, param: str, limits: Limits, pool_tokens: int | None = None) -> ContextLengthExceeded:
+    """The error for a request beyond the context length, or beyond `pool_tokens`. Clients such as LiteLLM look for its
+    first words, which are those of OpenAI."""
+    bounds: list[str] = []
+    if limits.context_length is not None:
+        bounds.append(f"This model's maximum context length is {limits.context_length} tokens")
+    if pool_tokens is not None:
+        bounds.append(f"the KV memory of a worker can hold {pool_tokens} tokens")
+    return ContextLengthExceeded(f"{' and '.join(bounds)}, but {found}", param=param)
 
 
 def max_tokens(
-    num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: str, limits: Limits
+    num_prompt: int,
+    asked: int | None,
+    default: int | None,
+    num_choices: int,
+    where: str,
+    limits: Limits,
+    field: str = "max_tokens",
 ) -> int:
     """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
-    is too much."""
+    is too much; it names the `field` only if the client has sent it."""
     least = asked if asked is not None else 1
-    together = f"{where} has {num_prompt} tokens and max_tokens is {least}"
+    found = f"{where} has {num_prompt} tokens" + ("" if asked is None else f" and {field} is {asked}")
 
     left = None if limits.context_length is None else limits.context_length - num_prompt
     if left is not None and least > left:
-        raise ContextLengthExceeded(
-            f"{together}: together {num_prompt + least}, beyond the context length of {limits.context_length} tokens",
-            param="max_tokens" if left >= 1 else _param(where),
-        )
+        end = ", which leaves none for the answer" if asked is None else f": together {num_prompt + asked}"
+        raise _too_long(found + end, field if left >= 1 else _param(where), limits)
 
     room = limits.room(num_prompt, num_choices)
     if room is not None and least > room:
         times = f" for each of {num_choices} choices" if num_choices > 1 else ""
         pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
-        raise ContextLengthExceeded(
-            f"{together}{times}: more than the KV memory of a worker can hold, which is {min(pools)} tokens",
-            param="max_tokens" if room >= 1 else _param(where),
-        )
+        raise _too_long(found + times, field if room >= 1 else _param(where), limits, min(pools))
 
     if asked is not None:
         return asked
@@ -235,12 +242,13 @@ class Translator:
 
         rules = self._sampling(request, limits)
         check_drawable(rules, limits)
-        asked = request.max_completion_tokens or request.max_tokens
+        field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+        asked: int | None = getattr(request, field)
         skip_special = request.skip_special_tokens is not False
         prompts: list[Prompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
-            num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits)
+            num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits, field)
             if rules.min_tokens > num_tokens:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
@@ -278,11 +286,7 @@ class Translator:
 
         least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
-            raise ContextLengthExceeded(
-                f"{where} has {len(text)} characters, at least {least} tokens: "
-                f"beyond the context length of {limits.context_length} tokens",
-                param=_param(where),
-            )
+            raise _too_long(f"{where} has {len(text)} characters, at least {least} tokens", _param(where), limits)
 
         encode = self._tokenizer.encode_prompt if add_special_tokens else self._tokenizer.encode_plain
         ids = encode(text, limits.longest_prompt)

@@ -166,9 +166,17 @@ async def test_a_request_that_is_too_long_has_the_code_that_clients_know(setting
         error = response.json()["error"]
         assert response.status_code == 400 and error["type"] == "invalid_request_error"
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-    messages = [{"role": "user", "content": "x" * 600}]
-    error = (await setting.client.post("/v1/chat/completions", json={"messages": messages})).json()["error"]
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert error["message"].startswith("This model's maximum context length is 512 tokens"), (
+            "LiteLLM looks for this"
+        )
+    for content, field, param in (
+        ("x" * 600, {}, "messages"),
+        ("x", {"max_completion_tokens": 600}, "max_completion_tokens"),
+    ):
+        body = {"messages": [{"role": "user", "content": content}], **field}
+        error = (await setting.client.post("/v1/chat/completions", json=body)).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert error["message"].startswith("This model's maximum context length is 512 tokens")
 
 
 async def test_no_usage_unless_asked(setting: Setting) -> None:

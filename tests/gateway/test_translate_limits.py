@@ -30,13 +30,39 @@ def test_beyond_the_context_names_both_and_the_limit() -> None:
     with pytest.raises(BadRequest) as caught:
         max_tokens(60, 41, 16, 1, "prompt", LIMITS)
     assert caught.value.param == "max_tokens"
-    assert all(number in caught.value.message for number in ("60", "41", "101", "100")), caught.value.message
+    assert caught.value.message == (
+        "This model's maximum context length is 100 tokens, but prompt has 60 tokens and max_tokens is 41: together 101"
+    )
+
+
+def test_a_field_of_another_name_is_named_as_it_was_sent() -> None:
+    for limits in (LIMITS, Limits(pool_tokens=80, page_size=16)):
+        with pytest.raises(BadRequest, match="max_completion_tokens is 41") as caught:
+            max_tokens(60, 41, None, 1, "messages", limits, "max_completion_tokens")
+        assert caught.value.param == "max_completion_tokens"
 
 
 def test_a_prompt_that_fills_the_context() -> None:
     with pytest.raises(BadRequest) as caught:
         max_tokens(100, None, 16, 1, "prompt[3]", LIMITS)
-    assert caught.value.param == "prompt" and caught.value.message.startswith("prompt[3] has 100 tokens")
+    known, found = "This model's maximum context length is 100 tokens", "prompt[3] has 100 tokens"
+    assert caught.value.message == f"{known}, but {found}, which leaves none for the answer"
+    assert caught.value.param == "prompt"
+
+
+@given(st.integers(1, 300), st.integers(1, 3), st.sampled_from([None, 20, 100]), st.sampled_from([None, 40, 120]))
+def test_who_sent_no_max_tokens_hears_nothing_of_it(
+    num_prompt: int, num_choices: int, context: int | None, pool: int | None
+) -> None:
+    limits = Limits(context_length=context, pool_tokens=pool, page_size=4)
+    told: ContextLengthExceeded | None = None
+    try:
+        max_tokens(num_prompt, None, 16, num_choices, "prompt", limits)
+    except ContextLengthExceeded as error:
+        told = error
+    if told is not None:
+        assert told.param == "prompt" and "max_tokens" not in told.message
+        assert context is None or told.message.startswith(f"This model's maximum context length is {context} tokens")
 
 
 def test_defaults_shrink_to_what_is_left() -> None:
@@ -48,7 +74,9 @@ def test_defaults_shrink_to_what_is_left() -> None:
 
 
 def test_more_than_the_pool() -> None:
-    with pytest.raises(BadRequest, match=r"4 choices.*160 tokens"):
+    with pytest.raises(
+        BadRequest, match=r"can hold 160 tokens, but prompt has 60 tokens and max_tokens is 40 for each of 4"
+    ):
         max_tokens(60, 40, 16, 4, "prompt", LIMITS)
     with pytest.raises(BadRequest, match="KV memory"):
         max_tokens(60, None, 16, 1, "prompt", Limits(context_length=100, pool_tokens=32, page_size=16))
@@ -99,14 +127,14 @@ def test_a_list_that_is_too_long_whatever_is_in_it() -> None:
     for prompt in prompts:
         check_list(prompt, LIMITS)
     check_list([1] * 101, Limits())
-    with pytest.raises(BadRequest, match="prompt has 101 tokens: beyond the context length of 100") as caught:
+    with pytest.raises(BadRequest, match="context length is 100 tokens, but prompt has 101 tokens") as caught:
         check_list([1] * 101, LIMITS)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_a_list_among_lists_that_is_too_long() -> None:
     check_list([[1] * 100, [1] * 100, [], "a"], LIMITS)
-    with pytest.raises(BadRequest, match=r"prompt\[1\] has 101 tokens: beyond the context length of 100") as caught:
+    with pytest.raises(BadRequest, match=r"length is 100 tokens, but prompt\[1\] has 101 tokens") as caught:
         check_list([[1] * 100, [1] * 101], LIMITS)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
