@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.schemas import refuse_unsupported
+from protocol.errors import BadRequest
 from runtime.keys import read_api_keys
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
@@ -54,6 +56,13 @@ def test_the_first_command_says_where_and_the_others_use_it() -> None:
     assert COMMANDS[0] == "URL=http://127.0.0.1:8000 KEY=none"
     assert len(COMMANDS) == 10
     assert all("$URL" in command or command.endswith("> keys.txt)") for command in COMMANDS[1:])
+
+
+def test_litellm_is_told_to_drop_only_what_is_refused() -> None:
+    [names] = re.findall(r"additional_drop_params: \[(.*?)\]\n", PAGE)
+    for name in names.split(", "):
+        with pytest.raises(BadRequest, match=f"^{name}: .* not supported"):
+            refuse_unsupported({name: 5})
 
 
 async def test_each_command(locked: Setting, tmp_path: Path) -> None:
