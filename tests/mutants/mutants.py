@@ -6,6 +6,7 @@ from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_futures import FUTURES
 from tests.mutants.mutants_of_handoff import HANDOFF
+from tests.mutants.mutants_of_http import HTTP
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
 from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_pairing import PAIRING
@@ -325,6 +326,7 @@ MUTANTS = (
     *CACHES,
     *POLICIES,
     *PAIRING,
+    *HTTP,
     *ROLES,
     *SPECULATION,
     *DRAFT_LAYERS,
