@@ -318,7 +318,7 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "prefill.decode_peers.JOB_TOKENS": scenario.job_tokens,
         "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.frame_sender.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,
-        "transfer.sending.frame_sender.GATHER_BELOW": scenario.gather_below,
+        "transfer.sending.payloads.GATHER_BELOW": scenario.gather_below,
     }
     log = logging.getLogger("baton")
     level = log.level

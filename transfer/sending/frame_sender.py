@@ -1,15 +1,12 @@
-"""The sender of a prefill worker, over any wire: takes frames from the queues, reads page memory, seals and sends.
+"""The sender of a prefill worker, over any wire: takes frames from the queues, seals and sends them.
 
-Runs of pages go to the wire as views of page memory, without a copy. A frame of many short runs is gathered first,
-because each part has a cost. If the peer's pages can be written in place, they are, and the frame is only its header.
-If a device writes them, the header leaves when the device is done.
+payloads.py reads the frames from page memory. If a device writes the peer's pages, the header leaves when the device is
+done.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
@@ -20,10 +17,9 @@ from transfer.in_place.pools import Pool, Pools
 from transfer.interfaces import PageMemory, Part, Reading, Wire
 from transfer.offers import ANSWER, OFFER, Answer
 from transfer.plan import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
+from transfer.sending.payloads import Payloads
 from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
 from transfer.states import TransferState
-
-GATHER_BELOW = 64 * 1024  # bytes: runs that are shorter on average are gathered
 
 
 class FrameSender:
@@ -42,10 +38,9 @@ class FrameSender:
         device_window: int = DEVICE_WINDOW_BYTES,
     ) -> None:
         """Without `pools` nothing is written in place. `export`: the bytes that let decode read our pages.
-        `gather_below`: bytes, GATHER_BELOW by default."""
+        `gather_below`: see Payloads."""
         self._export = export
-        self._gather_below = GATHER_BELOW if gather_below is None else gather_below
-        self._memory = memory
+        self._payloads = Payloads(memory, gather_below)
         self._layout = memory.layout
         self._instance = instance
         self._wire = wire
@@ -247,10 +242,10 @@ class FrameSender:
         return True
 
     def _send(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
-        parts, payload, shared = self._payload(transfer, frame)
-        header = seal_sized(transfer.header(frame, self._instance), payload)
-        reading = self._give(instance, transfer, header, parts)
-        if reading is not None and shared:
+        payload = self._payloads.read(transfer, frame, self._pools.get(instance))
+        header = seal_sized(transfer.header(frame, self._instance), payload.content)
+        reading = self._give(instance, transfer, header, payload.parts)
+        if reading is not None and payload.is_shared:
             self._reading.setdefault(transfer.target, []).append(reading)
         return reading is not None
 
@@ -263,25 +258,3 @@ class FrameSender:
             self._totals["frames"] += 1
             self._totals["bytes"] += header.payload_bytes
         return reading
-
-    def _payload(self, transfer: SendTransfer, frame: Frame) -> tuple[Sequence[Part], Iterable[Part], bool]:
-        """(the parts that travel, the payload, which must be read to its end before them, whether the parts are views
-        of page memory)."""
-        if not isinstance(frame, KvFrame):
-            last = [transfer.last_payload(frame)]
-            return last, last, False
-
-        if transfer.is_in_place:
-            copy, pool = transfer.copy(frame), self._pools.get(transfer.target.peer.instance)
-            assert pool is not None and not isinstance(pool, DevicePool), "transfers end before the memory is unmapped"
-            source = self._memory.window(frame.layer, copy.sources.pages)
-            return [], copy.pieces(source, pool.window(frame.layer, copy.targets.pages)), False
-
-        runs = transfer.runs(frame)
-        window = self._memory.window(frame.layer, runs.pages)
-        if len(runs) > 1 and runs.num_bytes < len(runs) * self._gather_below:
-            gathered = np.empty(runs.num_bytes, np.uint8).data
-            return [gathered], runs.gather(window, gathered), False
-
-        views = runs.views(window)
-        return views, views, True
