@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 import zmq
 
-from gateway.dispatch import FOREIGN, INVALID, Dispatch, RetryRules
+from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
 from gateway.membership import Change, Membership, WorkerKey
+from gateway.retries import RetryRules
 from gateway.translate import NO_LIMITS, Limits, limits_of
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES

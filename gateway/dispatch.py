@@ -1,23 +1,20 @@
 """Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around pairing.py, requests.py and `final_error`. The caller reports lost workers with `lost`.
+A thin loop around pairing.py, requests.py and retries.py. The caller reports lost workers with `lost`.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
+from gateway.attempt_loads import AttemptLoads
 from gateway.membership import Membership, WorkerKey
-from gateway.pairing import NO_LOAD, Loads, Pair, Pairer, decode_load, one_choice_less, prefill_load
-from gateway.requests import Attempt, ChoiceRecord, Listener, RequestRecord, Requests
+from gateway.pairing import Pair, Pairer
+from gateway.requests import Attempt, Listener, RequestRecord, Requests
+from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
     InternalError,
-    LaunchFailed,
-    LayoutMismatch,
-    Overloaded,
-    PrefillQueueFull,
     QueueFull,
     Retraction,
     Unavailable,
@@ -42,30 +39,7 @@ from runtime.waiting_line import WaitingLine
 
 GATEWAY = "gateway"  # the worker name in the gateway's own stamps
 INVALID, FOREIGN = "tokens", "of another's request"  # kinds of refused messages
-PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
-PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
-MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.dispatch")
-
-
-@dataclass(frozen=True)
-class RetryRules:
-    """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
-    lost worker was last heard. A restarted worker is back by then."""
-
-    max_attempts: int
-    wait_s: float
-
-
-@dataclass(frozen=True, eq=False)
-class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost worker was last
-    heard, or when the attempt failed if none was lost."""
-
-    record: RequestRecord
-    choices: Sequence[int]
-    error: BatonError
-    since: float
 
 
 class Dispatch:
@@ -91,12 +65,11 @@ class Dispatch:
         self._lose = lose
         self._refusals = refusals
 
-        self.loads = Loads()
+        self.loads = AttemptLoads()
+        self.retries = Retries()
         self._stranded: WaitingLine[Stranded] = WaitingLine()
         self._stopped: str | None = None  # if set, why no request is taken any more
         self.requests = Requests()
-        # Attempts after the first, by the code of the error that ended the one before.
-        self.retries = Counter(dict.fromkeys(PASSING_CODES, 0))
 
     def stop(self, why: str) -> None:
         """Fails and cancels every request in flight, and refuses every later one."""
@@ -160,11 +133,7 @@ class Dispatch:
             return False
 
         self.requests.begin(record, attempt)
-        attempt.decode_load = decode_load(attempt.need, pair.decode)
-        self.loads.add(key, attempt.decode_load)
-        if prefill is not None:
-            attempt.prefill_load = prefill_load(attempt.need, prefill)
-            self.loads.add(prefill.key, attempt.prefill_load)
+        self.loads.begin(attempt, pair)
         record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return True
 
@@ -178,19 +147,13 @@ class Dispatch:
     def _end_attempt(self, record: RequestRecord, attempt: Attempt) -> None:
         """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
         if record.attempts.pop(attempt.number, None) is not None:
-            self._first_token_seen(attempt)
-            self.loads.add(attempt.decode, attempt.decode_load, -1)
+            self.loads.end(attempt)
 
     def _forget(self, record: RequestRecord) -> None:
         """Ends a request: cancels what still runs of it and drops its load."""
         for attempt in list(record.attempts.values()):
             self._cancel_attempt(record, attempt)
         self.requests.remove(record)
-
-    def _first_token_seen(self, attempt: Attempt) -> None:
-        if attempt.prefill is not None:
-            self.loads.add(attempt.prefill, attempt.prefill_load, -1)
-            attempt.prefill_load = NO_LOAD
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
         self._forget(record)
@@ -201,16 +164,7 @@ class Dispatch:
     def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
         """Keeps the outputs of the attempt's choices, and retries what is missing."""
         self._end_attempt(record, attempt)
-        if isinstance(error, LaunchFailed):
-            for number in attempt.running:
-                record.choices[number].num_launch_failures += 1
-
-        if isinstance(error, QueueFull):
-            record.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)
-            for number in attempt.running:
-                record.choices[number].num_attempts -= 1  # nothing has failed
-        else:
-            record.full.clear()
+        record.note_failure(attempt, error)
 
         # Choices wait from when their lost worker was last heard, else from now.
         lost = self._membership.losses
@@ -242,24 +196,8 @@ class Dispatch:
                     self._stranded.add(waiting, waiting.since, record.prompt.priority, resumes=first.gave_way)
                     break
                 elif self._begin(record, choices, pair):
-                    self._retried(record, stranded.error)
+                    self.retries.note(record, stranded.error)
                     break
-
-    def _retried(self, record: RequestRecord, error: BatonError) -> None:
-        self.retries[error.code] += 1
-        tell, event = log.warning, "request retried"
-        if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken
-            tell, event = log.info, "request gave way"
-        elif isinstance(error, QueueFull):
-            tell, event = log.info, "request sent to another worker"
-        tell(
-            event,
-            request_id=record.request_id,
-            attempt=record.num_attempts - 1,
-            worker=record.pairs[-1],
-            before=",".join(dict.fromkeys(record.pairs[:-1])),
-            why=error.message,
-        )
 
     def rescue(self) -> None:
         """Looks again for workers for the stranded choices."""
@@ -293,8 +231,7 @@ class Dispatch:
         if delivery is None:
             return
 
-        if attempt.prefill_load.rows:
-            self._first_token_seen(attempt)
+        self.loads.first_token(attempt)
 
         if delivery.finish is not None and record.has_ended(attempt):
             self._end_attempt(record, attempt)
@@ -318,18 +255,11 @@ class Dispatch:
         if message.choice not in attempt.running or record.choices[message.choice].closed:
             return
 
-        attempt.retracted.add(message.choice)
+        record.give_way(attempt, message.choice)
         if record.has_ended(attempt):
             self._end_attempt(record, attempt)
         else:
-            rest = one_choice_less(attempt.decode_load, attempt.need)
-            self.loads.add(attempt.decode, attempt.decode_load, -1)
-            self.loads.add(attempt.decode, rest)
-            attempt.decode_load = rest
-        choice = record.choices[message.choice]
-        choice.gave_way = True
-        record.full.clear()
-        choice.num_attempts -= 1  # nothing has failed
+            self.loads.one_choice_less(attempt)
         error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
         self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
 
@@ -349,37 +279,3 @@ class Dispatch:
         for record, attempt in self.requests.running_on(key):
             if attempt.number in record.attempts:
                 self._attempt_failed(record, attempt, error)
-
-
-# ---- what follows a failed attempt ----
-
-
-def may_go_on(error: BatonError) -> bool:
-    """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
-    return isinstance(error, PASSING)
-
-
-def final_error(
-    error: BatonError, choice: ChoiceRecord, has_pair: bool, waited_s: float, rules: RetryRules
-) -> BatonError | None:
-    """The error that ends a `choice` whose last attempt failed with `error`. None if it goes on: with the ready pair,
-    or without one when a worker has joined. `waited_s`: since the lost worker was last heard; 0 if none was lost."""
-    if not may_go_on(error):
-        return error
-    if isinstance(error, QueueFull):
-        return None if has_pair else Overloaded(f"{error.message}, and no other worker has room; try again")
-
-    if choice.num_launch_failures >= MOST_LAUNCH_FAILURES:
-        return LaunchFailed(f"{error.message} (computing it failed {choice.num_launch_failures} times)")
-    if choice.num_attempts >= rules.max_attempts:
-        tried = "the only attempt" if choice.num_attempts == 1 else f"the last of {choice.num_attempts} attempts"
-        return _for_client(error, f"{error.message} ({tried})")
-
-    if has_pair or waited_s < rules.wait_s:
-        return None
-    return _for_client(error, f"{error.message}, and no other worker could take over in {rules.wait_s:g} s")
-
-
-def _for_client(error: BatonError, message: str) -> BatonError:
-    """The same kind of error if clients know it as a fault of the service, else Unavailable."""
-    return type(error)(message) if isinstance(error, Unavailable | LaunchFailed) else Unavailable(message)

@@ -365,7 +365,7 @@ def add_control(registry: CollectorRegistry, control: Control, refused: Callable
 
     tally("request_attempts", "Attempts: requests given to workers, with every retry.", lambda: requests.num_attempts)
     text = "Attempts after the first, by the code of the error that ended the one before."
-    tally("request_retries", text, lambda: dispatch.retries, "reason")
+    tally("request_retries", text, lambda: dispatch.retries.counts, "reason")
     text = "Worker processes that became members: more than there are workers means restarts."
     tally("workers_joined", text, lambda: control.joined, "role")
     text = "Worker processes that left or were declared lost."

@@ -14,12 +14,12 @@ import uvicorn
 
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
 from gateway.membership import Membership
 from gateway.metrics import Metrics, add_control
 from gateway.model_folder import model_facts, read_model_folder
+from gateway.retries import RetryRules
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Limits, Translator

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from gateway.membership import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
 from gateway.translate import Prompt
-from protocol.errors import BatonError, WireError
+from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
@@ -221,6 +221,28 @@ class RequestRecord:
             cache_salt=self.prompt.cache_salt,
             priority=self.prompt.priority,
         )
+
+    def note_failure(self, attempt: Attempt, error: BatonError) -> None:
+        """An attempt has failed with `error`. For a worker's full line its choices are not to blame: nothing counts."""
+        running = [self.choices[number] for number in attempt.running]
+        if isinstance(error, LaunchFailed):
+            for choice in running:
+                choice.num_launch_failures += 1
+
+        if isinstance(error, QueueFull):
+            self.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)
+            for choice in running:
+                choice.num_attempts -= 1  # nothing has failed
+        else:
+            self.full.clear()
+
+    def give_way(self, attempt: Attempt, number: int) -> None:
+        """The worker of `attempt` has no memory for a choice any more, so the attempt goes on without it."""
+        attempt.retracted.add(number)
+        choice = self.choices[number]
+        choice.gave_way = True
+        choice.num_attempts -= 1  # nothing has failed
+        self.full.clear()
 
     def finish_what_ends(self, numbers: Iterable[int]) -> list[Delivery]:
         """Closes open choices that had received their last token. Their worker was lost before it reported the end."""

@@ -6,8 +6,8 @@ from typing import cast
 import zmq
 
 from gateway.control import TICK_S, Control, ControlSocket
-from gateway.dispatch import RetryRules
 from gateway.membership import Membership
+from gateway.retries import RetryRules
 from runtime.settings import GatewaySettings
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings

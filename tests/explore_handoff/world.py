@@ -78,12 +78,12 @@ class World:
     @property
     def num_retries(self) -> int:
         """Attempts after one that failed, of the present gateway."""
-        retries = self.gateway.control.dispatch.retries
+        retries = self.gateway.control.dispatch.retries.counts
         return retries.total() - retries[Retraction.code] - self._num_refused
 
     @property
     def _num_refused(self) -> int:
-        retries = self.gateway.control.dispatch.retries
+        retries = self.gateway.control.dispatch.retries.counts
         return retries[QueueFull.code] + retries[PrefillQueueFull.code]
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class World:
         with _constants(self.scenario):
             try:
                 self._run()
-                self.story.happened["retracted"] += self.gateway.control.dispatch.retries[Retraction.code]
+                self.story.happened["retracted"] += self.gateway.control.dispatch.retries.counts[Retraction.code]
                 self.story.happened["refused"] += self._num_refused
                 self.story.happened["overloaded"] += self.outcomes[Overloaded.code]
                 self.story.happened["spilled"] += sum(

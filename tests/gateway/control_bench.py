@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import cast
 
 from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
+from gateway.retries import RetryRules
 from gateway.translate import Prompt
 from protocol.messages_gateway import (
     Assign,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
+from gateway.retries import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
 from gateway.translate import Prompt

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
 from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
 from gateway.membership import Membership
 from gateway.metrics import Tally
+from gateway.retries import RetryRules
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 from runtime.keys import read_keys

@@ -33,7 +33,7 @@ def test_each_worker_is_asked_once_and_a_refusal_is_no_attempt() -> None:
     [record] = bench.dispatch.requests
     assert record.choices[0].num_attempts == 1 and not record.avoided
     bench.tokens(last, 0, 0, 11, by=by, finish="stop")
-    assert client.tokens == [[11]] and bench.dispatch.retries["queue_full"] == 2
+    assert client.tokens == [[11]] and bench.dispatch.retries.counts["queue_full"] == 2
     bench.expect_rest()
 
 

@@ -43,7 +43,7 @@ def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
         bench.retract(assign)
         assert bench.assigns[-1].attempt == seq + 1
         assign = bench.assigns[-1]
-    assert bench.dispatch.retries["retracted"] == 6 and sum(bench.dispatch.retries.values()) == 6
+    assert bench.dispatch.retries.counts["retracted"] == 6 and sum(bench.dispatch.retries.counts.values()) == 6
     bench.say("u0", RequestFailed("r", assign.attempt, "unavailable", "broken"))
     assert client.error is not None and client.error.message == "broken (the only attempt)"
     assert client.tokens == [[10, 11, 12, 13, 14, 15]]
@@ -117,7 +117,7 @@ def test_a_second_word_about_the_same_choice_changes_nothing(others: int) -> Non
     client, first = bench.ask(n=1 + others)
     bench.retract(first)
     bench.retract(first)
-    assert len(bench.assigns) == 2 and bench.dispatch.retries["retracted"] == 1
+    assert len(bench.assigns) == 2 and bench.dispatch.retries.counts["retracted"] == 1
     bench.tokens(bench.assigns[-1], 0, 0, 11, finish="stop")
     for choice in range(1, 1 + others):
         bench.tokens(first, choice, 0, 11, finish="stop")
@@ -237,7 +237,7 @@ def test_an_attempt_after_a_loss_still_resumes() -> None:
     bench.join("u1")
     bench.lose("u0")
     assert bench.assigns[-1].attempt == 2 and bench.assigns[-1].resumes
-    assert bench.dispatch.retries["retracted"] == bench.dispatch.retries["worker_lost"] == 1
+    assert bench.dispatch.retries.counts["retracted"] == bench.dispatch.retries.counts["worker_lost"] == 1
 
 
 def test_it_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +245,7 @@ def test_it_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     bench = ControlBench("u0")
     _, first = bench.ask()
     bench.retract(first)
-    [line] = [record for record in caplog.records if record.name.endswith("dispatch")]
+    [line] = [record for record in caplog.records if record.name.endswith("retries")]
     assert (line.levelname, line.getMessage()) == ("INFO", "request gave way")
     why = "u0 had no memory for it any more"
     told = {"request_id": "r", "attempt": 1, "worker": "u0", "before": "u0", "why": why}

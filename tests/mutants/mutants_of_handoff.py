@@ -157,8 +157,8 @@ HANDOFF = (
     ),
     _mutant(
         "attempts that end still weigh on their worker",
-        "Dispatch._end_attempt",
-        "self.loads.add(attempt.decode, ...)",
+        "AttemptLoads.end",
+        "self.add(attempt.decode, ...)",
         "",
         "it gets fewer and fewer requests",
     ),

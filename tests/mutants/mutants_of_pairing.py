@@ -71,7 +71,7 @@ PAIRING = (
     ),
     Mutant(
         "a choice that gave way still counts where it was",
-        "Dispatch.on_retracted",
+        "AttemptLoads.one_choice_less",
         "one_choice_less(attempt.decode_load, attempt.need)",
         "attempt.decode_load",
         "its worker seems to have a load that is elsewhere",

@@ -97,8 +97,8 @@ POLICIES = (
     ),
     Mutant(
         "a refusal counts as an attempt",
-        "Dispatch._attempt_failed",
-        "record.choices[number].num_attempts -= 1",
+        "RequestRecord.note_failure",
+        "choice.num_attempts -= 1",
         "pass",
         "a request fails although a worker has room",
         (),

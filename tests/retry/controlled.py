@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from gateway.control import Control, ControlSocket
-from gateway.dispatch import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
+from gateway.retries import RetryRules
 from gateway.translate import Prompt
 from model.runner import Runner
 from prefill.worker import PrefillWorker
@@ -193,7 +193,7 @@ class Controlled(Cluster):
     @property
     def num_retries(self) -> int:
         """Attempts after the first, of all requests."""
-        return sum(self.control.dispatch.retries.values())
+        return sum(self.control.dispatch.retries.counts.values())
 
     # ---- the network ----
 

@@ -309,7 +309,7 @@ def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> No
     assert len(set(tried)) == 2, "the worker that failed it is avoided"
     assert client.error is not None and client.error.code == "launch_failed"
     assert client.error.message == "broken kernel (computing it failed 2 times)"
-    assert cluster.control.dispatch.retries["launch_failed"] == 2  # both choices, the first time
+    assert cluster.control.dispatch.retries.counts["launch_failed"] == 2  # both choices, the first time
     cluster.run(lambda: other.is_done)
     expect_exact(cluster, "other")
     cluster.finish()

@@ -96,7 +96,7 @@ def test_kv_that_is_damaged_on_the_way_is_computed_again(index: int, topology: s
     for name in ("r0", "r1"):
         cluster.ask(name, prompt_of(name, 30), params, 2)
     cluster.finish()
-    retries = {code: count for code, count in cluster.control.dispatch.retries.items() if count}
+    retries = {code: count for code, count in cluster.control.dispatch.retries.counts.items() if count}
     assert retries == {"kv_not_delivered": cluster.num_retries}
     assert 1 <= cluster.num_retries <= 2, "once; choice by choice if their first tokens were there before the damage"
     for name, client in cluster.clients.items():

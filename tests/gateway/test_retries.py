@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.dispatch import RetryRules, final_error, may_go_on
 from gateway.requests import ChoiceRecord
+from gateway.retries import RetryRules, final_error, may_go_on
 from protocol.errors import (
     BadRequest,
     BatonError,

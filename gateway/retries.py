@@ -1,0 +1,97 @@
+"""What follows a failed attempt: whether its choices go on, with which error they end, what is counted and logged."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.requests import ChoiceRecord, RequestRecord
+from protocol.errors import (
+    BatonError,
+    LaunchFailed,
+    LayoutMismatch,
+    Overloaded,
+    QueueFull,
+    Retraction,
+    Unavailable,
+)
+from runtime.log import get_log
+
+PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
+PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
+MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
+log = get_log("gateway.retries")
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
+    lost worker was last heard. A restarted worker is back by then."""
+
+    max_attempts: int
+    wait_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Stranded:
+    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost worker was last
+    heard, or when the attempt failed if none was lost."""
+
+    record: RequestRecord
+    choices: Sequence[int]
+    error: BatonError
+    since: float
+
+
+class Retries:
+    """Attempts after the first. `counts`: by the code of the error that ended the attempt before."""
+
+    def __init__(self) -> None:
+        self.counts = Counter(dict.fromkeys(PASSING_CODES, 0))
+
+    def note(self, record: RequestRecord, error: BatonError) -> None:
+        """Counts and logs that another attempt has begun after one that ended with `error`."""
+        self.counts[error.code] += 1
+        tell, event = log.warning, "request retried"
+        if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken
+            tell, event = log.info, "request gave way"
+        elif isinstance(error, QueueFull):
+            tell, event = log.info, "request sent to another worker"
+        tell(
+            event,
+            request_id=record.request_id,
+            attempt=record.num_attempts - 1,
+            worker=record.pairs[-1],
+            before=",".join(dict.fromkeys(record.pairs[:-1])),
+            why=error.message,
+        )
+
+
+def may_go_on(error: BatonError) -> bool:
+    """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
+    return isinstance(error, PASSING)
+
+
+def final_error(
+    error: BatonError, choice: ChoiceRecord, has_pair: bool, waited_s: float, rules: RetryRules
+) -> BatonError | None:
+    """The error that ends a `choice` whose last attempt failed with `error`. None if it goes on: with the ready pair,
+    or without one when a worker has joined. `waited_s`: since the lost worker was last heard; 0 if none was lost."""
+    if not may_go_on(error):
+        return error
+    if isinstance(error, QueueFull):
+        return None if has_pair else Overloaded(f"{error.message}, and no other worker has room; try again")
+
+    if choice.num_launch_failures >= MOST_LAUNCH_FAILURES:
+        return LaunchFailed(f"{error.message} (computing it failed {choice.num_launch_failures} times)")
+    if choice.num_attempts >= rules.max_attempts:
+        tried = "the only attempt" if choice.num_attempts == 1 else f"the last of {choice.num_attempts} attempts"
+        return _for_client(error, f"{error.message} ({tried})")
+
+    if has_pair or waited_s < rules.wait_s:
+        return None
+    return _for_client(error, f"{error.message}, and no other worker could take over in {rules.wait_s:g} s")
+
+
+def _for_client(error: BatonError, message: str) -> BatonError:
+    """The same kind of error if clients know it as a fault of the service, else Unavailable."""
+    return type(error)(message) if isinstance(error, Unavailable | LaunchFailed) else Unavailable(message)
