@@ -134,6 +134,8 @@ class Dispatch:
 
         self.requests.begin(record, attempt)
         self.loads.begin(attempt, pair)
+        if prefill is not None:
+            prefill.prefixes.expect(record.prefixes)
         record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
         return True
 

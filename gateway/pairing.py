@@ -1,18 +1,20 @@
 """Which workers take a request: one prefill and one decode worker, or one unified worker.
 
 Each worker has a cost, and the cheapest one takes the request. The cost weighs the worker's load against what it has
-cached of the prompt. Pure, except for the turn counter.
+cached of the prompt. Pure, except for what a Pairer remembers: turns and hot prefixes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gateway.hot_prefixes import HotPrefixes
 from gateway.membership import Member, WorkerKey
 from protocol.kv_layout import full_pages, pages_for_choices
 from protocol.messages_gateway import Role
 from runtime.settings import Pairing
 
+PLACE_TOKENS: Final = 64  # what a prompt's place in a launch counts for, however little of it is computed
 HIT_WORTH: Final = 0.5  # a decode worker that has the whole prompt counts as half as loaded
 
 
@@ -51,6 +53,11 @@ class Load(NamedTuple):
     rows: int = 0
     tokens: int = 0
 
+    @property
+    def prompt_work(self) -> int:
+        """For a prefill worker, in tokens: those to compute, and the place of each prompt in a launch."""
+        return self.tokens + PLACE_TOKENS * self.rows
+
 
 NO_LOAD: Final = Load()
 
@@ -85,13 +92,13 @@ def one_choice_less(load: Load, need: Need) -> Load:
 def cost(member: Member, need: Need, load: Load) -> float:
     """What it costs to give a request to a worker with this load. Above 1 the request has to wait.
 
-    For a prefill worker that is the prompt tokens to be computed until the request's own are, and for any other the
-    share of its scarcest resource that is taken then, less up to a half for what it has cached. Both are shares of the
-    worker's capacity. A worker where the request has to wait gets nothing off.
+    For a prefill worker that is the work until the request's prompt is computed, and for any other the share of its
+    scarcest resource that is taken then, less up to a half for what it has cached. Both are shares of the worker's
+    capacity. A worker where the request has to wait gets nothing off.
     """
     worker = member.registered
     if member.role is Role.PREFILL:
-        return (load.tokens + prefill_load(need, member).tokens) / worker.max_total_tokens
+        return (load.prompt_work + prefill_load(need, member).prompt_work) / worker.max_total_tokens
 
     # Contexts grow, so their worker may know more than the gateway has counted.
     pages = member.stats.kv_pages
@@ -111,11 +118,12 @@ class Pair:
 
 
 class Pairer:
-    """Picks workers by one policy and counts the turns."""
+    """Picks workers by one policy. Remembers the turns, and which prefixes are hot."""
 
     def __init__(self, policy: Pairing) -> None:
         self._policy = policy
         self._turn = 0
+        self._hot = HotPrefixes()
 
     def pick(
         self,
@@ -138,7 +146,15 @@ class Pairer:
         if self._policy == "round_robin":
             return _round_robin(prefills, decodes, unified, turn)
         costs = {each.key: cost(each, need, loads.get(each.key, NO_LOAD)) for each in (*prefills, *decodes, *unified)}
-        return _cheapest(prefills, decodes, unified, turn, costs)
+        held = {each.key: each.prefixes.longest(need.prefixes) for each in prefills}
+        discounts = self._hot.discounts(held, need.prefixes)
+        for each in prefills:
+            costs[each.key] -= discounts.get(each.key, 0.0) / each.registered.max_total_tokens
+
+        pair = _cheapest(prefills, decodes, unified, turn, costs)
+        if pair.prefill is not None:
+            self._hot.note(pair.prefill.key, prefill_load(need, pair.prefill).tokens, held, need.prefixes)
+        return pair
 
 
 def _by_role(members: Sequence[Member]) -> tuple[list[Member], list[Member], list[Member]]:

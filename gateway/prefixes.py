@@ -1,16 +1,18 @@
-"""Which prefixes of prompts a worker has cached, as far as it has told.
+"""Which prefixes of prompts a worker has cached, as far as it has told, and which it is about to cache.
 
-It may be wrong, because news is late and bounded. Then a worker computes or gets more than was expected.
+It may be wrong, because news is late and bounded, and a request may fail. Then a worker computes or gets more than was
+expected.
 """
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from protocol.messages_gateway import CacheNews
 from protocol.prefixes import STRIDE
 
 MOST_PREFIXES: Final = 65_536  # of one worker: KV of 4 million tokens, in some 6 MB
+PATIENCE: Final = 4  # news, which come four times a second, until an expected prefix must have been told
 
 
 class KnownPrefixes:
@@ -18,6 +20,7 @@ class KnownPrefixes:
 
     def __init__(self) -> None:
         self._hashes: dict[bytes, None] = {}
+        self._expected: dict[bytes, int] = {}  # not told yet: how many news may still come without it
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -26,12 +29,29 @@ class KnownPrefixes:
         """Takes what the worker has told."""
         if news.flushed:
             self._hashes.clear()
+            self._expected.clear()
         for each in news.dropped:
             self._hashes.pop(each, None)
+            self._expected.pop(each, None)
         self._hashes.update(dict.fromkeys(news.added))
-        for each in list(islice(self._hashes, max(0, len(self._hashes) - MOST_PREFIXES))):
-            del self._hashes[each]
+        self._expected = {each: left - 1 for each, left in self._expected.items() if left > 1}
+        _forget_oldest(self._hashes)
+
+    def expect(self, hashes: Sequence[bytes]) -> None:
+        """The worker has got a prompt with these prefixes. It will cache them, and tell."""
+        self._expected.update(dict.fromkeys(hashes, PATIENCE))
+        _forget_oldest(self._expected)
 
     def longest(self, hashes: Sequence[bytes]) -> int:
-        """How many tokens at the start of a prompt the worker holds. `hashes` are those of its prefixes, in order."""
-        return next((num * STRIDE for num in range(len(hashes), 0, -1) if hashes[num - 1] in self._hashes), 0)
+        """How many tokens at the start of a prompt the worker holds, or will. `hashes` are those of its prefixes, in
+        order."""
+        numbers = range(len(hashes), 0, -1)
+        return next((number * STRIDE for number in numbers if self._has(hashes[number - 1])), 0)
+
+    def _has(self, prefix: bytes) -> bool:
+        return prefix in self._hashes or prefix in self._expected
+
+
+def _forget_oldest(hashes: dict[bytes, Any]) -> None:
+    for each in list(islice(hashes, max(0, len(hashes) - MOST_PREFIXES))):
+        del hashes[each]

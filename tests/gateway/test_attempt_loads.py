@@ -1,10 +1,13 @@
 from gateway.attempt_loads import AttemptLoads
+from gateway.membership import Member
 from gateway.pairing import Load, Need, Pair, decode_load, prefill_load
 from gateway.requests import Attempt
 from protocol.messages_gateway import Role
-from tests.gateway.test_pairing import member
+from tests.gateway.modelled_fleet import registered, stats
 
-PREFILL, DECODE, UNIFIED = (member(str(role), role) for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED))
+PREFILL, DECODE, UNIFIED = (
+    Member(registered(str(role), 1, role), stats(0), 0.0) for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)
+)
 NEED = Need(prompt_tokens=10, num_choices=3, max_tokens=6)
 
 

@@ -62,14 +62,13 @@ def test_least_loaded_avoids_the_busy() -> None:
 
 def test_pair_and_unified_compete() -> None:
     book = Loads()
-    book.add(UNIFIED.key, decode_load(NEED, UNIFIED))
-    everybody = [PREFILLS[0], DECODES[0], UNIFIED]
-    choice = Pairer("least_loaded").pick(everybody, NEED, book)
-    assert choice is not None and choice.decode is DECODES[0]
+    everybody = [holder(f"{role}0", role) for role in Role]
+    _, decode, unified = everybody
+    book.add(unified.key, decode_load(NEED, unified))
+    assert pick(everybody, book, NEED).decode is decode
     for _ in range(2):
-        book.add(DECODES[0].key, decode_load(NEED, DECODES[0]))
-    choice = Pairer("least_loaded").pick(everybody, NEED, book)
-    assert choice is not None and choice.decode is UNIFIED
+        book.add(decode.key, decode_load(NEED, decode))
+    assert pick(everybody, book, NEED).decode is unified
 
 
 def test_only_those_that_can_hold_it() -> None:
@@ -163,14 +162,15 @@ def test_a_prompt_goes_where_most_of_it_is_cached(turn: int) -> None:
     assert pick([u0, u1], Loads(), pairer=pairer) == Pair(u1, None)
 
 
-def test_prefill_computes_where_its_turn_and_the_rest_take_the_fewest_tokens() -> None:
-    """1,024 of 1,034 tokens are cached at p1. It is taken until its queue is 1,024 tokens longer."""
+def test_prefill_computes_where_the_queue_and_the_rest_are_the_least_work() -> None:
+    """1,024 of 1,034 tokens are cached at p1. It is taken until its queue is that much longer, places included."""
     p0, p1, d0 = holder("p0", Role.PREFILL), holder("p1", Role.PREFILL, 16), holder("d0", Role.DECODE)
-    for queued, other, taken in ((1023, 0, p1), (1025, 0, p0), (9000, 8000, p1), (9100, 8000, p0)):
+    for queued, other, taken in ((959, 0, p1), (961, 0, p0), (9000, 8000, p1), (9100, 8000, p0)):
         book = Loads({p1.key: Load(1, queued)} | ({p0.key: Load(1, other)} if other else {}))
         assert pick([p0, p1, d0], book).prefill is taken, queued
-    book = Loads({p1.key: Load(60, 600)})
-    assert pick([p0, p1, d0], book).prefill is p1, "many short prompts take no longer than a long one"
+    for rows, taken in ((15, p1), (16, p0)):
+        book = Loads({p1.key: Load(rows, rows)})
+        assert pick([p0, p1, d0], book).prefill is taken, "prompts that are cached take places in launches, too"
 
 
 def test_one_hot_prefix_keeps_no_other_worker_idle() -> None:
@@ -190,9 +190,10 @@ def test_one_hot_prefix_keeps_no_other_worker_idle() -> None:
         ):
             book.add(each.key, load)
             count[each.key.worker_id] += 1
+        pair.prefill.prefixes.expect(need.prefixes)
     assert decodes["decode0"] > decodes["decode1"] >= 64 // 3 - 1, "twice as many at most"
-    computed = [book[each.key].tokens for each in members[:2]]
-    assert prefills["prefill1"] >= 1 and max(computed) - min(computed) <= need.prompt_tokens
+    work = [book[each.key].prompt_work for each in members[:2]]
+    assert prefills["prefill1"] >= 64 // 3 and max(work) - min(work) <= 100
 
 
 def test_new_sessions_spread_and_then_stay() -> None:

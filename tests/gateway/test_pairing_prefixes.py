@@ -68,9 +68,18 @@ async def test_both_workers_of_a_pair_are_chosen_by_what_they_hold(setting: Sett
     decodes = [await setting.add(Role.DECODE, f"d{number}", prefill=prefills[1]) for number in range(2)]
     await tell(setting, prefills[1], 4, added=hashes(prefills[1]))
     await tell(setting, decodes[0], 3, added=hashes(decodes[0])[:3])
-    for suffix in range(4):
-        assert (await served(setting, [*PREFIX, 70 + suffix]))[0] == "d0"
-        assert decodes[0].assigned[-1].prefill == prefills[1].address
+    assert (await served(setting, [*PREFIX, 70]))[0] == "d0"
+    assert decodes[0].assigned[-1].prefill == prefills[1].address
+
+
+async def test_a_prefill_worker_is_known_to_learn_what_it_has_got(setting: Setting) -> None:
+    """Nobody tells anything. Where the first request went, the others find its prefix, although it may be late."""
+    prefills = [await setting.add(Role.PREFILL, f"p{number}") for number in range(2)]
+    decode = await setting.add(Role.DECODE, "d0", prefill=prefills[0])
+    for suffix in range(2):
+        assert (await served(setting, [*PREFIX, *PREFIX[:200], 70 + suffix]))[0] == "d0"
+    [first, second] = [assign.prefill for assign in decode.assigned]
+    assert first == second and len(known(setting, prefills[0])) == len(known(setting, prefills[1])) == 0
 
 
 async def test_another_salt_is_another_prefix(setting: Setting, workers: list[FakeWorker]) -> None:

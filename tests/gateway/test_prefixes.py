@@ -3,7 +3,7 @@
 import pytest
 
 from gateway import prefixes
-from gateway.prefixes import KnownPrefixes
+from gateway.prefixes import PATIENCE, KnownPrefixes
 from protocol.messages_gateway import CacheNews
 
 A, B, C, D = (bytes([number]) * 8 for number in range(4))
@@ -34,9 +34,32 @@ def test_news_that_comes_twice_changes_nothing() -> None:
     assert [known.longest([each]) for each in (A, B, C)] == [64, 0, 64]
 
 
+def test_a_prompt_that_the_worker_has_got_is_known_before_it_is_told() -> None:
+    known = KnownPrefixes()
+    known.expect([A, B])
+    assert known.longest([A, B, C]) == 128 and len(known) == 0, "it has told nothing"
+    known.learn(CacheNews(added=(A,)))
+    for _ in range(PATIENCE - 2):
+        known.learn(CacheNews())
+    assert known.longest([A, B]) == 128
+    known.learn(CacheNews())
+    assert known.longest([A, B]) == 64, "B was never told"
+
+
+def test_what_is_expected_may_be_dropped_or_flushed() -> None:
+    for news in (CacheNews(flushed=True), CacheNews(dropped=(A, B))):
+        known = KnownPrefixes()
+        known.expect([A, B])
+        known.learn(news)
+        assert known.longest([A, B]) == 0
+
+
 def test_memory_is_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MOST_PREFIXES", 3)
     known = KnownPrefixes()
     known.learn(CacheNews(added=(A, B)))
     known.learn(CacheNews(added=(C, D)))
     assert len(known) == 3 and [known.longest([each]) for each in (A, B, C, D)] == [0, 64, 64, 64]
+    known = KnownPrefixes()
+    known.expect([A, B, C, D])
+    assert [known.longest([each]) for each in (A, B, C, D)] == [0, 64, 64, 64]

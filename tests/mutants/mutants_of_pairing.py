@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 POLICY = ("tests/gateway/test_pairing.py",)
+HOT = ("tests/gateway/test_hot_prefixes.py",)
+ARRIVALS = ("tests/gateway/test_arrivals.py",)
 NEWS = ("tests/scheduler/planning/test_prefix_news.py",)
 
 PAIRING = (
@@ -41,6 +43,96 @@ PAIRING = (
         "a prompt is computed again where nothing is cached",
         (),
         POLICY,
+    ),
+    Mutant(
+        "prompts in a queue take no place in a launch",
+        "Load.prompt_work",
+        "self.tokens + PLACE_TOKENS * self.rows",
+        "self.tokens",
+        "requests whose prompts are cached queue at one prefill worker",
+        (),
+        POLICY,
+    ),
+    Mutant(
+        "a hot prefix owes nothing",
+        "Pairer.pick",
+        "costs[__key] -= __discount / __size",
+        "pass",
+        "one prefill worker gets all requests with one prefix, and a restarted one none",
+        (),
+        ARRIVALS,
+    ),
+    Mutant(
+        "what a request computes is not owed",
+        "Pairer.pick",
+        "self._hot.note(...)",
+        "pass",
+        "one prefill worker gets all requests with one prefix, and a restarted one none",
+        (),
+        HOT,
+    ),
+    Mutant(
+        "launches are not owed",
+        "HotPrefixes.note",
+        "num_tokens + LAUNCH_TOKENS",
+        "num_tokens",
+        "a prefix that leaves little to compute is learned too late",
+        (),
+        ARRIVALS,
+    ),
+    Mutant(
+        "a prefix owes although the workers do the same",
+        "HotPrefixes.note",
+        "self._work[taken] > BUSIER * mean",
+        "True",
+        "each of many prefixes is computed by every worker",
+        (),
+        ARRIVALS,
+    ),
+    Mutant(
+        "a debt is never paid",
+        "HotPrefixes.note",
+        "return",
+        "pass",
+        "the prefix is computed again and again until its worker tells that it has it",
+        (),
+        HOT,
+    ),
+    Mutant(
+        "all prefixes of a prompt owe together",
+        "_name",
+        "prefixes[num_tokens // STRIDE - 1]",
+        "prefixes[0]",
+        "a chat leaves the worker that has its history",
+        (),
+        HOT,
+    ),
+    Mutant(
+        "recent work is never forgotten",
+        "HotPrefixes.note",
+        "1 - 1 / (WINDOW * len(held))",
+        "1",
+        "a worker that has joined seems to do too little for ever",
+        (),
+        HOT,
+    ),
+    Mutant(
+        "a worker is not known to learn what it has got",
+        "Dispatch._begin",
+        "prefill.prefixes.expect(record.prefixes)",
+        "pass",
+        "until the news, prompts that begin alike are computed by several workers",
+        (),
+        ("tests/gateway/test_prefix_pairing.py",),
+    ),
+    Mutant(
+        "what is expected is believed for ever",
+        "KnownPrefixes.learn",
+        "left - 1",
+        "left",
+        "requests go for ever where nothing is cached",
+        (),
+        ("tests/gateway/test_prefixes.py",),
     ),
     Mutant(
         "a hit counts where the request would wait",
