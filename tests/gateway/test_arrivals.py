@@ -1,6 +1,7 @@
 """The pairing before modelled workers, on a virtual clock: shares, what is cached, and queues under several loads."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_chats_stay_where_their_history_is_cached(num_system: int, at_a_time: in
         later.prefill != earlier.prefill
         for chat in range(3 * at_a_time)
         for turns in [[each for each in asked if each.group == chat]]
-        for earlier, later in zip(turns, turns[1:], strict=False)
+        for earlier, later in pairwise(turns)
     )
     assert moves <= 0.03 * len(asked)
 
