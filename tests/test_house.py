@@ -295,7 +295,7 @@ def modules_for(folder: Path) -> set[str]:
     return {"command" if path.stem == "__main__" else path.stem for path in room.rglob("*.py")}
 
 
-@pytest.mark.parametrize("room", [room for room in [*ROOMS, "bench"] if room != "scheduler"])
+@pytest.mark.parametrize("room", [*ROOMS, "bench"])
 def test_tests_are_named_after_their_modules(room: str) -> None:
     """`gateway/pairing.py` is tested by `test_pairing.py` or `test_pairing_ASPECT.py`."""
     strays = set()

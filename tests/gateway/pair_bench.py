@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from gateway.control import Control, ControlSocket
-from gateway.retries import RetryRules
 from gateway.membership import Membership, WorkerKey
 from gateway.requests import Delivery
+from gateway.retries import RetryRules
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
 from protocol.fingerprint import Fingerprint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.schemas import refuse_unsupported
+from gateway.unsupported import refuse_unsupported
 from protocol.errors import BadRequest
 from runtime.keys import read_api_keys
 from tests.doubles.fake_worker import Behaviour

@@ -13,6 +13,7 @@ import torch
 from model.graphs import CudaCapture, GraphedDraft, GraphedRunner
 from model.runner import DraftSource, ModelRunner
 from protocol.messages_gateway import SamplingParams
+from scheduler.draft_shape import DraftShape
 from tests.checkpoints import greedy_reference, make_checkpoint
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
@@ -25,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "tree": {"num_steps": 4, "tree": (3, 12)},
     "layers": {"num_steps": 3},
 }
-WIDTHS = {"chain": 5, "tree": 12, "layers": 4}  # tokens of a request that a launch verifies
+SHAPES = {"chain": DraftShape(4), "tree": DraftShape(4, 3, 12), "layers": DraftShape(3)}
 NUM_LAYERS = 3
 KINDS = {"eagle": "chain", "eagle3": "tree", "mtp": "layers"}  # how each real draft proposes here
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -97,7 +98,7 @@ def test_graphs_of_real_drafts_give_the_tokens_of_transformers(device: str, kind
         draft = own.draft
         assert isinstance(draft, GraphedDraft)
         if with_graphs:
-            cluster.executor(cluster.unifieds[0]).warm_up(WIDTHS[mode], trees=mode == "tree")
+            cluster.executor(cluster.unifieds[0]).warm_up(SHAPES[mode])
             assert own.why_none == ""
         assert answers(cluster, vocab_size) == expected
         replays = [own.num_replays, *(graphs.num_replays for graphs in draft.graphs[: draft.num_layers])]

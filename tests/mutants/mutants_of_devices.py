@@ -136,6 +136,6 @@ DEVICES = (
         "zip(found_blocks[:1], wanted_blocks[:1], strict=True)",
         "a graph that is wrong in later rows decodes",
         (),
-        ("tests/model/test_graph_checks.py",),
+        ("tests/model/test_graphs_checks.py",),
     ),
 )

@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 POLICY = ("tests/gateway/test_pairing.py",)
 HOT = ("tests/gateway/test_hot_prefixes.py",)
-ARRIVALS = ("tests/gateway/test_arrivals.py",)
+ARRIVALS = ("tests/gateway/test_pairing_arrivals.py",)
 NEWS = ("tests/scheduler/planning/test_prefix_news.py",)
 
 PAIRING = (
@@ -123,7 +123,7 @@ PAIRING = (
         "pass",
         "until the news, prompts that begin alike are computed by several workers",
         (),
-        ("tests/gateway/test_prefix_pairing.py",),
+        ("tests/gateway/test_pairing_prefixes.py",),
     ),
     Mutant(
         "what is expected is believed for ever",

@@ -19,7 +19,7 @@ from tests.scheduler.executor_process import MAX_REQUESTS, NUM_PAGES, PAGE_SIZE
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GIVE_UP_MS = 120_000  # a child that says nothing for so long hangs
 
 
