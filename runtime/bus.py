@@ -20,6 +20,7 @@ from runtime.session import ENVELOPE_BYTES
 QUEUE_LIMIT = 100_000  # messages; with more, the peer counts as gone
 MAX_RECEIVE = 1_000  # messages read at a time, so that a loop keeps turning
 BEAT_MS = 2_000  # between heartbeats of a watched connection, which libzmq's threads send
+DIAL_MS = 3_000  # an attempt to connect without an answer for so long is given up; the next one follows
 REDIAL_S = 5.0  # after a refusal, which a person must mend
 SILENT_MS = 10_000  # a watched connection without an answer for so long is lost
 RECEIVE_BYTES = 4 * 1024 * 1024  # bytes read at a time, because parsing them takes time too
@@ -38,6 +39,22 @@ def _prepare(socket: "zmq.Socket[bytes]", max_bytes: int = MAX_MESSAGE_BYTES) ->
     socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES + max_bytes)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
+
+
+def notice_silence(socket: "zmq.Socket[Any]", *, with_beats: bool) -> None:
+    """Has libzmq drop and dial again a connection of `socket` whose path swallows everything, for example because a
+    firewall has forgotten it. Call it before the socket dials.
+
+    With beats, libzmq asks the peer's libzmq every BEAT_MS, and no firewall forgets an idle connection. Without beats,
+    the peer's kernel must acknowledge what is sent: for a socket that always sends, and whose peer may be paused. By
+    itself, our kernel would wait a quarter of an hour, and dial less and less often while the path is down.
+    """
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, DIAL_MS)
+    if with_beats:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+    else:
+        socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
 
 
 def _arrived(socket: "zmq.Socket[bytes]") -> list[list[bytes]]:
@@ -138,7 +155,7 @@ class LinkWatch:
 class Dealer:
     """One ordered connection to a Router. Messages sent before the peer answers wait in the queue. zmq.ZMQError if the
     address is invalid, WireError if `security` does not allow it. If `watched`, libzmq's heartbeats notice a lost
-    connection."""
+    connection; otherwise it is noticed when messages are sent. See notice_silence()."""
 
     def __init__(
         self,
@@ -172,9 +189,7 @@ class Dealer:
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         self.socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
 
-        if self._watched:
-            self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
-            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        notice_silence(self.socket, with_beats=self._watched)
 
     def _dial(self) -> None:
         try:

@@ -39,13 +39,15 @@ class BatonProcess:
         program: Sequence[str] = BATON,
         variables: Mapping[str, str] | None = None,
         patient: bool = True,
+        inside: Sequence[str] = (),
     ) -> None:
+        """`inside` stands before the command: what starts it on another host."""
         self._log = log
         if patient and (program is FAKE or argv[0] in ("serve", "gateway")) and "--silence-limit" not in argv:
             argv = (*argv, *PATIENT)
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                tied((sys.executable, *program, *argv)),
+                tied((*inside, sys.executable, *program, *argv)),
                 env={**environment(), **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=errors,

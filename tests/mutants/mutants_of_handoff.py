@@ -264,4 +264,28 @@ HANDOFF = (
         "their pages are others' by now",
         tests=("tests/runtime/test_session.py",),
     ),
+    _mutant(
+        "KV goes on into a connection whose path is gone",
+        "ZmqWire.connect",
+        "notice_silence(...)",
+        "",
+        "a firewall has forgotten the idle connection, and the next prompt's KV never arrives",
+        ("tests/transfer/backends/test_zmq.py",),
+    ),
+    _mutant(
+        "a peer of a watched connection is never asked whether it is there",
+        "notice_silence",
+        "socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)",
+        "",
+        "an idle connection that is gone is found out by the next request",
+        ("tests/runtime/test_link_watch.py",),
+    ),
+    _mutant(
+        "a worker waits for a gateway that nothing reaches any more",
+        "notice_silence",
+        "socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)",
+        "",
+        "it is missing for a quarter of an hour, until the kernel gives up",
+        ("tests/runtime/test_link_watch.py",),
+    ),
 )

@@ -4,8 +4,10 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.bus import Dealer, LinkWatch
+from runtime import bus
+from runtime.bus import DIAL_MS, SILENT_MS, Dealer, LinkWatch
 from tests.runtime.rebinding import bound, bound_again
+from tests.runtime.silent_peer import SilentPeer
 
 
 @pytest.fixture
@@ -72,3 +74,26 @@ def test_a_context_ends_after_a_watched_socket_was_closed() -> None:
         Dealer(context, "nonsense", b"a#1", watched=True)
     router.close(0)
     context.term()
+
+
+def test_a_watched_connection_whose_path_swallows_everything_is_made_again(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus, "BEAT_MS", 20)
+    monkeypatch.setattr(bus, "SILENT_MS", 100)
+    with SilentPeer(b"ROUTER") as peer:
+        dealer = Dealer(context, peer.endpoint, b"a#1", watched=True)
+        is_noticed = any(dealer.has_returned() or dealer.socket.poll(10) for _ in range(6_000))
+        dealer.close()
+    assert is_noticed, "the path is believed to be there"
+
+
+def test_what_a_dealer_sends_must_be_acknowledged_by_the_hosts_kernel_and_so_must_its_attempt_to_connect(
+    context: Any,
+) -> None:
+    """A path that swallows packets needs another host: tests/network/test_silent_path.py."""
+    with SilentPeer(b"ROUTER") as peer:
+        dealer = Dealer(context, peer.endpoint, b"a#1")
+        assert dealer.socket.getsockopt(zmq.TCP_MAXRT) == SILENT_MS
+        assert dealer.socket.getsockopt(zmq.CONNECT_TIMEOUT) == DIAL_MS
+        dealer.close()

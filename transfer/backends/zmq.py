@@ -11,7 +11,7 @@ from typing import Any, Final
 import zmq
 
 from protocol.errors import WireError
-from runtime.bus import LinkWatch, bind_on_host
+from runtime.bus import LinkWatch, bind_on_host, notice_silence
 from runtime.curve import OPEN, Security, without_secret
 from transfer.interfaces import PageMemory, Part, Pollable, Reading
 from transfer.plan import FRAME_BYTES
@@ -37,7 +37,7 @@ class ZmqWire:
         push = self._context.socket(zmq.PUSH)
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.SNDHWM, 0)
-        push.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        notice_silence(push, with_beats=True)  # a connection may be idle for hours between two prompts
 
         watch = LinkWatch(push)
         try:

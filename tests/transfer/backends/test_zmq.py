@@ -11,6 +11,8 @@ from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
+from runtime import bus
+from tests.runtime.silent_peer import SilentPeer
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from tests.transfer.zmq_network import ZmqNetwork, ended
@@ -113,6 +115,19 @@ def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetw
     pair.sender.drop_peer(99)
     pair.until(lambda: not pair.sender.is_reading(transfer))
     pair.close()
+
+
+def test_a_connection_whose_path_swallows_everything_is_told_as_broken(
+    network: ZmqNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus, "BEAT_MS", 20)
+    monkeypatch.setattr(bus, "SILENT_MS", 100)
+    wire, look = ZmqWire(network.context), threading.Event()
+    with SilentPeer(b"PULL") as peer:
+        wire.connect(DECODE, peer.endpoint)
+        is_told = any(wire.broken() == [DECODE] or look.wait(0.01) for _ in range(6_000))
+        wire.close()
+    assert is_told, "it is believed to be there"
 
 
 def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> None:
