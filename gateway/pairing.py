@@ -166,12 +166,14 @@ def _by_role(members: Sequence[Member]) -> tuple[list[Member], list[Member], lis
 
 
 def _round_robin(prefills: list[Member], decodes: list[Member], unified: list[Member], turn: int) -> Pair:
-    """Decode and unified workers in turn. Each pass over them shifts the prefill workers by one."""
+    """Decode and unified workers in turn. Each pass over them shifts the prefill workers by one: with prefill workers
+    p0 and p1 and one decode worker, the turns are p0, p1, p0."""
     takers = [*(decodes if prefills else ()), *unified]
-    taker = takers[turn % len(takers)]
+    num_passes, place = divmod(turn, len(takers))
+    taker = takers[place]
     if taker.role is Role.UNIFIED:
         return Pair(taker, None)
-    return Pair(taker, prefills[(turn + turn // len(takers)) % len(prefills)])
+    return Pair(taker, prefills[(place + num_passes) % len(prefills)])
 
 
 def _cheapest(

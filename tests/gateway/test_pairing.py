@@ -34,9 +34,13 @@ def picks(pairer: Pairer, members: list[Member], count: int) -> list[tuple[str, 
     return found
 
 
-def test_round_robin_reaches_every_pair_equally() -> None:
-    found = Counter(picks(Pairer("round_robin"), [*PREFILLS, *DECODES], 8))
-    assert found == {(p, d): 2 for p in ("p0", "p1") for d in ("d0", "d1")}
+@pytest.mark.parametrize("num_decodes", range(1, 5))
+@pytest.mark.parametrize("num_prefills", range(1, 5))
+def test_round_robin_reaches_every_pair_equally(num_prefills: int, num_decodes: int) -> None:
+    prefills = [member(f"p{index}", Role.PREFILL) for index in range(num_prefills)]
+    decodes = [member(f"d{index}", Role.DECODE) for index in range(num_decodes)]
+    found = Counter(picks(Pairer("round_robin"), [*prefills, *decodes], 2 * num_prefills * num_decodes))
+    assert found == {(p.key.worker_id, d.key.worker_id): 2 for p in prefills for d in decodes}
 
 
 def test_round_robin_takes_turns_with_unified() -> None:

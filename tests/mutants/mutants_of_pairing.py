@@ -9,6 +9,15 @@ NEWS = ("tests/scheduler/planning/test_prefix_news.py",)
 
 PAIRING = (
     Mutant(
+        "taking turns leaves out some prefill workers",
+        "_round_robin",
+        "place + num_passes",
+        "turn + num_passes",
+        "with two prefill workers and one decode worker, one of the two gets nothing",
+        (),
+        POLICY,
+    ),
+    Mutant(
         "salts are not in the hashes of prefixes",
         "prefix_hashes",
         "salt.encode()",
