@@ -288,4 +288,12 @@ HANDOFF = (
         "it is missing for a quarter of an hour, until the kernel gives up",
         ("tests/runtime/test_link_watch.py",),
     ),
+    _mutant(
+        "a prefill worker that has left one greeting unanswered is never greeted again",
+        "DecodeWorker._fail_late",
+        "self._peers.lose(...)",
+        "peer.refusal = 'it was silent'",
+        "after a partition of some seconds it gets no request from this decode worker any more",
+        ("tests/explore_handoff/test_partition.py",),
+    ),
 )

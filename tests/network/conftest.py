@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.network.hosts import HERE, Hosts, can_make_hosts
 
 SMALL = ("--max-total-tokens", "2048", "--dtype", "float32", "--transfer-backend", "zmq", "--disable-radix-cache")
 PATIENT = ("--hang-limit", "0", "--trust-network")  # no process is killed because the machine is busy
+PROMPT = "Once upon a time there was a little boat"
 SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 Serve = Callable[..., "Served"]
 
@@ -23,10 +25,18 @@ class Served:
         self.hosts = hosts
         self._workers = workers
 
-    def answer(self, prompt: str) -> str:
+    def answer(self) -> str:
         """The model's text, which is always the same."""
-        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        return str(self.gateway.complete(**body)["choices"][0]["text"])
+        return str(self._complete()["choices"][0]["text"])
+
+    def computed_by(self) -> str:
+        """The worker that computes the prompt of the next request."""
+        stamps = self._complete(timeline=True)["timeline"]
+        (found,) = {stamp["worker"] for stamp in stamps if stamp["name"] == "prompt computed"}
+        return str(found)
+
+    def _complete(self, **body: Any) -> Any:
+        return self.gateway.complete(prompt=PROMPT, max_tokens=12, temperature=0, ignore_eos=True, **body)
 
     def log(self, worker: str) -> str:
         """What a worker and its launcher have written."""

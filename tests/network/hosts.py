@@ -52,9 +52,7 @@ class Hosts:
         try:
             for name in ("router", *names):
                 self._holders[name] = subprocess.Popen(tied(("unshare", "-n", "sleep", "infinity")))
-            ours = os.readlink("/proc/self/ns/net")
-            for holder in self._holders.values():
-                assert wait_until(lambda path=f"/proc/{holder.pid}/ns/net": os.readlink(path) != ours)
+            assert wait_until(self._all_hold), "a process did not get a network namespace of its own"
             self._run("router", "sysctl", "-qw", "net.ipv4.ip_forward=1")
             for name in self._names:
                 self._link(name)
@@ -107,6 +105,10 @@ class Hosts:
         for holder in self._holders.values():
             holder.kill()
             holder.wait()
+
+    def _all_hold(self) -> bool:
+        ours = os.readlink("/proc/self/ns/net")
+        return all(os.readlink(f"/proc/{holder.pid}/ns/net") != ours for holder in self._holders.values())
 
     def _swallow(self, *what: str) -> None:
         self._run("router", "ip", "rule", "add", *what, "blackhole")
