@@ -107,6 +107,19 @@ def test_what_never_fits_is_refused_at_once(topology: str, length: int, most: in
     expect_rest(cluster)
 
 
+def test_a_prompt_that_only_prefill_cannot_hold_fails_with_prefills_reason_and_without_a_token() -> None:
+    """Decode has room for it. Without its KV, an answer would be made of whatever its pages held before."""
+    cluster = make_cluster("1P1D", num_pages=16, decode_page_size=32)
+    for name, length in (("before", 50), ("long", 90), ("after", 50)):
+        cluster.assign(name, prompt_of(name, length), PARAMS)
+    cluster.run()
+    assert list(cluster.failures) == ["long"] and not cluster.answers["long", 0].tokens
+    assert cluster.failures["long"].code == "bad_request" and "90 tokens" in cluster.failures["long"].message
+    for name in ("before", "after"):
+        expect_exact(cluster, name, prompt_of(name, 50), PARAMS)
+    expect_rest(cluster)
+
+
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_a_context_longer_than_the_page_table_is_refused(topology: str) -> None:
     cluster = make_cluster(topology, max_context=32)

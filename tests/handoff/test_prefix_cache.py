@@ -1,14 +1,17 @@
 """Prompts that begin the same way: the same tokens as without a cache, and less to compute. The model hashes the KV
 that it reads, so a wrong page changes every token after it."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from protocol.prefixes import packed
 from scheduler.execution.executor import Executor
 from scheduler.plan import Operation, Outcome, Plan
+from scheduler.planning.kv_book import CacheKey
 from scheduler.planning.planner import Executes
 from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
@@ -211,3 +214,51 @@ def test_a_conversation_computes_only_its_last_turn_in_one_process() -> None:
         history += serve(cluster, f"t{turn}", history, max_tokens=8)
     # Each turn computes its 6 tokens, the last output, whose KV nobody wrote, and a page that was not full.
     assert computed.num_tokens <= 40 + 5 * (6 + 1 + PAGE - 1)
+
+def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits_for_ever() -> None:
+    """Prompts that need the pages wait until they were sent. Then they get them, and each text is right."""
+    is_slow = False
+    network = InprocNetwork(lambda parcel: [parcel.delayed(300) if is_slow else parcel])
+    cluster = make_cluster("1P1D", caches=True, num_pages=24, decode_page_size=16, network=network)
+    serve(cluster, "a", SYSTEM, max_tokens=1)  # prefill keeps it, and decode never sees it
+    (prefill,) = cluster.prefills.values()
+    assert prefill.planner.book.counts().cached == 10
+
+    is_slow = True
+    prompts = {"b": [*SYSTEM, 9], "c": prompt_of("c", 50), "d": prompt_of("d", 50)}
+    for name, prompt in prompts.items():
+        cluster.assign(name, prompt, greedy(6))
+    cluster.run(until=lambda: bool(prefill.stats().waiting) and prefill.stats().counters.get("frames", 0) > 0)
+    assert prefill.planner.book.counts().free < 13, "c does not fit beside what b sends from the cache"
+    for _ in range(20):
+        cluster.step()
+    assert prefill.stats().waiting and prefill.planner.book.num_cached(CacheKey(packed(SYSTEM), "")) == 40
+    cluster.run()
+    for name, prompt in prompts.items():
+        expect_exact(cluster, name, prompt, greedy(6))
+    assert cluster.cached == {"b": 40}
+    expect_rest(cluster)
+
+
+def test_the_books_of_a_cache_add_up_and_are_never_negative(served: tuple[Cluster, Computed]) -> None:
+    """Whatever is shared, cancelled, evicted and flushed, at every step."""
+    cluster, _ = served
+    rng, running = random.Random(1), list[str]()
+    for index in range(60):
+        name, begin = f"r{index}", SYSTEM[: rng.choice((0, 8, 21, 40))]
+        cluster.assign(name, [*begin, *prompt_of(f"{index % 7}", rng.randint(1, 30))], greedy(rng.randint(1, 5)))
+        running.append(name)
+        for _ in range(rng.randint(0, 6)):
+            cluster.step()
+            cluster.check()
+            for worker in cluster.workers:
+                counts = worker.planner.book.counts()
+                states = (counts.free, counts.cached, counts.owned, counts.reserved, counts.quarantined)
+                assert min(states) >= 0 and sum(states) == counts.total
+        if rng.random() < 0.3:
+            cluster.cancel(running.pop(rng.randrange(len(running))))
+        if rng.random() < 0.1:
+            for worker in cluster.workers:
+                worker.planner.book.flush()
+    cluster.run()
+    expect_rest(cluster)

@@ -5,6 +5,7 @@ from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_futures import FUTURES
+from tests.mutants.mutants_of_gateway import GATEWAY
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_http import HTTP
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
@@ -331,6 +332,7 @@ MUTANTS = (
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,
+    *GATEWAY,
     *DEVICES,
     *FUTURES,
     *MASKS,

@@ -1,0 +1,78 @@
+"""Sabotages of what clients and operators see: failures, usage, metrics, who may join, and what is read from a socket."""
+
+from tests.mutants.mutant import Mutant
+
+GATEWAY = (
+    Mutant(
+        "an answer that has failed ends like one that is whole",
+        "Dispatch._fail",
+        "record.listener.on_failed(error)",
+        "record.listener.on_tokens((0, (), FinishReason.LENGTH))",
+        "the client takes a part for the whole",
+        (),
+        ("tests/gateway/test_retried_answers.py",),
+    ),
+    Mutant(
+        "a prompt weighs on its prefill worker until its answer ends",
+        "Dispatch.on_tokens",
+        "self._first_token_seen(attempt)",
+        "pass",
+        "prefill workers that have nothing to do look busy",
+        (),
+        ("tests/gateway/test_dispatch.py",),
+    ),
+    Mutant(
+        "usage tells of more cached tokens than the prompt has",
+        "Dispatch.on_tokens",
+        "min(num_cached, len(record.prompt.token_ids))",
+        "num_cached",
+        "a client is told a wrong number, and may pay by it",
+        (),
+        ("tests/gateway/test_cached_tokens.py",),
+    ),
+    Mutant(
+        "the times of a worker's phases are not shown",
+        "gateway/metrics.py _times",
+        "family.add_metric(_labels(member), __buckets, spread.seconds)",
+        "pass",
+        "nobody sees how long KV travels",
+        (),
+        ("tests/gateway/test_metrics_page.py",),
+    ),
+    Mutant(
+        "workers with other weights make a pair",
+        "Membership._difference",
+        "return model",
+        "pass",
+        "after an update of one of them, KV of the one model is decoded by the other",
+        (),
+        ("tests/gateway/test_membership.py",),
+    ),
+    Mutant(
+        "workers share what the gateway knows of their caches",
+        "Member",
+        "field(default_factory=KnownPrefixes, compare=False)",
+        "field(default=KnownPrefixes(), compare=False)",
+        "requests go for a prefix to a worker that has lost it with its process",
+        (),
+        ("tests/gateway/test_prefix_pairing.py",),
+    ),
+    Mutant(
+        "messages are unpickled",
+        "Boundary.decode",
+        "msgpack.unpackb(...)",
+        "__import__('pickle').loads(raw)",
+        "whoever reaches the socket runs code",
+        (),
+        ("tests/protocol/test_codec.py",),
+    ),
+    Mutant(
+        "decode does not hear that prefill has given a prompt up",
+        "DecodeWorker.on_peer",
+        "self._fail(request, error_from_code(...), cancel_job=False)",
+        "pass",
+        "the request waits for KV that never comes",
+        (),
+        ("tests/decode/test_limits.py",),
+    ),
+)
