@@ -215,28 +215,34 @@ def test_a_conversation_computes_only_its_last_turn_in_one_process() -> None:
     # Each turn computes its 6 tokens, the last output, whose KV nobody wrote, and a page that was not full.
     assert computed.num_tokens <= 40 + 5 * (6 + 1 + PAGE - 1)
 
-def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits_for_ever() -> None:
-    """Prompts that need the pages wait until they were sent. Then they get them, and each text is right."""
-    is_slow = False
-    network = InprocNetwork(lambda parcel: [parcel.delayed(300) if is_slow else parcel])
-    cluster = make_cluster("1P1D", caches=True, num_pages=24, decode_page_size=16, network=network)
-    serve(cluster, "a", SYSTEM, max_tokens=1)  # prefill keeps it, and decode never sees it
-    (prefill,) = cluster.prefills.values()
-    assert prefill.planner.book.counts().cached == 10
 
+def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits_for_ever() -> None:
+    """A prompt that needs pages gets those that nobody reads, although they were used later. One that needs more waits
+    until the others were sent. Every text is right."""
     is_slow = True
-    prompts = {"b": [*SYSTEM, 9], "c": prompt_of("c", 50), "d": prompt_of("d", 50)}
-    for name, prompt in prompts.items():
-        cluster.assign(name, prompt, greedy(6))
-    cluster.run(until=lambda: bool(prefill.stats().waiting) and prefill.stats().counters.get("frames", 0) > 0)
-    assert prefill.planner.book.counts().free < 13, "c does not fit beside what b sends from the cache"
-    for _ in range(20):
-        cluster.step()
-    assert prefill.stats().waiting and prefill.planner.book.num_cached(CacheKey(packed(SYSTEM), "")) == 40
+    network = InprocNetwork(lambda parcel: [parcel.delayed(600) if is_slow else parcel])
+    cluster = make_cluster("1P1D", caches=True, num_pages=24, decode_page_size=16, network=network)
+    (prefill,) = cluster.prefills.values()
+    prompts = {name: prompt_of(name, length) for name, length in (("small", 20), ("evicts", 35), ("waits", 60))}
+    serve(cluster, "first", SYSTEM, max_tokens=1)  # prefill draws its only output, and sends nothing
+    cluster.assign("sent", [*SYSTEM, 9], greedy(6))
+    cluster.run(until=lambda: prefill.stats().counters.get("frames", 0) > 0 and not prefill.loop.busy)
+    is_slow = False
+
+    def serve_beside(name: str) -> None:
+        cluster.assign(name, prompts[name], greedy(6))
+        cluster.run(until=lambda: bool(cluster.answers[name, 0].finish))
+
+    serve_beside("small")
+    serve_beside("evicts")
+    assert not cluster.answers["sent", 0].finish, "its KV is still on the way"
+    book = prefill.planner.book
+    assert book.num_cached(CacheKey(packed(prompts["small"]), "")) < 20, "these pages were taken"
+    assert book.num_cached(CacheKey(packed(SYSTEM), "")) == 40, "and these were not"
+    serve_beside("waits")
     cluster.run()
-    for name, prompt in prompts.items():
+    for name, prompt in {"sent": [*SYSTEM, 9], **prompts}.items():
         expect_exact(cluster, name, prompt, greedy(6))
-    assert cluster.cached == {"b": 40}
     expect_rest(cluster)
 
 
