@@ -1,4 +1,4 @@
-"""docs/field.md: its tests and sabotages exist, one of each at least for every failure that it does not call unbuilt."""
+"""docs/field.md: its tests and sabotages exist, one of each at least for every failure that is not called unbuilt."""
 
 import re
 from pathlib import Path

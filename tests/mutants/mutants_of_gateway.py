@@ -1,4 +1,4 @@
-"""Sabotages of what clients and operators see: failures, usage, metrics, who may join, and what is read from a socket."""
+"""Sabotages of what clients and operators see: failures, usage, metrics, who may join, what is read from sockets."""
 
 from tests.mutants.mutant import Mutant
 

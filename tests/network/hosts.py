@@ -101,7 +101,9 @@ class Hosts:
             self._run("router", "ip", "rule", "del", *self._rules.pop())
 
     def close(self) -> None:
-        """Ends the namespaces and all links, also the one from here."""
+        """Ends the link from here at once, then the namespaces and with them all other links."""
+        link = ["ip", "link", "del", _device("h", 0)]
+        subprocess.run(link, capture_output=True, check=False)  # there is none if the start has failed
         for holder in self._holders.values():
             holder.kill()
             holder.wait()
@@ -117,7 +119,7 @@ class Hosts:
     def _link(self, name: str) -> None:
         """A pair of interfaces: one at the host, one at the router."""
         index, pid = self._names.index(name), str(self._holders["router"].pid)
-        at_host, at_router = f"bt{os.getpid()}h{index}", f"bt{os.getpid()}r{index}"
+        at_host, at_router = _device("h", index), _device("r", index)
         gateway = f"{self._prefix}.{4 * index + 1}"
         self._run(name, "ip", "link", "add", at_host, "type", "veth", "peer", "name", at_router, "netns", pid)
         self._run("router", "ip", "addr", "add", f"{gateway}/30", "dev", at_router)
@@ -142,6 +144,11 @@ class Hosts:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _device(end: str, index: int) -> str:
+    """The name of an interface; names are short."""
+    return f"bt{os.getpid()}{end}{index}"
 
 
 def _port(text: str) -> int:
