@@ -37,7 +37,7 @@ GATEWAY = (
         "pass",
         "nobody sees how long KV travels",
         (),
-        ("tests/gateway/test_metrics_page.py",),
+        ("tests/gateway/test_worker_metrics.py",),
     ),
     Mutant(
         "workers with other weights make a pair",
