@@ -10,12 +10,12 @@ GATEWAY = (
         "record.listener.on_tokens((0, (), FinishReason.LENGTH))",
         "the client takes a part for the whole",
         (),
-        ("tests/gateway/test_retried_answers.py",),
+        ("tests/gateway/test_dispatch_retried_answers.py",),
     ),
     Mutant(
         "a prompt weighs on its prefill worker until its answer ends",
         "Dispatch.on_tokens",
-        "self._first_token_seen(attempt)",
+        "self.loads.first_token(attempt)",
         "pass",
         "prefill workers that have nothing to do look busy",
         (),
@@ -28,7 +28,7 @@ GATEWAY = (
         "num_cached",
         "a client is told a wrong number, and may pay by it",
         (),
-        ("tests/gateway/test_cached_tokens.py",),
+        ("tests/gateway/test_generation_cached_tokens.py",),
     ),
     Mutant(
         "the times of a worker's phases are not shown",
@@ -37,7 +37,7 @@ GATEWAY = (
         "pass",
         "nobody sees how long KV travels",
         (),
-        ("tests/gateway/test_worker_metrics.py",),
+        ("tests/gateway/test_metrics_of_workers.py",),
     ),
     Mutant(
         "workers with other weights make a pair",
@@ -55,7 +55,7 @@ GATEWAY = (
         "field(default=KnownPrefixes(), compare=False)",
         "requests go for a prefix to a worker that has lost it with its process",
         (),
-        ("tests/gateway/test_prefix_pairing.py",),
+        ("tests/gateway/test_pairing_prefixes.py",),
     ),
     Mutant(
         "messages are unpickled",
@@ -64,7 +64,7 @@ GATEWAY = (
         "__import__('pickle').loads(raw)",
         "whoever reaches the socket runs code",
         (),
-        ("tests/protocol/test_codec.py",),
+        ("tests/protocol/test_message_codec.py",),
     ),
     Mutant(
         "decode does not hear that prefill has given a prompt up",
@@ -73,6 +73,6 @@ GATEWAY = (
         "pass",
         "the request waits for KV that never comes",
         (),
-        ("tests/decode/test_limits.py",),
+        ("tests/decode/test_worker_limits.py",),
     ),
 )

@@ -278,7 +278,7 @@ HANDOFF = (
         "socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)",
         "",
         "an idle connection that is gone is found out by the next request",
-        ("tests/runtime/test_link_watch.py",),
+        ("tests/runtime/test_bus_link_watch.py",),
     ),
     _mutant(
         "a worker waits for a gateway that nothing reaches any more",
@@ -286,7 +286,7 @@ HANDOFF = (
         "socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)",
         "",
         "it is missing for a quarter of an hour, until the kernel gives up",
-        ("tests/runtime/test_link_watch.py",),
+        ("tests/runtime/test_bus_link_watch.py",),
     ),
     _mutant(
         "a prefill worker that has left one greeting unanswered is never greeted again",

@@ -1,6 +1,7 @@
 """The contract over real sockets, and what strangers may send."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
 from tests.transfer.zmq_network import ZmqNetwork, ended
 from transfer.backends.table import open_receiver, open_sender
-from transfer.backends.zmq import ZmqArrivals
+from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
 from transfer.plan import FRAME_BYTES
 from transfer.sending.transfer import Target
