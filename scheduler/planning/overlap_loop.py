@@ -89,8 +89,8 @@ class OverlapLoop:
         if not result.not_finite:
             self._role.process(launched, drawn)
             return
-        bad, with_run = self._planner.results.holders(result.not_finite), {req for req, _ in drawn}
-        self._fail_not_finite([req for req in bad if req not in with_run])
+        bad = self._planner.results.holders(result.not_finite)
+        self._fail_not_finite([req for req, run in drawn if not run and req in bad])
         self._role.process(launched, [(req, run) for req, run in drawn if req.holding is not None])
         self._fail_not_finite([req for req in bad if req.finish is None])  # others have ended before
 

@@ -212,6 +212,7 @@ def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> Non
     (error,) = role.errors
     assert type(error) is InternalError and str(error) == "the model's scores for the next token are not finite"
     assert not loop.broken and role.tokens == []
+    assert role.calls.index(f"failed: {error}") < role.calls.index("process 0"), "a choice without a token is processed"
 
     executor, planner, role, loop = made()
     loop.step()
