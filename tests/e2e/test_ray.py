@@ -13,7 +13,7 @@ from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.processes import command_line
 from tests.transfer.backends.ray.ray_cluster import ray_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.broad]
 
 
 @pytest.fixture(scope="module")

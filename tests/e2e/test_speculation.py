@@ -19,9 +19,9 @@ TOPOLOGIES = {"pair": "", "two of each": "--prefill 2 --decode 2", "unified": "-
 CHAIN = "--speculative-adaptive false"
 TREE = "--speculative-eagle-topk 2 --speculative-num-draft-tokens 8"
 LAYERS = f"{CHAIN} --speculative-algorithm mtp"
-FEW = [("pair", CHAIN, ""), ("unified", TREE, ""), ("unified", LAYERS, "")]
+FEW = [("pair", CHAIN, ""), ("unified", LAYERS, "")]
 SHAPES = [(name, CHAIN, overlap) for name in TOPOLOGIES for overlap in ("", "--disable-overlap-schedule")]
-SHAPES += [("two of each", TREE, ""), ("two of each", LAYERS, "")]
+SHAPES += [("unified", TREE, ""), ("two of each", TREE, ""), ("two of each", LAYERS, "")]
 
 
 @pytest.mark.parametrize("topology,shape,overlap", [*FEW, *(broad(shape) for shape in SHAPES if shape not in FEW)])

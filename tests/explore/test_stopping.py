@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.selecting import first
+
 BEGIN = {  # each says a line once its processes work, and would go on for hours
     "explore": """
 from tests.explore.exploring import STRATEGIES, explore
@@ -20,10 +22,16 @@ for outcome in explore(range(10**6), 2):
 """,
 }
 
+WAYS = [
+    ("explore", signal.SIGTERM),
+    ("explore_handoff", signal.SIGKILL),
+    ("explore", signal.SIGKILL),
+    ("explore_handoff", signal.SIGTERM),
+]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BEGIN)
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kind, how", first(2, WAYS))
 def test_the_processes_of_a_stopped_exploration_end(kind: str, how: signal.Signals) -> None:
     """Its output ends when the last process that holds it has ended."""
     command = [sys.executable, "-c", BEGIN[kind]]

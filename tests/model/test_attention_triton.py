@@ -18,7 +18,6 @@ from tests.model.attention_contract import (
     check_alone_or_together,
     check_case,
 )
-from tests.selecting import broad
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_SIZES = tuple(
@@ -30,7 +29,8 @@ REAL_SIZES = tuple(
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel is compiled for the device here")
-@pytest.mark.parametrize("half", ["contract", broad("not contract")])
+@pytest.mark.broad
+@pytest.mark.parametrize("half", ["contract", "not contract"])
 def test_interpreted_cases(half: str) -> None:
     """A process of its own: Triton reads TRITON_INTERPRET once, when anything first imports it."""
     check_interpreted("tests/model/interpreted_attention_triton.py", "-k", half)

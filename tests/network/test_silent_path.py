@@ -4,6 +4,7 @@ that the next request finds another connection."""
 import pytest
 
 from tests.network.conftest import Serve, Served
+from tests.selecting import broad
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -13,7 +14,7 @@ def pair(serve: Serve) -> Served:
     return serve("prefill", "decode")
 
 
-@pytest.mark.parametrize("which", ["data", "both"])
+@pytest.mark.parametrize("which", ["data", broad("both")])
 def test_a_path_between_workers_that_drops_silently_costs_the_next_request_nothing(pair: Served, which: str) -> None:
     answer, num_retries = pair.answer(), pair.num_retries()
     flows = pair.hosts.flows("prefill", "decode")
