@@ -36,7 +36,7 @@ class Growth:
             self._due.setdefault(self._num_launches + room, []).append(req)
 
     def launched(self) -> None:
-        """Each choice that decodes has written one more token."""
+        """A launch of the choices that decode was submitted."""
         self._num_launches += 1
 
     @property

@@ -38,7 +38,7 @@ class Executes(Protocol):
     """What runs operations, in this process or in another."""
 
     def submit(self, operation: Operation) -> None:
-        """Enqueues an operation. Never waits for a device."""
+        """Enqueues an operation. Never waits for a forward; with a draft, for one small copy of lengths that are there."""
         ...
 
     def poll(self) -> Sequence[Outcome]:
