@@ -186,8 +186,9 @@ class Requests:
             unit = start_unit(planner.layout.page_size, (peer.layout or planner.layout).page_size)
             key, state = request.cache_key, PageState.RESERVED
             request.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
-            how = partial(planner.admit, grows=True, unit=unit, has_draft=request.has_draft)
-            if not how(request.reqs, request.prompt_len, state, key):
+            if not planner.admit(
+                request.reqs, request.prompt_len, state, key, grows=True, unit=unit, has_draft=request.has_draft
+            ):
                 return False
             request.start = request.prompt.held.num_cached
         request.reservation = next(self._numbers)  # prefill takes jobs in this order only
@@ -270,8 +271,8 @@ class Requests:
             (whole if self._planner.copies.is_over(each.landing) else self._staged).append(each)
         whole = [each for each in whole if each.state is DecodeState.WAITING]
         for each in whole:
-            if each.has_draft and (holding := [req for req in each.reqs if req.holding is not None]):
-                self._planner.book.keep(holding[0].held, each.cache_key)
+            if each.has_draft and (seated := [req for req in each.reqs if req.holding is not None]):
+                self._planner.book.keep(seated[0].held, each.cache_key)
         return whole
 
     def finish(self, req: Req) -> None:

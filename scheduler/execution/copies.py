@@ -5,7 +5,6 @@ StageIn, Fill           on the staging stream, beside launches that do not use t
 Spill                   on the staging stream, behind the launches that have written the pages
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
@@ -27,7 +26,7 @@ class Copies:
         self._device = device
         self._host = host
         self._write_draft = write_draft
-        self._in_flight: deque[tuple[int, Event, tuple[Tensor, ...]]] = deque()  # (ticket, it is done, what it reads)
+        self._in_flight: list[tuple[int, Event, tuple[Tensor, ...]]] = []  # (ticket, it is done, what it reads)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -50,14 +49,17 @@ class Copies:
             case _:
                 assert_never(copy)
 
-    def over(self) -> list[Done]:
-        """The copies that are over since the last call. DeviceBroken if one has failed."""
+    def check(self) -> None:
+        """DeviceBroken if a copy has failed."""
         if (error := self._device.copy_error) is not None:
             raise DeviceBroken(f"a copy of KV pages has failed: {first_line(error)}") from error
-        done: list[Done] = []
-        while self._in_flight and self._in_flight[0][1].done():
-            done.append(Done(self._in_flight.popleft()[0]))
-        return done
+
+    def over(self) -> list[Done]:
+        """The copies that are over since the last call."""
+        over = [copy for copy in self._in_flight if copy[1].done()]  # in any order: they run on two streams
+        for copy in over:
+            self._in_flight.remove(copy)
+        return [Done(ticket) for ticket, _, _ in over]
 
     @property
     def _host_memory(self) -> HostCopies:

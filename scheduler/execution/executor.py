@@ -90,8 +90,9 @@ class Executor:
     def poll(self) -> list[Outcome]:
         """What has happened since the last call; at most one launch is reported as over. DeviceBroken if a copy has
         failed, or if the device is broken."""
-        outcomes: list[Outcome] = [*self.copies.over()]
+        self.copies.check()
         self._enqueue_submitted()
+        outcomes: list[Outcome] = [*self.copies.over()]
         oldest = self.launches[0] if self.launches else None
         is_over = oldest is not None and oldest.copy_done is not None and oldest.copy_done.done()
         for launch in self.launches:

@@ -5,6 +5,8 @@ more than the computing. A launch that proposes or computes prompts writes all o
 
     none is put off --decodes alone, nothing proposed--> of 1, 2, ... launches --MAX_PUT_OFF, or settle--> none
                                                                   '--a launch that proposes, a chunk---^
+
+A WriteDraft that fails ends the worker, as every copy does: what it should have written is unknown.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The copies that an executor is given, and which of them are not over yet. Launches are Planner.in_flight."""
+"""The copies that an executor is given, and which of them are not over yet."""
 
 from collections.abc import Callable, Sequence
 

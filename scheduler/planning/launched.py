@@ -81,4 +81,5 @@ class Results:
             self._speculation.count(launched.num_steps, runs)
         if not self._spills.redraws:
             return drawn
-        return [(req, new) for req, run in drawn if (new := self._spills.without_redrawn(req, run))]
+        new = [(req, run, self._spills.take_redrawn(req, run)) for req, run in drawn]
+        return [(req, rest) for req, run, rest in new if rest or not run]  # an empty run: its scores are not finite

@@ -38,11 +38,11 @@ class Executes(Protocol):
     """What runs operations, in this process or in another."""
 
     def submit(self, operation: Operation) -> None:
-        """Enqueues an operation. Never waits for a forward; with a draft, for one small copy of lengths that are there."""
+        """Enqueues an operation. Never waits for a forward; with a draft, for a small copy of known lengths."""
         ...
 
     def poll(self) -> Sequence[Outcome]:
-        """What has happened since the last call. RuntimeError when a copy has failed."""
+        """What has happened since the last call. DeviceBroken as Executor.poll has it."""
         ...
 
 

@@ -79,8 +79,8 @@ class Req:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a launch has decoded it: its first output is read. A choice is launched with that output known, or in
-        flight; one that comes back from host memory was launched before."""
+        """Whether a launch has decoded it, and a draft has read its first output. A choice is launched with that output
+        known, or in flight; with a draft, one that comes back from host memory was launched before."""
         return self.num_sampled > self.num_replayed + 1 or self.num_resumed > self.num_replayed
 
     def append(self, run: tuple[int, ...]) -> tuple[int, ...]:

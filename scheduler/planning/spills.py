@@ -151,8 +151,11 @@ class Spills:
         """How many of its last outputs launches draw once more."""
         return self._redrawn.get(req, 0)
 
-    def without_redrawn(self, req: Req, run: tuple[int, ...]) -> tuple[int, ...]:
-        """What is new in the run that a launch has drawn. The launch was counted as one output."""
+    def take_redrawn(self, req: Req, run: tuple[int, ...]) -> tuple[int, ...]:
+        """Takes the outputs that are drawn once more from the run of a launch. Returns what is new.
+
+        The launch was counted as one output.
+        """
         repeated = min(self._redrawn.get(req, 0), len(run))
         if not repeated:
             return run

@@ -123,8 +123,8 @@ class DraftLaunches:
             self._unwritten.write(self._draft, self._device.kv)
 
     def propose(self, launch: DraftLaunch) -> None:
-        """The draft proposes."""
-        if launch.batch is not None:
+        """The draft proposes, unless KV that it reads could not be written."""
+        if launch.batch is not None and launch.error is None:
             with failures_of(launch):
                 launch.proposed = launch.mode.propose(launch.draft)
 
@@ -147,8 +147,9 @@ class DraftLaunches:
         those that it was given."""
         rows_L, owners_L, seq_lens_L = launch.relay
         if launch.verified is not None and rows_L.numel():
-            firsts_D = seq_lens_L[: launch.draft.rows.num_draws]
-            seq_lens_L = torch.cat((firsts_D, launch.verified.seq_lens_B))
+            with failures_of(launch):
+                firsts_D = seq_lens_L[: launch.draft.rows.num_draws]
+                seq_lens_L = torch.cat((firsts_D, launch.verified.seq_lens_B))
         self._device.future_map.publish(rows_L, seq_lens_L, owners_L)
 
     def extend(self, launch: DraftLaunch) -> None:

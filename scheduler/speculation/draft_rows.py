@@ -9,6 +9,7 @@ Shapes: B rows that decode, W width, N rows that begin, T tokens of the target's
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -97,9 +98,9 @@ class Beginning:
     ) -> "Beginning":
         """Those at the indices `begins` of the rows that decode."""
         device = running.rows_B.device
-        rows_N = int64_column(begins, device)
         if not begins:
-            return Beginning(rows_N, extend_input((), table, page_size, device))
+            return nobody_begins(device)
+        rows_N = int64_column(begins, device)
         spans = Spans.of(running, table, page_size, running.seq_lens_cpu - num_layers, num_layers).input()
         slots_T = int64_column([at * num_layers + slot for at in begins for slot in range(num_layers)], device)
         chosen = replace(spans.mapped(lambda tensor: tensor.index_select(0, slots_T)), num_decodes=len(slots_T))
@@ -129,15 +130,30 @@ class Seeds:
     def of(joins: Sequence[Join], device: torch.device) -> "Seeds":
         """Those of the rows that join with a hidden state."""
         seeded = [join for join in joins if join.hidden]
+        if not seeded:
+            return no_seeds(device)
         draws = [join.draw for join in seeded]
         states = [np.frombuffer(join.hidden, "<f4") for join in seeded]
-        hidden_NE = np.stack(states) if states else np.empty((0, 0), np.float32)
         return Seeds(
             rows_N=int64_column([draw.row for draw in draws], device),
             owners_N=owners_of(draws, device),
-            hidden_NE=torch.from_numpy(hidden_NE).to(device, non_blocking=True),
+            hidden_NE=torch.from_numpy(np.stack(states)).to(device, non_blocking=True),
             before_NK=int64_column([join.before for join in seeded], device),
         )
+
+
+@cache
+def nobody_begins(device: torch.device) -> Beginning:
+    """No rows. Most launches have this one, so it is made once."""
+    none_N, none_N1 = int64_column([], device), torch.zeros((0, 1), dtype=torch.int64, device=device)
+    return Beginning(none_N, ModelInput(none_N, none_N, none_N, none_N1, none_N, (), (), 0, 0, none_N))
+
+
+@cache
+def no_seeds(device: torch.device) -> Seeds:
+    """No rows."""
+    none_N, none_N1 = int64_column([], device), torch.zeros((0, 1), dtype=torch.int64, device=device)
+    return Seeds(none_N, none_N, none_N1.float(), none_N1)
 
 
 def behind_chunks(plan: Plan, running: ScheduleBatch, spans: Spans, table: PageTable, page_size: int) -> ModelInput:

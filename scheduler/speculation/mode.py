@@ -88,8 +88,8 @@ class DraftMode(Protocol[BatchT, ProposedT, VerifiedT]):
     def extend(
         self, forward: ForwardBatch, batch: BatchT, verified: VerifiedT, on_layer: OnLayer
     ) -> tuple[Tensor, DraftExtras]:
-        """Writes the draft's KV of what is kept. Returns the next input token of each row that draws (L without
-        proposals), and what the next launch's draft reads of it."""
+        """Writes the draft's KV of what is kept. Returns the next input tokens, one for each first token of a prompt
+        and each row that decodes, and what the next launch's draft reads of them."""
         ...
 
 

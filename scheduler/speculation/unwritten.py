@@ -3,7 +3,7 @@
 A launch that proposes nothing needs no KV of the draft, and for a few tokens its calls cost more than the computing.
 So these tokens wait. The planner knows that they do (planning/draft_writes.py) and decides when they are written:
 
-    add --add--> ... --a launch that proposes, or WriteDraft--> write
+    add --add--> ... --a launch that proposes, or has chunks, or WriteDraft--> write
 
 Only drafts of one layer can wait: a layer behind it reads what the attention of the first has seen.
 """

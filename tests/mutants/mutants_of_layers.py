@@ -82,7 +82,7 @@ DRAFT_LAYERS = (
     ),
     Mutant(
         "outputs that are drawn once more are sent",
-        "Spills.without_redrawn",
+        "Spills.take_redrawn",
         "run[repeated:]",
         "run",
         "the client gets tokens twice",

@@ -218,8 +218,8 @@ SPECULATION = (
     Mutant(
         "KV that lacks the draft's is cached when it lands",
         "Requests.take_staged",
-        "if each.has_draft and __holding: ...",
-        "if __holding: ...",
+        "if each.has_draft and __seated: ...",
+        "if __seated: ...",
         "the next request finds it, and the draft reads what the pages held before",
         tests=(HANDED_OVER,),
     ),

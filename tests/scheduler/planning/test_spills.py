@@ -156,10 +156,10 @@ def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> 
     noted(planner.launch((), planner.decodes()))
     (join,) = executor.plan.joins
     assert (join.seq_len, join.input_id, join.begins) == (5, 50, False) and req.num_resumed == 1
-    assert planner.spills.without_redrawn(req, (51,)) == ()
+    assert planner.spills.take_redrawn(req, (51,)) == ()
     assert (req.num_sampled, planner.spills.num_redrawn(req)) == (2, 1)
     req.num_sampled += 1  # the next launch
-    assert planner.spills.without_redrawn(req, (52, 53, 54)) == (53, 54) and not planner.spills.redraws
+    assert planner.spills.take_redrawn(req, (52, 53, 54)) == (53, 54) and not planner.spills.redraws
     req.append((53, 54))
     assert req.outputs == [50, 51, 52, 53, 54] and req.num_sampled == 5
 
