@@ -25,6 +25,7 @@ from tests.decode.driving import (
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
+from tests.selecting import broad, first
 
 pytestmark = pytest.mark.slow
 
@@ -260,8 +261,8 @@ class Storm:
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D"])
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("overlap", [True, broad(False)])
+@pytest.mark.parametrize("seed", first(1, [1, 2, 3]))
 def test_a_storm_with_cancels(topology: str, overlap: bool, seed: int) -> None:
     rng, clock = random.Random(f"{topology}{overlap}{seed}"), VirtualClock()
     cluster = make_cluster(topology, overlap=overlap, network=InprocNetwork(Storm(rng)), clock=clock, num_pages=80)

@@ -50,8 +50,9 @@ def test_a_second_chat_is_cached_until_the_cache_is_flushed(story: BatonProcess)
     assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in story.workers())
 
 
-@pytest.mark.parametrize("topology", first(1, TOPOLOGIES))
-@pytest.mark.parametrize("page_size", first(1, [1, 4]))
+@pytest.mark.broad
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("page_size", [1, 4])
 def test_a_pool_far_too_small_serves_everything_exactly(
     fake_folder: Path, tmp_path: Path, topology: str, page_size: int
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
     assert {name: pid_of(baton, name) for name in others} == others
 
 
+@pytest.mark.broad
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
     flags = ("--port", "0", "--max-restarts", "1")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:

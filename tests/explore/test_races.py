@@ -19,13 +19,13 @@ def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(6, range(10)))  # one of each strategy
+@pytest.mark.parametrize("seed", first(4, range(10)))
 def test_ten_workloads_have_no_race(seed: int) -> None:
     expect_no_race(range(seed, seed + 1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(3, range(12)))
+@pytest.mark.parametrize("seed", first(1, range(12)))
 def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
     run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True)
     run.run()

@@ -234,7 +234,7 @@ def test_one_choice_of_two_leaves(topology: str, choice: int, turns: int, ends_a
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(1, range(2)))
 def test_memory_is_not_reused_under_a_slow_launch(topology: str, page_size: int, seed: int) -> None:
     """With overlap a launch still computes what has ended meanwhile, and writes its KV: into pages of nobody else."""
     rng, slow = random.Random(seed), SlowDecode(seed)
@@ -245,7 +245,7 @@ def test_memory_is_not_reused_under_a_slow_launch(topology: str, page_size: int,
     check_traffic(Traffic(cluster, arrivals, slow=slow))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", first(3, TOPOLOGIES))
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_little_traffic(topology: str, page_size: int) -> None:
     traffic = check_random_traffic(random.Random(f"{topology}{page_size}"), 40, topology, page_size)

@@ -91,6 +91,7 @@ def test_what_is_taken_is_what_was_sent(boundary: Boundary[Any], kind: type[Any]
 
 
 @pytest.mark.slow
+@pytest.mark.broad
 @pytest.mark.parametrize("boundary,kind", KINDS, ids=name)
 def test_what_is_taken_is_what_was_sent_thousands_of_times(boundary: Boundary[Any], kind: type[Any]) -> None:
     check_what_is_taken(boundary, kind, 120)

@@ -113,6 +113,7 @@ def test_pages_are_given_back_when_decode_is_lost_or_silent_for_long(network: Ni
     receiver.close()
 
 
+@pytest.mark.broad
 def test_more_than_the_ring_holds_comes_through_it(network: NixlNetwork) -> None:
     pair = Pair(network, LARGE)
     assert LARGE.num_layers * 10 * LARGE.layer(0).page_bytes > 2 * 4 * FRAME_BYTES
