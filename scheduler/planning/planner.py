@@ -61,9 +61,7 @@ class Planner:
         costs: Costs | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        self.book = book
-        self.layout = layout
-        self.vocab_size = vocab_size
+        self.book, self.layout, self.vocab_size = book, layout, vocab_size
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
         self.copies = KvCopies(book, executor.submit, has_twin)

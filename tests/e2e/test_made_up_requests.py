@@ -153,7 +153,7 @@ def test_made_up_requests(server: BatonProcess, number: int) -> None:
         sender.run(page[path][method], GenerationMode.POSITIVE, NUM_STATUS)
     sender.know()
     assert sender.num_sent >= 4 * number and {200, 400, 404} <= sender.statuses.keys(), sender.statuses
-    assert min(sender.num_compared.values()) >= number // 4, sender.num_compared
+    assert min(sender.num_compared.values()) >= number // 8, sender.num_compared  # most are neither: see `_compare`
     assert server.wait_for_rest()
     grown = {process.pid: process.memory_info().rss - rss for process, rss in middle.items()}
     assert max(grown.values()) < MAX_GROWTH, grown
