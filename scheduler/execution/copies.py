@@ -13,7 +13,7 @@ from torch import Tensor
 from model.host_copies import HostCopies
 from model.inputs import int64_column
 from scheduler.execution.device import Device
-from scheduler.execution.streams import DeviceBroken, Event, Stream, first_line
+from scheduler.execution.streams import Event, Stream
 from scheduler.plan import CopyPages, Done, Fill, Spill, StageIn, WriteDraft
 
 Copy = CopyPages | StageIn | Spill | Fill | WriteDraft
@@ -48,11 +48,6 @@ class Copies:
                 self._launch(staging, copy, self._host_memory.fill, copy.slots, copy.pages)
             case _:
                 assert_never(copy)
-
-    def check(self) -> None:
-        """DeviceBroken if a copy has failed."""
-        if (error := self._device.copy_error) is not None:
-            raise DeviceBroken(f"a copy of KV pages has failed: {first_line(error)}") from error
 
     def over(self) -> list[Done]:
         """The copies that are over since the last call."""

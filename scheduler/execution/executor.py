@@ -19,7 +19,7 @@ from scheduler.execution.future_map import FutureMap
 from scheduler.execution.launch import Launch
 from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
-from scheduler.execution.streams import Stream
+from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
 from scheduler.plan import LayerWritten, Operation, Outcome, Plan
 
@@ -90,9 +90,11 @@ class Executor:
     def poll(self) -> list[Outcome]:
         """What has happened since the last call; at most one launch is reported as over. DeviceBroken if a copy has
         failed, or if the device is broken."""
-        self.copies.check()
+        if self.device.copy_error is not None:
+            why = f"a copy of KV pages has failed: {first_line(self.device.copy_error)}"
+            raise DeviceBroken(why) from self.device.copy_error
         self._enqueue_submitted()
-        outcomes: list[Outcome] = [*self.copies.over()]
+        outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
         oldest = self.launches[0] if self.launches else None
         is_over = oldest is not None and oldest.copy_done is not None and oldest.copy_done.done()
         for launch in self.launches:
@@ -127,7 +129,8 @@ class Executor:
     def _apply(self, plan: Plan) -> None:
         """Makes the changes of a plan."""
         self._applied = plan
-        self.page_table.write(*plan.grants)
+        if plan.grants:
+            self.page_table.write(*plan.grants)
         self.running.change(plan.leaves, plan.joins)
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"

@@ -65,15 +65,6 @@ class Launch:
 
 
 @contextmanager
-def building(launch: Launch) -> Iterator[None]:
-    """Stores a failure to build its inputs in a launch: it then fails its own rows only, and has no batch."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - one request's input must not end the worker
-        launch.batch, launch.error = None, error
-
-
-@contextmanager
 def failures_of(launch: Launch) -> Iterator[None]:
     """Stores a failure in its launch; the stream goes on."""
     try:

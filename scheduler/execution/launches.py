@@ -17,7 +17,7 @@ from model.inputs import ModelInput
 from model.sampler import sample
 from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn
 from scheduler.execution.device import Device
-from scheduler.execution.launch import Launch, building, failures_of
+from scheduler.execution.launch import Launch, failures_of
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan
 
@@ -84,12 +84,14 @@ class PlainLaunches:
         device = self._device
         running.advance()
         launch = PlainLaunch(plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships)
-        with building(launch):
+        try:
             if device.debug:
                 running.check_mirrors()
             launch.batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
+        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
+            launch.batch, launch.error = None, error
         launch.copy_done = device.enqueue([self.resolve, self.compute, self.sample], launch)
         return launch
 

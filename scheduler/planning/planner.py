@@ -213,8 +213,10 @@ class Planner:
         `resting`, also from decodes(), do not decode in this launch, but in the next one.
         """
         leaves, joins = self.roster.change(decodes, resting)
-        for held in (*[req.held for req in joins], *[chunk.req.held for chunk in chunks]):
-            self._grant(held)
+        for req in joins:
+            self._grant(req.held)
+        for chunk in chunks:
+            self._grant(chunk.req.held)
         plan = Plan(
             ticket=self.book.next_ticket(),
             num_decodes=len(decodes),

@@ -124,6 +124,8 @@ class Spills:
     def take_back(self) -> list[tuple[Req, Holding]]:
         """The choices whose KV is back, with their new rows and pages. Gives their slots back."""
         back: list[tuple[Req, Holding]] = []
+        if not self.away:
+            return back
         for spilled in list(self.away.values()):
             if spilled.holding is not None and self._copies.is_over(spilled.ticket):
                 del self.away[spilled.req]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn
 from scheduler.execution.future_rows import DraftInput
-from scheduler.execution.launch import Launch, Runs, building, failures_of
+from scheduler.execution.launch import Launch, Runs, failures_of
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -94,13 +94,15 @@ class DraftLaunches:
         owners = owners_drawn(plan, running)
         mode = self._proposing if proposes else self._quiet
         launch = DraftLaunch(plan.ticket, owners, Relay.of(plan, running), plan.ships, mode=mode)
-        with building(launch):
+        try:
             if device.debug:
                 running.check_mirrors()
             begins = self._unread.begins(plan, running)
             launch.batch, launch.draft = mode.build(plan, running, begins)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
+        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
+            launch.batch, launch.error = None, error
 
         if proposes:
             before = [self.write, self.propose, self.verify, self.publish]
