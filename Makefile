@@ -109,7 +109,7 @@ check-unit:
 test: check ## check, then slow tests (real processes), those that find what no other does: at most 8 minutes on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
-test-slow: $(READY) ## the other slow tests: more cases of what make test holds; some 12 minutes
+test-slow: $(READY) ## the other slow tests: more cases of what make test holds; some 15 minutes
 	@$(PYTEST) $(MANY) -m "broad and not full and not gpu" $(SLOW)
 
 test-full: test test-slow ## both, then the exhaustive tests: every topology, page size and chunk

@@ -209,9 +209,7 @@ class Planner:
         resting: tuple[Req, ...] = (),
     ) -> Launched:
         """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
-
-        `resting`, also from decodes(), do not decode in this launch, but in the next one.
-        """
+        `resting`, also from decodes(), do not decode in this launch, but in the next one."""
         leaves, joins = self.roster.change(decodes, resting)
         for req in joins:
             self._grant(req.held)
