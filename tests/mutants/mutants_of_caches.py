@@ -199,7 +199,7 @@ CACHES = (
         "self.core.reset()\nself.core.planner.book.flush()",
         "self.core.reset()",
         "the next gateway may have flushed before the worker joined it",
-        worlds=WORLDS,
+        tests=("tests/worker/test_loop.py",),
     ),
     Mutant(
         "the margin is not counted",

@@ -121,6 +121,7 @@ def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> N
     bench.loop.run()
     bench.close()
     assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
+    assert bench.core.book._flushes == 1, "what was cached under the gateway before is kept"
 
 
 def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
