@@ -24,7 +24,7 @@ NULL: Schema = {"type": "null"}
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one gateway accepts, with the workers that it has now."""
+    """The bounds that one gateway checks, with its present workers."""
 
     names: tuple[str, ...]  # of the model
     templates: tuple[str, ...]  # names of the model's chat templates
@@ -35,7 +35,7 @@ class Bounds:
 
     @property
     def longest_prompt(self) -> int | None:
-        """Token ids of a prompt, at most: one output has to fit, too."""
+        """The most token ids that a prompt may have. It leaves room for one output."""
         longest, context = self.limits.longest_prompt, self.limits.context_length
         return longest if context is None or longest is None else min(longest, context - 1)
 

@@ -53,7 +53,7 @@ def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -
 
 
 def draft_shape(runner: Runner, settings: WorkerSettings) -> DraftShape:
-    """What the draft proposes for a row, as the settings have it; NO_DRAFT without a draft."""
+    """How much the draft proposes for a row, by the settings. NO_DRAFT without a draft."""
     if runner.draft is None:
         return NO_DRAFT
     topk = settings.speculative_eagle_topk

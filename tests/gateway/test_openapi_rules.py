@@ -1,4 +1,4 @@
-"""What a schema of /openapi.json allows the gateway serves, and what it forbids the gateway refuses."""
+"""The gateway serves each body that a schema of /openapi.json allows, and refuses each that it forbids."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a result means: whose tokens they are, what is counted, and what is new of them."""
+"""The planner reads a result: it finds the choices of the tokens, counts proposals, and drops repeated outputs."""
 
 from scheduler.draft_shape import DraftShape
 from scheduler.plan import StepResult
