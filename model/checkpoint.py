@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jiter
 import torch
@@ -39,6 +39,14 @@ BLOCK_BYTES: Final = 4096
 BLOCKS_PER_TENSOR: Final = 8  # so at most 64 MiB of one checkpoint, which has MAX_TENSORS at most
 
 
+class Part(NamedTuple):
+    """The numbers [start, start + size) of one dimension of a tensor."""
+
+    dim: int
+    start: int
+    size: int
+
+
 class SafetensorsFile:
     """Entries and mapped tensors of one file. The mapping lives as long as any tensor made from it."""
 
@@ -60,9 +68,11 @@ class SafetensorsFile:
             described = self._file.get_slice(name)
             self.entries[name] = described.get_dtype(), tuple(described.get_shape())
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor: a view over the mapping, or a copy if its bytes are not aligned."""
+    def tensor(self, name: str, part: Part | None = None) -> Tensor:
+        """The tensor, or a part of it: a view over the mapping, or a copy if its bytes are not aligned."""
         found = self._view(name)
+        if part is not None:
+            found = found.narrow(*part)  # no byte of the rest is read
         return found if found.data_ptr() % found.itemsize == 0 else found.clone()
 
     def raw(self, name: str) -> memoryview:
@@ -169,12 +179,15 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, part: Part | None = None
+    ) -> Tensor:
         """The tensor `name`: a view over the mapped file if device and dtype allow it, else a converted copy.
 
+        `shape` is that of the whole tensor, also where only a `part` is taken. The rest is not read then.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
-        found = self._find(name, shape, tuple(SERVED_DTYPES))
+        found = self._find(name, shape, tuple(SERVED_DTYPES), part)
         if self._check_values and (num_bad := count_not_finite(found)):
             raise CheckpointError(
                 f"{self._files[name].path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected"
@@ -186,7 +199,7 @@ class Checkpoint:
         """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
         return self._find(name, shape, INTEGER_DTYPES).long()
 
-    def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...]) -> Tensor:
+    def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...], part: Part | None = None) -> Tensor:
         file = self._files.get(name)
         if file is None:
             raise CheckpointError(f"{self.folder}: tensor {name} of shape {list(shape)} is missing from the checkpoint")
@@ -196,12 +209,13 @@ class Checkpoint:
         if kind not in kinds:
             raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(kinds)}")
         self.taken.add(name)
-        return file.tensor(name)
+        return file.tensor(name, part)
 
 
 def count_not_finite(tensor: Tensor) -> int:
     """The number of values that are NaN or infinite, counted part by part to save memory."""
-    return sum(int(part.isfinite().logical_not().sum()) for part in tensor.flatten().split(CHECKED_VALUES))
+    num_rows = max(1, CHECKED_VALUES // max(1, tensor[:1].numel()))
+    return sum(int(rows.isfinite().logical_not().sum()) for rows in tensor.split(num_rows))
 
 
 def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:

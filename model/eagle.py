@@ -15,9 +15,10 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
+from model.linear import AnyLinear
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes, inverse_frequencies
-from model.transformer import AnyLinear, Decoder, LayerPass, Weights
+from model.transformer import Decoder, LayerPass, Weights
 from protocol.errors import CheckpointError, brief_name
 from runtime.draft_config import DraftConfig
 

@@ -1,7 +1,8 @@
 """A model whose next token is a hash of the KV that it reads: a wrong, missing or reordered page changes the text.
 
 Each token writes numbers derived from (token, position, layer) into every layer's K and V. The next token is a hash of
-these numbers, read through the page table, over the whole context in every layer.
+these numbers, read through the page table, over the whole context in every layer. In a group, each layer also sends the
+tokens to the other ranks and back: what does not come back changes the text, too.
 Shapes: T tokens, L wanted rows, N tokens of all the contexts read.
 """
 
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from model.collectives import Collectives
 from model.fake_draft import FakeDraft
 from model.fake_hash import Contexts, contexts, hashed, logits_for, next_token, numbers, prints, write_numbers
 from model.inputs import ModelInput
@@ -34,10 +37,12 @@ class FakeRunner:
     draft_seed: int | None = None  # None: no draft; drafts of different seeds are different drafts
     num_draft_layers: int = 1  # each drafts another token
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    collectives: Collectives | None = None  # of its group, which its layers enter as a real model's do
 
     dtype: str = "float32"
     mapped_weight_bytes: int = 0  # it has no weights
     private_weight_bytes: int = 0
+    max_graphed: int = 0
 
     @property
     def config(self) -> ModelConfig:
@@ -109,8 +114,20 @@ class FakeRunner:
             if on_layer is not None:
                 on_layer(layer)
             hash_N += hashed(where.read(kv_layer), where.positions_N, layer)
+            if self.collectives is not None:
+                hash_N[where.token_T] += _lost(self.collectives, inp)
         return hash_N, where.running(hash_N), where
 
     def _logits(self, inp: ModelInput, running_N: Tensor, where: Contexts) -> Tensor:
         hash_L = running_N[where.token_T[inp.logit_indices_L]]
         return logits_for(next_token(hash_L, self.vocab_size), self.vocab_size)
+
+
+def _lost(collectives: Collectives, inp: ModelInput) -> Tensor:
+    """By token, how far it is from what comes back from all ranks of the group: 0 if nothing went wrong."""
+    assert inp.step is not None, "a rank of a group computes no forward without the step of all ranks"
+    own_T1 = inp.input_ids_T[:, None].float()
+    padded_P1 = F.pad(own_T1, (0, 0, 0, inp.step.padded - own_T1.shape[0]))
+    came_RP1 = collectives.exchange(collectives.gather(padded_P1, inp.step), inp.step)
+    lost_T1 = came_RP1[:, : own_T1.shape[0]].sum(0) - collectives.size * own_T1
+    return lost_T1[:, 0].long()

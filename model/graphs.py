@@ -4,6 +4,7 @@ A batch is copied into fixed buffers and padded to the next captured size. Paddi
 graphs of all sizes write their results into the same buffers. Chunks of prompts and larger batches run without graphs.
 With a draft, the graphs of the target give features, too, and each of the draft's layers has graphs of its own.
 Graphs that read tree masks serve all decodes. Others serve decodes without one.
+In a group all ranks capture the same sizes. They replay the graph of the same size together, or none of them does.
 Shapes: B lanes, P pages of the longest context, n <= B requests, T = n tokens, L rows of logits, V vocabulary,
 E hidden.
 """
@@ -12,22 +13,30 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.collectives import Collectives, agree, outside_steps
+from model.inputs import ModelInput, padding
 from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from protocol.errors import GroupBroken
 from runtime.log import get_log
 
+T = TypeVar("T")
 log = get_log("graphs")
 
 TOLERANCE: Final = 0.01  # of the largest logit: how far a graph may be from the forward that it captured
 CHECK_BYTES: Final = 32 << 20  # of a result that are compared at once
 WHY_CHARS: Final = 200  # of the reason why there are no graphs
+
+
+class NoGraph(RuntimeError):
+    """No rank of the group has this graph, because one of them could not capture it."""
+
 
 Run = Callable[[], None]
 Capture = Callable[[Run], Run]  # takes a run to capture, returns its replay
@@ -50,23 +59,7 @@ class Lanes:
     def __init__(
         self, num_lanes: int, num_pages: int, page_size: int, device: torch.device, *, trees: bool = False
     ) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        self.input = ModelInput(
-            input_ids_T=zeros(num_lanes),
-            positions_T=zeros(num_lanes),
-            slots_T=zeros(num_lanes),
-            page_table_BP=zeros(num_lanes, num_pages),
-            seq_lens_B=zeros(num_lanes) + 1,
-            extend_lens=(),
-            extend_seq_lens=(),
-            num_decodes=num_lanes,
-            max_decode_seq_len=num_pages * page_size,
-            logit_indices_L=torch.arange(num_lanes, device=device),
-            tree_starts_D=zeros(num_lanes) + 1 if trees else None,
-            tree_bits_D=zeros(num_lanes) if trees else None,
-        )
+        self.input = padding(num_lanes, num_pages, page_size, device, trees=trees)
 
     def first(self, count: int) -> ModelInput:
         """The first `count` lanes, in the same memory."""
@@ -91,9 +84,9 @@ class Lanes:
             whole_nn = decodes.seq_lens_B, torch.zeros_like(decodes.seq_lens_B)  # every slot of a context
             starts_n, bits_n = decodes.tree_mask or whole_nn
             columns += [(starts_B, starts_n, 1), (bits_B, bits_n, 0)]
-        for lane_B, value_n, padding in columns:
+        for lane_B, value_n, unused in columns:
             lane_B[:n].copy_(value_n)
-            lane_B[n:count].fill_(padding)
+            lane_B[n:count].fill_(unused)
 
 
 def is_close(found_BN: Tensor, wanted_BN: Tensor) -> bool:
@@ -128,12 +121,23 @@ class Graphs:
     """Graphs of one forward of decodes, for batches of a few sizes.
 
     `compute(inp, kv, *states)` is the forward: it also reads `states` and returns tensors, each with a row per lane.
+    `collectives`: it computes with the other ranks of its group.
     """
 
-    def __init__(self, compute: Callable[..., tuple[Tensor, ...]], make_graph: Capture) -> None:
-        self._compute, self._make_graph = compute, make_graph
+    def __init__(
+        self,
+        compute: Callable[..., tuple[Tensor, ...]],
+        make_graph: Capture,
+        collectives: Collectives | None = None,
+    ) -> None:
+        self._compute, self._make_graph, self._collectives = compute, make_graph, collectives
         self.num_replays = 0
         self.forget()
+
+    @property
+    def largest(self) -> int:
+        """Decodes of the largest graph; 0 if there is none."""
+        return self._sizes[-1] if self._sizes else 0
 
     def forget(self) -> None:
         """Forgets what was captured: `replay` returns None."""
@@ -148,12 +152,14 @@ class Graphs:
         """Captures the forward for each of `sizes`, ascending. `states` have a row per lane, like `lanes`.
 
         The largest size comes first, so that the others fit into its memory. RuntimeError if a graph does not give the
-        forward's result; errors of a driver, an allocator or a kernel pass through.
+        forward's result; errors of a driver, an allocator or a kernel pass through. In a group every rank raises if one
+        of them does.
         """
-        self._results = tuple(torch.empty_like(each) for each in self._compute(lanes.first(sizes[-1]), kv, *states))
+        largest = self._of_all_ranks(lanes.first(sizes[-1]))
+        self._results = tuple(torch.empty_like(each) for each in self._compute(largest, kv, *states))
         for size in reversed(sizes):
             own = [[each[:size] for each in tensors] for tensors in (states, self._results)]
-            self._graphs[size] = self._captured(lanes.first(size), kv, *own)
+            self._graphs[size] = self._captured(self._of_all_ranks(lanes.first(size)), kv, *own)
         self._kv, self._lanes, self._states, self._sizes = kv, lanes, states, sizes
 
     def _captured(self, inp: ModelInput, kv: PagedKv, states: list[Tensor], results: list[Tensor]) -> Run:
@@ -162,32 +168,61 @@ class Graphs:
                 result.copy_(found)
 
         run()
-        replay = self._make_graph(run)
+        replay = self._agreed(lambda: self._make_graph(run))
         for result in results:
             result.fill_(float("nan"))
         replay()
 
         # The forward once more: what it writes into KV it writes again, so it gives what it gave.
-        for result, wanted in zip(results, self._compute(inp, kv, *states), strict=True):
-            if not is_close(result, wanted):
-                raise RuntimeError("a graph's result differs from that of the forward that it captured")
+        wanted = self._compute(inp, kv, *states)
+        self._agreed(lambda: _check(results, wanted))
         return replay
+
+    def _of_all_ranks(self, inp: ModelInput) -> ModelInput:
+        """The input as each rank of the group has it."""
+        if self._collectives is None:
+            return inp
+        return replace(inp, step=outside_steps(self._collectives.size, inp.num_decodes, graphs=True))
+
+    def _agreed(self, act: Callable[[], T]) -> T:
+        """What `act` gives, which computes nothing with other ranks. It raises on every rank if it does on one."""
+        if self._collectives is None:
+            return act()
+        done, error = None, None
+        try:
+            done = act()
+        except Exception as caught:  # noqa: BLE001 - raised again, after the other ranks know of it
+            error = caught
+        device = self._results[0].device
+        if not agree(self._collectives, error is None, device):
+            raise NoGraph(str(error) if error else "another rank of the group has no such graph") from error
+        return cast(T, done)
 
     def replay(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None, *states: Tensor
     ) -> tuple[Tensor, ...] | None:
         """The forward's results by a graph; None if it has none for this forward.
 
-        Without requests it replays the smallest graph, whose lanes are then all padding.
+        Without requests it replays the smallest graph, whose lanes are then all padding. In a group it replays the
+        graph that fits all ranks, if all replay one.
         """
         num, lanes = inp.num_decodes, self._lanes
-        only_decodes = not inp.extend_lens and on_layer is None
-        if lanes is None or kv is not self._kv or not only_decodes or num > self._sizes[-1]:
-            return None
-        if inp.tree_mask is not None and lanes.input.tree_mask is None:
+        num_lanes, is_together = num, False
+        if self._collectives is not None:
+            assert inp.step is not None, "a rank of a group computes no forward without the step of all ranks"
+            num_lanes, is_together = inp.step.padded, inp.step.graphs
+            if not is_together:
+                return None
+        if lanes is None:
             return None
 
-        size = self._sizes[bisect_left(self._sizes, num)]
+        only_decodes = not inp.extend_lens and on_layer is None
+        has_masks = inp.tree_mask is None or lanes.input.tree_mask is not None
+        if kv is not self._kv or not only_decodes or num_lanes > self._sizes[-1] or not has_masks:
+            assert not is_together, f"step {inp.step}: other ranks replay a graph, but none fits here"
+            return None
+
+        size = self._sizes[bisect_left(self._sizes, num_lanes)]
         lanes.fill(inp, size)
         for own, given in zip(self._states, states, strict=True):
             own[:num].copy_(given)
@@ -195,6 +230,12 @@ class Graphs:
         self._graphs[size]()
         self.num_replays += 1
         return tuple(result[:num] for result in self._results)
+
+
+def _check(results: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
+    """RuntimeError if the results of a graph are not those of the forward."""
+    if not all(is_close(*pair) for pair in zip(results, wanted, strict=True)):
+        raise RuntimeError("a graph's result differs from that of the forward that it captured")
 
 
 class GraphedRunner:
@@ -206,11 +247,17 @@ class GraphedRunner:
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
+        self.collectives = runner.collectives
 
         self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
-        self._graphs = Graphs(self._compute, make_graph)
+        self._graphs = Graphs(self._compute, make_graph, self.collectives)
         self.draft = GraphedDraft(runner.draft, make_graph) if isinstance(runner.draft, LoadedDraft) else runner.draft
+
+    @property
+    def max_graphed(self) -> int:
+        """See Runner."""
+        return self._graphs.largest
 
     @property
     def num_replays(self) -> int:
@@ -233,12 +280,19 @@ class GraphedRunner:
 
         ahead = max([draft.group.lookahead - 1 for draft in drafts], default=0)  # that several draft layers read again
         lanes = Lanes(sizes(ahead)[-1], max_pages, kv.layout.page_size, self.device, trees=trees)
+        why = ""
         try:
-            self._graphs.capture(kv, lanes, sizes(0))
+            self._capture_target(kv, lanes, sizes(0))
             for draft in drafts:
                 draft.capture(kv, lanes, sizes(ahead))
+        except GroupBroken:
+            raise
         except Exception as error:  # noqa: BLE001 - a driver, an allocator or a kernel may raise anything
-            self.why_none = str(error)[:WHY_CHARS] or type(error).__name__
+            why = str(error)[:WHY_CHARS] or type(error).__name__
+        if self.collectives is not None and not agree(self.collectives, not why, self.device):
+            why = why or "another rank of the group has none"
+        if why:
+            self.why_none = why
             log.warning("decoding without graphs", why=self.why_none)
             for graphs in (self._graphs, *(each for draft in drafts for each in draft.graphs)):
                 graphs.forget()
@@ -246,10 +300,26 @@ class GraphedRunner:
         self.why_none = ""
         log.info("decode graphs", sizes=len(sizes(0)), largest=sizes(0)[-1])
 
+    def _capture_target(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
+        """In a group it raises NoGraph, on every rank, or GroupBroken: behind another failure of one rank, ranks would
+        enter different collectives."""
+        try:
+            self._graphs.capture(kv, lanes, sizes)
+        except (NoGraph, GroupBroken):
+            raise
+        except Exception as error:
+            if self.collectives is None:
+                raise
+            raise GroupBroken(f"graphs of all ranks cannot be captured: {str(error)[:WHY_CHARS]}") from error
+
     def _compute(self, inp: ModelInput, kv: PagedKv) -> tuple[Tensor, ...]:
-        if self.draft is None:
-            return (self.runner.forward(inp, kv),)
-        return self.runner.forward_with_features(inp, kv)
+        try:
+            return (self.runner.forward(inp, kv),) if self.draft is None else self.runner.forward_with_features(inp, kv)
+        except Exception as error:
+            if self.collectives is None:
+                raise
+            why = f"{type(error).__name__}: {error}"[:WHY_CHARS]
+            raise GroupBroken(f"a forward that all ranks compute for a graph has failed: {why}") from error
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """See Runner.forward."""

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.messages_group import StepShape
+
 TREE_SLOTS: Final = 64  # slots that a tree mask has a bit for
 
 
@@ -39,6 +41,7 @@ class ModelInput:
     logit_indices_L: Tensor  # into T; entries may repeat
     tree_starts_D: Tensor | None = None  # both, or neither if every decode sees its whole context
     tree_bits_D: Tensor | None = None
+    step: StepShape | None = None  # of all ranks; None: outside of launches, or a draft's own
 
     @property
     def tree_mask(self) -> tuple[Tensor, Tensor] | None:
@@ -56,6 +59,30 @@ class ModelInput:
         """The same input with `change` applied to every tensor."""
         changed: dict[str, Any] = {name: change(value) for name, value in self.tensors.items()}
         return replace(self, **changed)
+
+
+def padding(
+    num_tokens: int, num_pages: int, page_size: int, device: torch.device, *, trees: bool = False
+) -> ModelInput:
+    """Decodes that read and write page 0 only, one token each. With `trees` they have a tree mask."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    return ModelInput(
+        input_ids_T=zeros(num_tokens),
+        positions_T=zeros(num_tokens),
+        slots_T=zeros(num_tokens),
+        page_table_BP=zeros(num_tokens, num_pages),
+        seq_lens_B=zeros(num_tokens) + 1,
+        extend_lens=(),
+        extend_seq_lens=(),
+        num_decodes=num_tokens,
+        max_decode_seq_len=num_pages * page_size,
+        logit_indices_L=torch.arange(num_tokens, device=device),
+        tree_starts_D=zeros(num_tokens) + 1 if trees else None,
+        tree_bits_D=zeros(num_tokens) if trees else None,
+    )
 
 
 def is_visible(slots: Tensor, starts: Tensor, bits: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.inputs import ModelInput
+from model.linear import AnyLinear
 from model.paged_kv import PagedKv
 from model.passes import Passes
-from model.transformer import AnyLinear, DecoderLayer, LayerPass
+from model.transformer import DecoderLayer, LayerPass
 from protocol.kv_layout import LayerGroup
 from runtime.draft_config import DraftConfig
 

@@ -14,17 +14,20 @@ from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, Checkpoint, full_digests, open_checkpoint, sampled_digests
+from model.collectives import Collectives
 from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
 from model.draft import Draft
 from model.eagle import load_eagle
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
+from model.linear import has_fast_bfloat16
 from model.loaded_draft import LoadedDraft
+from model.mlp import check_divides, is_sharded
 from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses
-from model.transformer import Decoder, has_fast_bfloat16, load_decoder
+from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_draft, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout, LayerGroup, LayerLayout
@@ -62,6 +65,16 @@ class Runner(Protocol):
     @property
     def draft(self) -> Draft | None:
         """The draft that was loaded with the model, for speculative decoding."""
+        ...
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """With the ranks that compute the model's layers together; None: this worker has no group."""
+        ...
+
+    @property
+    def max_graphed(self) -> int:
+        """Tokens of decodes that a captured graph computes at most; 0 without graphs."""
         ...
 
     def kv_layout(self, page_size: int) -> KvLayout:
@@ -113,8 +126,10 @@ class ModelRunner:
     packed: bool = False  # linears hold copies of the weights, laid out for oneDNN
     widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
     check_weights: bool = False  # the fingerprint covers every byte of the weights
+    max_graphed: int = 0
     draft: LoadedDraft | None = None
     draft_checkpoint: Checkpoint | None = None  # None: the draft's weights are in the model's own
+    collectives: Collectives | None = None
 
     @classmethod
     def load(
@@ -130,6 +145,7 @@ class ModelRunner:
         check_weights: bool = False,
         cpu_kernels: bool = True,
         draft: DraftSource | None = None,
+        collectives: Collectives | None = None,
     ) -> "ModelRunner":
         """Loads a Hugging Face folder.
 
@@ -138,16 +154,19 @@ class ModelRunner:
         `workers_on_host`: how many workers share the host's memory; it decides whether each packs its weights.
         `check_weights`: read every weight, refuse NaN and infinities, and let the fingerprint cover every byte.
         `cpu_kernels`: on a CPU, use the kernels of cpu_kernels.py if they can be built. `draft`: load it, too.
+        `collectives`: with the ranks of its group, which share the MLPs of the model, but not of a draft.
         Raises CheckpointError or ConfigError, each with one sentence.
         """
         folder = Path(folder)
         on = choose_device(device)
         config = load_config(folder, context_length=context_length)
+        num_ranks = collectives.size if collectives else 1
+        check_divides(num_ranks, config.intermediate_size)
         checkpoint = open_checkpoint(folder, check_weights)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
 
         # Whether this worker packs its weights, and widens them to float32.
-        weight_bytes = sum(math.prod(shape) * ITEM_BYTES[name] for _, shape in checkpoint.tensors.values())
+        weight_bytes = sum(count * ITEM_BYTES[name] for _, count in _held(checkpoint, num_ranks))
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
         own_bytes, share = (2 * weight_bytes, WIDENED_SHARE) if widen else (weight_bytes, PACKED_SHARE)
@@ -163,18 +182,29 @@ class ModelRunner:
             return kernels or TorchPasses(of.num_heads, of.head_dim, of.rms_norm_eps), backend
 
         passes, backend = computing(config)
-        decoder = load_decoder(checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed)
-        runner = cls(config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
-        if draft is None:
-            return runner
-        if draft.algorithm == "mtp":
+        decoder = load_decoder(
+            checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed, collectives=collectives
+        )
+        of_model = (config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
+        runner = cls(*of_model, collectives=collectives)
+        if draft is not None and draft.algorithm == "mtp":
             drafts = load_mtp_config(folder, config)
             found = load_mtp(checkpoint, drafts, decoder, passes, backend, packed=packed)
-            return replace(runner, draft=found.first(draft.num_layers))
-        drafts = load_draft_config(draft.folder, draft.algorithm, config)
-        own = open_checkpoint(draft.folder, check_weights)
-        loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), packed=packed)
-        return replace(runner, draft=loaded, draft_checkpoint=own)
+            runner = replace(runner, draft=found.first(draft.num_layers))
+        elif draft is not None:
+            drafts = load_draft_config(draft.folder, draft.algorithm, config)
+            own = open_checkpoint(draft.folder, check_weights)
+            loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), packed=packed)
+            runner = replace(runner, draft=loaded, draft_checkpoint=own)
+        log.info("weights loaded", **runner.weights_info)
+        return runner
+
+    @property
+    def weights_info(self) -> dict[str, int]:
+        """What the log says of the memory that weights take. A rank of a group has a share of each MLP only."""
+        mib = {"mapped_mib": self.mapped_weight_bytes >> 20, "private_mib": self.private_weight_bytes >> 20}
+        ranks = self.collectives
+        return mib if ranks is None else mib | {"rank": ranks.rank, "ranks": ranks.size}
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens); see Runner."""
@@ -200,21 +230,21 @@ class ModelRunner:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
         if self.device.type != "cpu" or self.packed:
             return 0
-        kept = ((kind, shape) for kind, shape in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
-        return sum(math.prod(shape) * ITEM_BYTES[self.dtype] for _, shape in kept)
+        kept = (count for kind, count in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
+        return sum(kept) * ITEM_BYTES[self.dtype]
 
     @property
     def private_weight_bytes(self) -> int:
         """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
         item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
-        total = sum(math.prod(shape) for _, shape in self._tensors) * item_bytes
+        total = sum(count for _, count in self._tensors) * item_bytes
         return total - self.mapped_weight_bytes
 
     @property
-    def _tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(dtype as in the header, shape) of every tensor of the model and its draft."""
-        for checkpoint in (self.checkpoint, self.draft_checkpoint):
-            yield from checkpoint.tensors.values() if checkpoint else ()
+    def _tensors(self) -> Iterator[tuple[str, int]]:
+        """(dtype as in the header, numbers that this worker has of it) of every tensor of the model and its draft."""
+        yield from _held(self.checkpoint, self.collectives.size if self.collectives else 1)
+        yield from _held(self.draft_checkpoint, 1) if self.draft_checkpoint else ()
 
     @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
@@ -228,6 +258,12 @@ class ModelRunner:
         """Logits (L, V) float32 and features (T, F); see Runner."""
         assert self.draft is not None
         return self.decoder.forward_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
+
+
+def _held(checkpoint: Checkpoint, num_ranks: int) -> Iterator[tuple[str, int]]:
+    """(dtype as in the header, numbers that one of `num_ranks` ranks has of it) of every tensor."""
+    for name, (kind, shape) in checkpoint.tensors.items():
+        yield kind, math.prod(shape) // (num_ranks if is_sharded(name) else 1)
 
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:

@@ -1,109 +1,27 @@
 """One decoder for every supported architecture. Architectures differ in their optional weights, not in code.
 
-It has the order of operations, the linear layers and the names of the checkpoint's tensors. Numerics follow
-transformers.
-Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows, V vocabulary, I inputs, O outputs.
+It has the order of operations and the names of the checkpoint's tensors. Numerics follow transformers.
+Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, device, dtype
 
 from model.attention import AttentionBackend
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, Part
+from model.collectives import Collectives
 from model.inputs import ModelInput
+from model.linear import AnyLinear, Linear, ParallelLinears, pack, parallel_linears
+from model.mlp import AnyMlp, Mlp, ShardedMlp
 from model.paged_kv import PagedKv
 from model.passes import Passes, Rotation, Rows, inverse_frequencies
+from protocol.messages_group import StepShape
 from runtime.model_config import ModelConfig
-
-_PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
-
-
-@dataclass(frozen=True)
-class Linear:
-    """y = x @ weight.T + bias."""
-
-    weight_OI: Tensor
-    bias_O: Tensor | None = None
-
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        return F.linear(x_TI, self.weight_OI, self.bias_O)
-
-    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """residual + y."""
-        return residual_TO + self(x_TI)
-
-
-@dataclass(frozen=True)
-class PackedLinear:
-    """A Linear whose weight is laid out once for oneDNN's kernels, not at every call.
-
-    The weight is a copy, so the workers of a host do not share it.
-    """
-
-    packed: Tensor
-    bias_O: Tensor | None
-
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, self.packed, self.bias_O, "none", [], "")
-        return y_TO
-
-    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """residual + y in one pass, rounded once."""
-        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_TI, residual_TO, self.packed, self.bias_O, "add")
-        return y_TO
-
-
-AnyLinear = Linear | PackedLinear
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Whether this torch and CPU can pack this weight."""
-    known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    kind = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_fast_bfloat16())
-    return known and weight.device.type == "cpu" and kind
-
-
-def has_fast_bfloat16() -> bool:
-    """Whether oneDNN has fast bfloat16 products on this CPU. Without them float32 is far faster."""
-    known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(known is not None and known())
-
-
-def pack(linear: Linear) -> AnyLinear:
-    """`linear` packed, if that is possible."""
-    if not can_pack(linear.weight_OI):
-        return linear
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(linear.weight_OI, _PACKED_FOR_ROWS), linear.bias_O)
-
-
-@dataclass(frozen=True)
-class ParallelLinears:
-    """Several linears of one input (q, k, v; gate, up), merged into one product or left apart.
-
-    Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster.
-    Otherwise they stay views over the mapped checkpoint, and the workers of a host share them.
-    """
-
-    linears: tuple[AnyLinear, ...]
-
-    def __call__(self, x_TI: Tensor) -> tuple[Tensor, ...]:
-        """One product for all, or one for each."""
-        return tuple([linear(x_TI) for linear in self.linears])
-
-
-def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
-    """Joins linears, of which all or none have a bias. `merge` merges them; `packed` packs the merged one."""
-    if not merge:
-        return ParallelLinears(tuple(linears))
-    biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
-    assert len(biases) in (0, len(linears))
-    merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
-    return ParallelLinears((pack(merged) if packed else merged,))
 
 
 @dataclass(frozen=True)
@@ -115,8 +33,7 @@ class DecoderLayer:
     qk_norm_ND: Tensor | None  # N = H + K: the q norm for every query head, then the k norm for every kv head
     output: AnyLinear
     mlp_norm_E: Tensor
-    gate_up: ParallelLinears
-    down: AnyLinear
+    mlp: AnyMlp
 
 
 @dataclass(frozen=True)
@@ -130,6 +47,7 @@ class LayerPass:
     rotation: Rotation
     rows: Rows
     plan: Any  # the attention backend's; None: the layers write K and V, and compute nothing else
+    step: StepShape | None  # of the group's ranks
 
     @classmethod
     def begin(
@@ -147,7 +65,7 @@ class LayerPass:
         """The pass of `inp` through layers of the group that `first_layer` is in."""
         rotation = passes.rotation(inp.positions_T, inv_freq_F)
         plan = attention.plan(inp, kv.layout.layer(first_layer)) if attends else None
-        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan)
+        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan, inp.step)
 
     def run(self, index: int, layer: DecoderLayer, x_TE: Tensor, inputs_TI: Tensor | None = None) -> Tensor:
         """The output (T, E) of layer `index`, whose residual stream is `x_TE`; x_TE itself if it only writes K and V.
@@ -165,8 +83,7 @@ class LayerPass:
 
         attended_THD = self.attention.attend(q_THD, self.kv.layer(index), self.plan)
         x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
-        gate_up = layer.gate_up(passes.rms_norm(x_TE, layer.mlp_norm_E))
-        return layer.down.added_to(x_TE, passes.gated(gate_up))
+        return layer.mlp.added_to(x_TE, passes.rms_norm(x_TE, layer.mlp_norm_E), passes, self.step)
 
 
 @dataclass(frozen=True)
@@ -232,12 +149,14 @@ def load_decoder(
     to_dtype: dtype,
     to_device: device,
     packed: bool = False,
+    collectives: Collectives | None = None,
 ) -> Decoder:
     """Loads and checks the weights that `config` implies. CheckpointError names the first that does not fit.
 
-    `packed` lays them out for oneDNN if it can. That is faster, but takes this worker's own memory.
+    `packed` lays them out for oneDNN if it can. That is faster, but takes this worker's own memory. With `collectives`
+    the ranks of a group share the MLPs.
     """
-    weights = Weights(checkpoint, config, to_dtype, to_device, packed)
+    weights = Weights(checkpoint, config, to_dtype, to_device, packed, collectives)
     sizes = (config.vocab_size, config.hidden_size)
     embedding, head = "model.embed_tokens", "lm_head"
     if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
@@ -266,15 +185,16 @@ class Weights:
     dtype: dtype
     device: device
     packed: bool
+    collectives: Collectives | None = None  # of the ranks that share the MLPs
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`."""
-        return self.checkpoint.take(name, shape, self.dtype, self.device)
+    def tensor(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
+        """The tensor `name`, or a part of it. `shape` is that of the whole tensor."""
+        return self.checkpoint.take(name, shape, self.dtype, self.device, part)
 
-    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> Linear:
-        """The linear of `name`.weight and, with `bias`, `name`.bias."""
-        weight_OI = self.tensor(f"{name}.weight", outputs, inputs)
-        return Linear(weight_OI, self.tensor(f"{name}.bias", outputs) if bias else None)
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool, part: Part | None = None) -> Linear:
+        """The linear of `name`.weight and, with `bias`, `name`.bias. With `part` these outputs or inputs only."""
+        weight_OI = self.tensor(f"{name}.weight", outputs, inputs, part=part)
+        return Linear(weight_OI, self.tensor(f"{name}.bias", outputs, part=part) if bias else None)
 
     def _qk_norm(self, attention: str) -> Tensor:
         q_D, k_D = (self.tensor(f"{attention}.{name}_norm.weight", self.config.head_dim) for name in ("q", "k"))
@@ -294,25 +214,41 @@ class Weights:
         With `may_lack_norm` it may have no norm of its input.
         """
         c, norm = self.config, f"{prefix}.input_layernorm.weight"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        merge = self.device.type != "cpu" or self.packed
 
         qkv = [
             self.linear(f"{attention}.{name}_proj", size, num_inputs or c.hidden_size, bias=c.qkv_bias)
             for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
         ]
-        gate_up = [
-            self.linear(f"{mlp}.{name}_proj", c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
-            for name in ("gate", "up")
-        ]
-
         return DecoderLayer(
             input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.tensor(norm, c.hidden_size),
-            qkv=parallel_linears(qkv, merge=merge, packed=self.packed),
+            qkv=self._joined(qkv),
             qk_norm_ND=self._qk_norm(attention) if c.qk_norm else None,
             output=self.finished(self.linear(f"{attention}.o_proj", c.hidden_size, q_size, bias=c.output_bias)),
             mlp_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", c.hidden_size),
-            gate_up=parallel_linears(gate_up, merge=merge, packed=self.packed),
-            down=self.finished(self.linear(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, bias=c.mlp_bias)),
+            mlp=self._mlp(f"{prefix}.mlp"),
         )
+
+    def _mlp(self, prefix: str) -> AnyMlp:
+        """The MLP, or this rank's share of it."""
+        c, ranks, rows, columns = self.config, self.collectives, None, None
+        if ranks is not None:
+            size = c.intermediate_size // ranks.size
+            rows, columns = (Part(dim, ranks.rank * size, size) for dim in (0, 1))
+
+        gate_up = self._joined(
+            [
+                self.linear(f"{prefix}.{name}_proj", c.intermediate_size, c.hidden_size, bias=c.mlp_bias, part=rows)
+                for name in ("gate", "up")
+            ]
+        )
+        down, sizes = f"{prefix}.down_proj", (c.hidden_size, c.intermediate_size)
+        if ranks is None:
+            return Mlp(gate_up, self.finished(self.linear(down, *sizes, bias=c.mlp_bias)))
+        share = self.finished(self.linear(down, *sizes, bias=False, part=columns))
+        return ShardedMlp(gate_up, share, self.tensor(f"{down}.bias", c.hidden_size) if c.mlp_bias else None, ranks)
+
+    def _joined(self, linears: Sequence[Linear]) -> ParallelLinears:
+        merge = self.device.type != "cpu" or self.packed
+        return parallel_linears(linears, merge=merge, packed=self.packed)

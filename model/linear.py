@@ -1,0 +1,98 @@
+"""Linear layers: y = x @ weight.T + bias, plain, packed for oneDNN, or several merged into one product.
+
+Shapes: T tokens, I inputs, O outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ weight.T + bias."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None = None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return F.linear(x_TI, self.weight_OI, self.bias_O)
+
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """residual + y."""
+        return residual_TO + self(x_TI)
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A Linear whose weight is laid out once for oneDNN's kernels, not at every call.
+
+    The weight is a copy, so the workers of a host do not share it.
+    """
+
+    packed: Tensor
+    bias_O: Tensor | None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, self.packed, self.bias_O, "none", [], "")
+        return y_TO
+
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """residual + y in one pass, rounded once."""
+        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_TI, residual_TO, self.packed, self.bias_O, "add")
+        return y_TO
+
+
+AnyLinear = Linear | PackedLinear
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this torch and CPU can pack this weight."""
+    known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    kind = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_fast_bfloat16())
+    return known and weight.device.type == "cpu" and kind
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether oneDNN has fast bfloat16 products on this CPU. Without them float32 is far faster."""
+    known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(known is not None and known())
+
+
+def pack(linear: Linear) -> AnyLinear:
+    """`linear` packed, if that is possible."""
+    if not can_pack(linear.weight_OI):
+        return linear
+    weight_OI = linear.weight_OI.contiguous()  # a share of a weight's columns is not
+    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_FOR_ROWS), linear.bias_O)
+
+
+@dataclass(frozen=True)
+class ParallelLinears:
+    """Several linears of one input (q, k, v; gate, up), merged into one product or left apart.
+
+    Merging copies the weights. On a device, or packed, they are copied anyway, and one large product is faster.
+    Otherwise they stay views over the mapped checkpoint, and the workers of a host share them.
+    """
+
+    linears: tuple[AnyLinear, ...]
+
+    def __call__(self, x_TI: Tensor) -> tuple[Tensor, ...]:
+        """One product for all, or one for each."""
+        return tuple([linear(x_TI) for linear in self.linears])
+
+
+def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
+    """Joins linears, of which all or none have a bias. `merge` merges them; `packed` packs the merged one."""
+    if not merge:
+        return ParallelLinears(tuple(linears))
+    biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
+    assert len(biases) in (0, len(linears))
+    merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
+    return ParallelLinears((pack(merged) if packed else merged,))
