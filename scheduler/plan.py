@@ -1,6 +1,7 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
-    planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor --LayerWritten, StepResult, Done--> planner
+    planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor
+    executor --LayerWritten, StepResult, Done, Called--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -95,7 +96,8 @@ class Plan(Message):
     them. Without proposals a row draws one token. See draft_shape.py.
 
     `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
-    `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV.
+    `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV. Such a plan has
+    chunks.
     """
 
     ticket: Count
@@ -202,5 +204,13 @@ class Done(Message):
     ticket: Count
 
 
-Outcome = LayerWritten | StepResult | Done
-OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done))
+@dataclass(frozen=True)
+class Called(Message):
+    """Other ranks of the group have announced this step, and the executor has no plan for it. It is reported until the
+    planner answers with a plan, without rows if it has no work. Steps count the plans, from 1."""
+
+    step: Count
+
+
+Outcome = LayerWritten | StepResult | Done | Called
+OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called))

@@ -21,6 +21,7 @@ from torch import Tensor
 from model.inputs import ModelInput, int64_column
 from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
+from protocol.messages_group import StepShape
 from scheduler.execution.future_rows import DraftInput, owners_of
 from scheduler.execution.page_table import IntArray, PageTable
 from scheduler.execution.sampling_columns import SamplingColumns
@@ -202,13 +203,12 @@ class Relay(NamedTuple):
     @staticmethod
     def of(plan: Plan, running: ScheduleBatch) -> "Relay":
         """The rows of the choices that the plan draws: those of its chunks, then those that decode."""
-        device = running.rows_B.device
         if not plan.relay:  # only the first of the choices may hold a row
-            nothing = int64_column([], device)
+            nothing = int64_column([], running.rows_B.device)
             return Relay(nothing, nothing, nothing)
         if not plan.chunks:
             return Relay(running.rows_B, running.members.owners_B, running.seq_lens_B)
-        draws = draws_of(plan.chunks)
+        device, draws = running.rows_B.device, draws_of(plan.chunks)
         ends = [chunk.end for chunk in plan.chunks for _ in chunk.draws]
         return Relay(
             torch.cat((int64_column([draw.row for draw in draws], device), running.rows_B)),
@@ -224,6 +224,7 @@ class ForwardBatch:
     input: ModelInput
     sampling: SamplingInput
     decode_owners_D: Tensor  # see owners_of
+    step: StepShape | None = None  # of all ranks, for launches with a draft
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -233,11 +234,11 @@ class ForwardBatch:
     @staticmethod
     def init_new(chunks: Sequence[Chunk], running: ScheduleBatch, table: PageTable, page_size: int) -> "ForwardBatch":
         """Builds the inputs of a launch. The caller has advanced `running`."""
-        device = running.rows_B.device
         inputs: list[ModelInput] = []
-        if chunks or not len(running):
-            inputs.append(extend_input(chunks, table, page_size, device))
-        if len(running):
+        has_decodes = len(running) > 0
+        if chunks or not has_decodes:
+            inputs.append(extend_input(chunks, table, page_size, running.rows_B.device))
+        if has_decodes:
             inputs.append(_decode_input(running, table, page_size))
         return ForwardBatch(
             input=inputs[0] if len(inputs) == 1 else joined(*inputs),
@@ -252,6 +253,14 @@ def owners_drawn(plan: Plan, running: ScheduleBatch) -> tuple[Owner, ...]:
     if not plan.chunks:
         return owners
     return (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
+
+
+def tokens_of(plan: Plan, width: int) -> int:
+    """Tokens that a launch computes: those of its chunks, and `width` of each row that decodes."""
+    num_tokens = plan.num_decodes * width
+    for chunk in plan.chunks:
+        num_tokens += len(chunk.ids)
+    return num_tokens
 
 
 def draws_of(chunks: Sequence[Chunk]) -> list[Draw]:

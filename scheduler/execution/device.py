@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from protocol.errors import GroupBroken
 from runtime.clock import Clock
 from scheduler.execution.future_map import FutureMap
 from scheduler.execution.page_table import PageTable
@@ -27,13 +28,21 @@ class Device:
     staging: Stream  # copies beside the launches; the forward stream itself where nothing is copied beside them
     forward_clock: Clock | None = None  # notes when forwards end
     debug: bool = False
+    rank: int = 0  # in the group, whose other ranks have devices of their own
     copy_error: Exception | None = None  # why a copy has failed
+    group_error: GroupBroken | None = None  # why no other rank can trust this one any more
 
     def enqueue(self, segments: list[Segment], used: object) -> Event:
         """Enqueues segments of a launch on the forward stream. Returns an event that is done when they are."""
         self.forward.wait(self.schedule.record())
         self.forward.launch(segments, used)
         return self.forward.record()
+
+    def check_group(self) -> None:
+        """Within a stream, before a forward of the target: raises if one has failed. Its collectives would meet those
+        of the step that failed, in which the other ranks still are."""
+        if self.group_error is not None:
+            raise self.group_error
 
     def guarded(self, copy: Callable[..., None]) -> Callable[..., None]:
         """`copy`, to run within a stream. A failure ends the worker, because it leaves unknown pages incomplete."""

@@ -2,8 +2,8 @@
 
     submit -> (streams) -> completed -> poll
 
-It knows rows and pages, no requests. The planner decides what runs. A plan whose lengths are not known yet waits in
-`submitted`, and so does all that follows it.
+It knows rows and pages, no requests. The planner decides what runs. A plan waits in `submitted` until its lengths are
+known and the other ranks of the group have announced the same step. All that follows it waits, too.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from runtime.clock import Clock
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.copies import Copies
 from scheduler.execution.device import Device
@@ -21,7 +22,7 @@ from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
-from scheduler.plan import LayerWritten, Operation, Outcome, Plan
+from scheduler.plan import Called, LayerWritten, Operation, Outcome, Plan
 
 
 class Executor:
@@ -30,6 +31,7 @@ class Executor:
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
     between a device and host memory, on its own stream, so that no forward waits for such a copy. `host` is where KV of
     choices that gave way is kept. `launches` makes the object that launches plans; see scheduler/speculation/modes.py.
+    `agreement` is with the other ranks of its group; None: there are none.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Executor:
         forward_clock: Clock | None = None,
         debug: bool = False,
         launches: MakeLaunches = PlainLaunches,
+        agreement: Agreement | None = None,
     ) -> None:
         self.runner = runner
         self.kv = kv
         self.page_table = PageTable(num_rows, max_pages, kv.device)
         self.future_map = FutureMap(num_rows, kv.device, debug)
         self.host = host
+        self.agreement = agreement or Agreement()
         self.device = Device(
             runner,
             kv,
@@ -62,13 +66,14 @@ class Executor:
             staging or forward,
             forward_clock,
             debug,
+            self.agreement.rank,
         )
         self.launcher = launches(self.device)
         self.copies = Copies(self.device, host, self.launcher.write_draft)
         self.running = self.launcher.no_rows()
 
-        self.submitted: deque[Operation] = deque()  # a plan whose lengths are not known yet, and what follows it
-        self._applied: Plan | None = None  # its changes are made
+        self.submitted: deque[Operation] = deque()  # a plan that cannot be launched yet, and what follows it
+        self._applied: Plan | None = None  # its changes are made, and its step is announced
         self.launches: deque[Launch] = deque()  # in flight
 
     def warm_up(self, shape: DraftShape = NO_DRAFT) -> None:
@@ -80,7 +85,8 @@ class Executor:
         device.forward.wait(device.schedule.record())  # the schedule stream has filled weights and KV memory
         num_rows, max_pages = self.page_table.req_to_page.shape
         sizes = {"max_requests": num_rows - 1, "max_pages": max_pages}
-        warm_up(self.runner, self.kv, device.forward, **sizes, host=self.host, shape=shape)
+        num_ranks = self.agreement.size
+        warm_up(self.runner, self.kv, device.forward, **sizes, host=self.host, shape=shape, num_ranks=num_ranks)
 
     def submit(self, operation: Operation) -> None:
         """Enqueues an operation. Operations run in this order."""
@@ -89,14 +95,18 @@ class Executor:
 
     def poll(self) -> list[Outcome]:
         """What has happened since the last call; at most one launch is reported as over. DeviceBroken if a copy has
-        failed, or if the device is broken."""
+        failed, or if the device is broken. GroupBroken if a launch of a group has failed."""
         if self.device.copy_error is not None:
             why = f"a copy of KV pages has failed: {first_line(self.device.copy_error)}"
             raise DeviceBroken(why) from self.device.copy_error
         self._enqueue_submitted()
         outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
+        if self.agreement.is_called:  # every plan that was submitted is announced
+            outcomes.append(Called(self.agreement.step))
         oldest = self.launches[0] if self.launches else None
         is_over = oldest is not None and oldest.copy_done is not None and oldest.copy_done.done()
+        if self.device.group_error is not None:  # asked last: the launch that has failed is not reported as over
+            raise self.device.group_error
         for launch in self.launches:
             while launch.layers and launch.layers[0][1].done():
                 outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft()[0]))
@@ -105,6 +115,11 @@ class Executor:
             outcomes.append(oldest.result(self.device.forward))
         return outcomes
 
+    @property
+    def running_step(self) -> int:
+        """The oldest step that is launched and not over. 0: there is none."""
+        return self.launches[0].step.step if self.launches else 0
+
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""
         streams = (self.device.forward, self.device.staging, self.device.schedule)
@@ -112,22 +127,24 @@ class Executor:
             stream.close()
 
     def _enqueue_submitted(self) -> None:
-        """Enqueues all that was submitted, up to a plan whose lengths are not known yet. That one is only applied."""
+        """Enqueues all that was submitted, up to a plan that cannot be launched yet. That one is only applied."""
         while self.submitted:
             operation = self.submitted[0]
             if isinstance(operation, Plan):
                 if operation is not self._applied:
                     self._apply(operation)
-                if not self.launcher.is_ready(self.running):
+                shape = self.agreement.shape
+                if shape is None or not self.launcher.is_ready(self.running):
                     return
-                self.launches.append(self.launcher.enqueue(operation, self.running))
+                self.launches.append(self.launcher.enqueue(operation, self.running, shape))
                 self.running.set_input_ids_sentinel()
+                self.agreement.launched()
             else:
                 self.copies.enqueue(operation)
             self.submitted.popleft()
 
     def _apply(self, plan: Plan) -> None:
-        """Makes the changes of a plan."""
+        """Makes the changes of a plan, and announces its step."""
         self._applied = plan
         if plan.grants:
             self.page_table.write(*plan.grants)
@@ -135,3 +152,5 @@ class Executor:
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"
         self.launcher.applied(plan, self.running)
+        num_tokens = self.launcher.num_tokens(plan)
+        self.agreement.announce(num_tokens, wants_graph=not plan.chunks and num_tokens <= self.runner.max_graphed)

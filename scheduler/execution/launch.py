@@ -3,15 +3,18 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from model.inputs import ModelInput, padding
 from model.sampler import NOT_A_TOKEN
-from protocol.errors import as_baton_error
+from protocol.errors import GroupBroken, as_baton_error
+from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay
-from scheduler.execution.streams import Event, Stream
+from scheduler.execution.device import Device
+from scheduler.execution.streams import Event, Stream, first_line
 from scheduler.plan import Owner, StepResult
 
 Runs = tuple[tuple[int, ...], ...]
@@ -26,6 +29,7 @@ class Launch:
     owners: tuple[Owner, ...]  # of the rows that it draws tokens for
     relay: Relay
     ships: bool
+    step: StepShape  # what all ranks have announced, this one included
     batch: ForwardBatch | None = None
     written_pages_N: Tensor | None = None  # pages to stage to the host, layer by layer
     copy_done: Event | None = None
@@ -40,6 +44,20 @@ class Launch:
         inputs = () if self.batch is None else self.batch.tensors
         written = () if self.written_pages_N is None else (self.written_pages_N,)
         return (*self.relay, *inputs, *written)
+
+    def check_size(self, device: Device) -> None:
+        """Asserts that it computes what was announced."""
+        assert self.batch is not None
+        size, announced = self.batch.input.input_ids_T.numel(), self.step.num_tokens[device.rank]
+        assert size == announced, f"{size} tokens, announced were {announced}"
+
+    def padding(self, device: Device) -> ModelInput:
+        """As many tokens of padding. Nobody wants their logits, which for a long prompt would take gigabytes.
+
+        It is made on the forward stream, within a segment, so that stream's memory may be used for it.
+        """
+        inp = padding(self.step.num_tokens[device.rank], 1, device.kv.layout.page_size, device.kv.device)
+        return replace(inp, step=self.step, logit_indices_L=inp.logit_indices_L[:0])
 
     def runs(self, tokens: Sequence[int]) -> Runs:
         """What each row has drawn, from the launch's tokens (L)."""
@@ -71,4 +89,17 @@ def failures_of(launch: Launch) -> Iterator[None]:
         with torch.inference_mode():
             yield
     except Exception as error:  # noqa: BLE001 - the top of the forward loop: fails this launch's rows and goes on
-        launch.error = error
+        launch.error = launch.error or error
+
+
+@contextmanager
+def failures_of_target(launch: Launch, device: Device) -> Iterator[None]:
+    """The same around the target's forward. Other ranks of its group compute it, too: a failure breaks the group."""
+    try:
+        with torch.inference_mode():
+            yield
+    except Exception as error:  # noqa: BLE001 - as in failures_of
+        launch.error = launch.error or error
+        if len(launch.step.num_tokens) > 1:
+            why = f"step {launch.step.step} has failed: {first_line(error)}"
+            device.group_error = error if isinstance(error, GroupBroken) else GroupBroken(why)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.sampler import sample
-from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn
+from protocol.messages_group import StepShape
+from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn, tokens_of
 from scheduler.execution.device import Device
-from scheduler.execution.launch import Launch, failures_of
+from scheduler.execution.launch import Launch, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan
 
@@ -37,8 +38,15 @@ class Launches(Protocol):
         """Whether the lengths of `running` are known, so that `enqueue` does not wait."""
         ...
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch) -> Launch:
-        """Enqueues the launch of `plan`, which is applied. If no inputs can be built, the launch fails."""
+    def num_tokens(self, plan: Plan) -> int:
+        """Tokens that the target computes in the launch of `plan`."""
+        ...
+
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> Launch:
+        """Enqueues the launch of `plan`, which is applied. `step` is what all ranks of the group launch.
+
+        If no inputs can be built, the launch fails; the target then computes as many tokens of padding.
+        """
         ...
 
     def write_draft(self) -> None:
@@ -76,18 +84,23 @@ class PlainLaunches:
         """The lengths are always known."""
         return True
 
+    def num_tokens(self, plan: Plan) -> int:
+        """Those of its chunks, and one of each row."""
+        return tokens_of(plan, 1)
+
     def write_draft(self) -> None:
         """There is none."""
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch) -> PlainLaunch:
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> PlainLaunch:
         """Enqueues the three segments."""
         device = self._device
         running.advance()
-        launch = PlainLaunch(plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships)
+        launch = PlainLaunch(plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships, step)
         try:
             if device.debug:
                 running.check_mirrors()
             launch.batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
+            launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
@@ -104,15 +117,17 @@ class PlainLaunches:
         with failures_of(launch):
             inp = launch.batch.input
             resolved_T = self._device.future_map.resolve_future(inp.input_ids_T, launch.batch.decode_owners_D)
-            launch.input = replace(inp, input_ids_T=resolved_T)
+            launch.input = replace(inp, input_ids_T=resolved_T, step=launch.step)
 
     def compute(self, launch: PlainLaunch) -> None:
-        """Runs the model."""
-        if launch.input is None:
-            return
+        """Runs the model: without inputs on padding, because other ranks may compute with this one."""
         device = self._device
-        on_layer = partial(self._shipping.layer_written, launch) if launch.ships else None
-        with failures_of(launch):
+        with failures_of_target(launch, device):
+            device.check_group()
+            if launch.input is None:
+                device.runner.forward(launch.padding(device), device.kv)
+                return
+            on_layer = partial(self._shipping.layer_written, launch) if launch.ships else None
             launch.logits_LV = device.runner.forward(launch.input, device.kv, on_layer)
             if device.forward_clock is not None:
                 launch.computed_at = device.forward_clock.now()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from model.collectives import outside_steps
 from model.draft import first_layer
 from model.graphs import GraphedRunner, Lanes
 from model.host_copies import HostCopies
@@ -27,11 +28,13 @@ def warm_up(
     max_pages: int,
     host: HostCopies | None = None,
     shape: DraftShape = NO_DRAFT,
+    num_ranks: int = 1,
 ) -> None:
     """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
 
     A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
-    `max_pages` pages each, with as many tokens of a request as a draft of `shape` needs.
+    `max_pages` pages each, with as many tokens of a request as a draft of `shape` needs. All
+    `num_ranks` ranks of a group run the same forwards.
     Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
     """
     errors: list[Exception] = []
@@ -40,9 +43,10 @@ def warm_up(
     def run() -> None:
         try:
             with torch.inference_mode():
-                decode = Lanes(1, 1, kv.layout.page_size, runner.device).input
+                step = outside_steps(num_ranks, 1)
+                decode = replace(Lanes(1, 1, kv.layout.page_size, runner.device).input, step=step)
                 chunk = replace(decode, extend_lens=(1,), extend_seq_lens=(1,), num_decodes=0, max_decode_seq_len=0)
-                node = Lanes(1, 1, kv.layout.page_size, runner.device, trees=True).input
+                node = replace(Lanes(1, 1, kv.layout.page_size, runner.device, trees=True).input, step=step)
                 for inp in (chunk, decode, node) if trees else (chunk, decode):
                     if runner.draft is None:
                         runner.forward(inp, kv)

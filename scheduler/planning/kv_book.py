@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices, settled_pages
-from protocol.messages_gateway import KvPages
 from protocol.prefixes import ID_BYTES
+from protocol.worker_facts import KvPages
 from scheduler.planning.kv_pages import PageAllocator, PageState, allocate_choices
 from scheduler.planning.prefix_cache import PrefixCache
 from scheduler.planning.prefix_news import PrefixNews

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from protocol.kv_layout import pages_for, pages_for_choices, settled_pages
-from protocol.messages_gateway import KvPages
+from protocol.worker_facts import KvPages
 
 
 class PageState(IntEnum):

@@ -70,11 +70,12 @@ class OverlapLoop:
 
     def step(self) -> bool:
         """Launches what runs next and processes what is over, where possible. False when there was nothing to do."""
-        progressed = len(self._planner.in_flight) < self._depth and self._role.launch()
+        has_room = len(self._planner.in_flight) < self._depth
+        progressed = has_room and (self._role.launch() or self._planner.launch_idle())
         for launched, result in self._planner.poll():
             self._process(launched, result)
             progressed = True
-        return self._planner.collect() or progressed
+        return self._planner.collect() or progressed or (self._planner.is_called and has_room)
 
     def _process(self, launched: Launched, result: StepResult) -> None:
         if result.error:
@@ -83,7 +84,7 @@ class OverlapLoop:
             self._role.failed(launched.reqs, LaunchFailed(result.error))  # another worker may serve them
             return
 
-        if self._failures.count:
+        if self._failures.count and launched.reqs:  # one without requests proves nothing
             self._failures = LaunchFailures()
         drawn = self._planner.results.take(launched, result)
         if not result.not_finite:

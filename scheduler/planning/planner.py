@@ -64,6 +64,8 @@ class Planner:
         self.book, self.layout, self.vocab_size = book, layout, vocab_size
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
+        self.num_idle = 0  # launches without rows, for other ranks of the group
+        self._called = 0  # the newest step that other ranks have announced first
         self.copies = KvCopies(book, executor.submit, has_twin)
         self.roster = Roster()
         self.speculation = speculation or Speculation.without_draft()
@@ -238,6 +240,19 @@ class Planner:
         self._draft_writes.launched(plan)
         return launched
 
+    @property
+    def is_called(self) -> bool:
+        """Whether other ranks of the group wait for this one's next launch."""
+        return self._called > self.num_launches
+
+    def launch_idle(self) -> bool:
+        """Launches nothing, if other ranks wait for it. The caller has no work. Whether it did."""
+        if not self.is_called:
+            return False
+        self.num_idle += 1
+        self.launch()
+        return True
+
     def _join(self, req: Req) -> Join:
         hidden, num_redrawn = self._hidden.pop(req, b""), self.spills.num_redrawn(req)
         return join_of(req, num_redrawn=num_redrawn, hidden=hidden, lookahead=self.layout.lookahead)
@@ -246,15 +261,17 @@ class Planner:
         """Takes what the executor reports. Returns the launches that are over, and their results."""
         over = []
         for outcome in self._executor.poll():
-            if isinstance(outcome, Done):
-                self.copies.done(outcome.ticket)
-            elif isinstance(outcome, LayerWritten):
-                next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)
-            else:
+            if isinstance(outcome, StepResult):
                 launched = self.in_flight.popleft()
                 assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
                 launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
                 over.append((launched, outcome))
+            elif isinstance(outcome, LayerWritten):
+                next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)
+            elif isinstance(outcome, Done):
+                self.copies.done(outcome.ticket)
+            else:
+                self._called = outcome.step
         for req, holding in self.spills.take_back():
             self._seat(req, holding)
             self.join([req])
@@ -263,4 +280,4 @@ class Planner:
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats."""
-        return {**self.spills.counters, **self.speculation.counters}
+        return {**self.spills.counters, **self.speculation.counters, "idle_launches": self.num_idle}

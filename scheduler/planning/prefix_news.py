@@ -9,8 +9,8 @@ from itertools import islice
 from math import lcm
 from typing import Final
 
-from protocol.messages_gateway import MAX_CACHE_NEWS, CacheNews
 from protocol.prefixes import STRIDE, prefix_hashes
+from protocol.worker_facts import MAX_CACHE_NEWS, CacheNews
 
 MOST_WAITING: Final = 65_536  # hashes that wait to be told
 

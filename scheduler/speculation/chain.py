@@ -43,6 +43,10 @@ class Chain:
         self._parts = parts
         self._layer = layer
 
+    def num_verified(self, plan: Plan) -> int:
+        """See DraftMode."""
+        return plan.num_steps + 1
+
     def build(self, plan: Plan, running: ScheduleBatch, begins: Sequence[int]) -> tuple[ForwardBatch, ChainBatch]:
         """See DraftMode."""
         table, page_size = self._parts.device.page_table, self._parts.device.kv.layout.page_size

@@ -8,16 +8,17 @@ The lengths that the next launch needs are published behind `verify`. Until then
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn
+from protocol.messages_group import StepShape
+from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn, tokens_of
 from scheduler.execution.future_rows import DraftInput
-from scheduler.execution.launch import Launch, Runs, failures_of
+from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -81,24 +82,33 @@ class DraftLaunches:
         """Whether the newest launch has published its lengths."""
         return self._device.future_map.is_ready(running)
 
+    def num_tokens(self, plan: Plan) -> int:
+        """Those of its chunks, and those of each row that its mode verifies."""
+        return tokens_of(plan, self._mode(plan).num_verified(plan))
+
+    def _mode(self, plan: Plan) -> AnyMode:
+        return self._proposing if plan.num_steps else self._quiet
+
     def write_draft(self) -> None:
         """On the forward stream: writes the draft's KV that waits."""
         with torch.inference_mode():
             self._unwritten.write(self._draft, self._device.kv)
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch) -> DraftLaunch:
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> DraftLaunch:
         """Enqueues the segments of a launch."""
         device, proposes = self._device, plan.num_steps > 0
         if self._publishes:
             device.future_map.resolve_seq_lens_cpu(running, device.schedule)
         owners = owners_drawn(plan, running)
-        mode = self._proposing if proposes else self._quiet
-        launch = DraftLaunch(plan.ticket, owners, Relay.of(plan, running), plan.ships, mode=mode)
+        mode = self._mode(plan)
+        launch = DraftLaunch(plan.ticket, owners, Relay.of(plan, running), plan.ships, step, mode=mode)
         try:
             if device.debug:
                 running.check_mirrors()
             begins = self._unread.begins(plan, running)
-            launch.batch, launch.draft = mode.build(plan, running, begins)
+            batch, launch.draft = mode.build(plan, running, begins)
+            launch.batch = replace(batch, step=step)
+            launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
@@ -131,17 +141,20 @@ class DraftLaunches:
                 launch.proposed = launch.mode.propose(launch.draft)
 
     def verify(self, launch: DraftLaunch) -> None:
-        """The target computes and draws."""
-        if launch.batch is None or launch.proposed is None:
-            return
-        with failures_of(launch):
+        """The target computes and draws. If the launch cannot be built, it computes padding, as PlainLaunches do."""
+        device = self._device
+        with failures_of_target(launch, device):
+            device.check_group()
+            if launch.batch is None or launch.proposed is None:
+                device.runner.forward_with_features(launch.padding(device), device.kv)
+                return
             verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
-            launch.tokens_L = self._device.forward.to_host(verified.tokens_L)
+            launch.tokens_L = device.forward.to_host(verified.tokens_L)
             if launch.ships:
-                launch.shipped = self._device.forward.to_host(verified.shipped)
+                launch.shipped = device.forward.to_host(verified.shipped)
             launch.verified = verified
-        if self._device.forward_clock is not None:
-            launch.computed_at = self._device.forward_clock.now()
+            if device.forward_clock is not None:
+                launch.computed_at = device.forward_clock.now()
         launch.proposed = None
 
     def publish(self, launch: DraftLaunch) -> None:

@@ -126,6 +126,10 @@ class Layers:
         self._proposes = proposes
         self._num_layers = parts.draft.group.lookahead
 
+    def num_verified(self, plan: Plan) -> int:
+        """See DraftMode."""
+        return plan.num_steps + 1
+
     def build(self, plan: Plan, running: ScheduleBatch, begins: Sequence[int]) -> tuple[ForwardBatch, LayersBatch]:
         """See DraftMode."""
         table, page_size = self._parts.device.page_table, self._parts.device.kv.layout.page_size

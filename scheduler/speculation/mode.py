@@ -72,6 +72,10 @@ VerifiedT = TypeVar("VerifiedT", bound=Verified)
 class DraftMode(Protocol[BatchT, ProposedT, VerifiedT]):
     """How launches of one kind use the draft. The segments run on the forward stream, in this order, each once."""
 
+    def num_verified(self, plan: Plan) -> int:
+        """Tokens of each row that the target computes."""
+        ...
+
     def build(self, plan: Plan, running: ScheduleBatch, begins: Sequence[int]) -> tuple[ForwardBatch, BatchT]:
         """The inputs of a launch, on the scheduler thread. `begins` are the indices of rows whose last token the draft
         reads first. The lengths of `running` are known; a launch that proposes nothing advances them."""
@@ -110,7 +114,8 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
     inp = forward.input
     tokens = ids.reshape(-1)
     prompts_T = inp.input_ids_T[: inp.input_ids_T.shape[0] - tokens.shape[0]]
-    inp = replace(inp, input_ids_T=torch.cat((prompts_T, tokens)) if prompts_T.numel() else tokens)
+    ids_T = torch.cat((prompts_T, tokens)) if prompts_T.numel() else tokens
+    inp = replace(inp, input_ids_T=ids_T, step=forward.step)
     logits_LV, features_TF = parts.device.runner.forward_with_features(inp, parts.device.kv, on_layer)
     drawn_L = sample(logits_LV, forward.sampling)
 

@@ -10,6 +10,8 @@ from scheduler.plan import Draw, Join, Plan, StepResult
 from scheduler.planning.speculation import StepCosts
 
 MAX_ROUNDS: Final = 5  # the fastest launch of each kind counts
+GROUP_ROUNDS: Final = 3  # of a rank of a group: all ranks launch the same list, so no clock may end it
+GROUP_GROWTH: Final = 4  # so that list has few sizes; alone each size is twice the one before
 ENOUGH_S: Final = 1.0  # rounds that have taken so long are enough, but two are needed
 LONG_S: Final = 0.2  # after a launch that takes so long, no more rows are tried, but two sizes are needed
 CONTEXT: Final = 128  # tokens; attention costs more where more is verified
@@ -17,11 +19,13 @@ OWNER: Final = 2**31 - 1  # a generation that no row comes to
 
 
 def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock: Clock) -> StepCosts:
-    """Times launches of 1, 2, 4, ... rows, up to `max_rows`, with 0 to `num_steps` proposals each. Blocks.
+    """Times launches of 1, 2, 4, ... rows (of a rank 1, 4, 16, ...), up to `max_rows`, with 0 to `num_steps` proposals
+    each. Blocks.
 
     They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
-    written. InternalError if a launch fails.
+    written. InternalError if a launch fails. All ranks of a group call it together, before their agreement begins.
     """
+    is_alone = executor.agreement.size == 1
     context = min(CONTEXT, executor.page_table.req_to_page_cpu.shape[1] * executor.kv.layout.page_size)
     sizes: list[int] = []
     seconds: list[tuple[float, ...]] = []
@@ -32,9 +36,10 @@ def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock:
         times = _fastest(executor, num_rows, num_steps, clock)
         sizes.append(num_rows)
         seconds.append(times)
-        if num_rows == max_rows or (len(sizes) > 1 and times[-1] > LONG_S):
+        is_long = len(sizes) > 1 and times[-1] > LONG_S
+        if num_rows == max_rows or (is_alone and is_long):
             break
-        num_rows, joined = min(2 * num_rows, max_rows), num_rows
+        num_rows, joined = min((2 if is_alone else GROUP_GROWTH) * num_rows, max_rows), num_rows
     _timed(executor, Plan(0, leaves=tuple(range(1, num_rows + 1))), clock)
     return StepCosts(tuple(sizes), tuple(seconds))
 
@@ -45,9 +50,10 @@ def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) ->
     Behind a launch that proposes nothing the draft reads the last token first. So the most proposals come twice.
     """
     fastest = [float("inf")] * (num_steps + 1)
+    is_alone = executor.agreement.size == 1
     began = clock.now()
-    for done in range(MAX_ROUNDS):
-        if done > 1 and clock.now() - began > ENOUGH_S:
+    for done in range(MAX_ROUNDS if is_alone else GROUP_ROUNDS):
+        if is_alone and done > 1 and clock.now() - began > ENOUGH_S:
             break
         for steps in (num_steps, *range(num_steps, -1, -1)):
             fastest[steps] = min(fastest[steps], _timed(executor, Plan(0, num_rows, num_steps=steps), clock))

@@ -64,6 +64,10 @@ class Tree:
         self._layer = layer
         self._shape = shape
 
+    def num_verified(self, plan: Plan) -> int:
+        """See DraftMode."""
+        return self._shape.num_nodes
+
     def build(self, plan: Plan, running: ScheduleBatch, begins: Sequence[int]) -> tuple[ForwardBatch, TreeBatch]:
         """See DraftMode. Ids, positions and bits of the nodes are still to come."""
         device, topk, num_nodes = self._parts.device, self._shape.topk, self._shape.num_nodes

@@ -25,8 +25,11 @@ class Unwritten:
     def add(self, inp: ModelInput, hidden_TE: Tensor) -> None:
         """The tokens of a forward of decodes. Its ids are the tokens behind the slots, as for Draft.run_layer.
 
-        The hidden states are copied: they may be results of a graph, which the next launch overwrites.
+        The hidden states are copied: they may be results of a graph, which the next launch overwrites. A launch without
+        rows adds nothing: of a rank that is idle for hours, no launch would write what has gathered.
         """
+        if not inp.num_decodes:
+            return
         self._tokens.append((inp.input_ids_T, inp.positions_T, inp.slots_T, hidden_TE.clone()))
 
     def write(self, draft: Draft, kv: PagedKv) -> None:

@@ -1,0 +1,87 @@
+"""When the ranks of a group may launch: all of them, together, the same step. Pure.
+
+A rank announces a step from its plan, before lengths are known. It launches when every rank has announced the step, so
+each knows what all others compute. A rank without work that hears of a step plans one without rows.
+
+    of the next step          own row    other rows
+    resting                   no         none             nobody launches, nobody spins
+    called                    no         some             this rank plans, with rows or without
+    announced                 yes        not all          it waits, and goes on with its sockets
+    agreed                    yes        all              it launches, and the step after it is the next one
+
+A rank announces step s + 1 only after it has launched s. So another rank is one step ahead at most.
+A worker of its own is a group of one: what it announces is agreed.
+"""
+
+from protocol.errors import GroupBroken
+from protocol.messages_group import StepRow, StepShape
+
+
+class Agreement:
+    """What rank `rank` of `size` knows of the next step. `shape` is that step, once all ranks have announced it.
+    `outgoing` is for the other ranks.
+
+    Until `begin`, every rank launches the same list of plans (see measure_step_costs), so none needs to be asked.
+    """
+
+    def __init__(self, epoch: int = 1, rank: int = 0, size: int = 1) -> None:
+        self.epoch, self.rank, self.size = epoch, rank, size
+        self.step = 1  # the next one
+        self.shape: StepShape | None = None
+        self.outgoing: list[StepRow] = []
+        self._rows: dict[int, StepRow] = {}  # of the next step, by rank
+        self._ahead: dict[int, StepRow] = {}  # of the step after it
+        self._asks_others = False
+
+    def begin(self) -> None:
+        """Steps are numbered from 1, and agreed on with the other ranks, if there are any, from now on."""
+        assert not self._rows and not self._ahead, "a step has been announced already"
+        self.step, self._asks_others = 1, self.size > 1
+
+    @property
+    def is_called(self) -> bool:
+        """Whether another rank has announced the next step, and this one has not."""
+        return bool(self._rows) and self.rank not in self._rows
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that have not announced the next step, if somebody has."""
+        return tuple(rank for rank in range(self.size) if rank not in self._rows) if self._rows else ()
+
+    def announce(self, num_tokens: int, *, wants_graph: bool = False) -> None:
+        """This rank would launch so many tokens as the next step. Once for each step."""
+        assert self.shape is None and self.rank not in self._rows, f"step {self.step} is announced already"
+        if not self._asks_others:
+            self.shape = StepShape(self.step, (num_tokens,) * self.size, wants_graph)
+            return
+        self._rows[self.rank] = StepRow(self.epoch, self.step, self.rank, num_tokens, wants_graph)
+        self.outgoing.append(self._rows[self.rank])
+        self._settle()
+
+    def take(self, row: StepRow) -> None:
+        """Another rank has announced a step. GroupBroken if it cannot be true."""
+        if row.epoch != self.epoch or row.rank == self.rank or row.rank >= self.size:
+            mine = f"rank {self.rank} of {self.size} in epoch {self.epoch}"
+            raise GroupBroken(f"rank {row.rank} of epoch {row.epoch} announced a step to {mine}")
+        rows = {self.step: self._rows, self.step + 1: self._ahead}.get(row.step)
+        if rows is None:
+            raise GroupBroken(f"rank {row.rank} announced step {row.step}, but the next one here is {self.step}")
+        known = rows.setdefault(row.rank, row)
+        if known != row:
+            raise GroupBroken(f"rank {row.rank} announced step {row.step} twice: {_said(known)}, then {_said(row)}")
+        self._settle()
+
+    def launched(self) -> None:
+        """This rank has launched the next step, which was agreed."""
+        assert self.shape is not None, f"step {self.step} is not agreed"
+        self.step, self.shape = self.step + 1, None
+        self._rows, self._ahead = self._ahead, {}
+
+    def _settle(self) -> None:
+        """Makes the shape, once the rows of all ranks are there."""
+        if len(self._rows) == self.size:
+            self.shape = StepShape.of(tuple([self._rows[rank] for rank in range(self.size)]))
+
+
+def _said(row: StepRow) -> str:
+    return f"{row.num_tokens} tokens" + (" by a graph" if row.wants_graph else "")
