@@ -8,6 +8,7 @@
     │       └── PrefillQueueFull  the same, at a prefill worker                     HTTP 429
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
+    │   ├── WorkerLeft        the worker that had the request was told to end       HTTP 503
     │   ├── Retraction        it had to give way, because KV memory is full         HTTP 503
     │   └── KvNotDelivered    its KV did not arrive at the decode worker            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
@@ -15,6 +16,7 @@
     ├── CheckpointError       a model folder cannot be served                       (exit status 2)
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
     │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
+    ├── GroupBroken           the ranks of a group cannot go on together            (the group starts again)
     └── InternalError         our own fault; fails one request                      HTTP 500
         └── LaunchFailed      a worker could not compute it; another worker might   HTTP 500
 
@@ -82,6 +84,12 @@ class WorkerLost(Unavailable):
     code = "worker_lost"
 
 
+class WorkerLeft(Unavailable):
+    """The worker that held the request was told to end, and has ended. Nothing is lost: others take over."""
+
+    code = "worker_left"
+
+
 class Retraction(Unavailable):
     """A worker had no memory for a choice any more. The choice begins again, with its outputs."""
 
@@ -122,6 +130,12 @@ class LayoutMismatch(WireError):
     """Two workers that should exchange KV hold it in different shapes or for different models."""
 
     code = "layout_mismatch"
+
+
+class GroupBroken(BatonError, RuntimeError):
+    """The ranks of a group cannot go on together. The whole group ends, and is started again."""
+
+    code = "group_broken"
 
 
 class InternalError(BatonError):

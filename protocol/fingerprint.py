@@ -4,6 +4,7 @@ The table of weights has 8 bytes for each tensor and one compressed list of name
 first message of a worker.
 """
 
+import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,6 +87,11 @@ def _packed(
         "full": b"".join(full[name] for name in names) if full is not None else b"",
         "facts": dict(facts or {}),
     }
+
+
+def digest_of(fingerprint: Fingerprint) -> str:
+    """A short text that is equal for equal fingerprints only."""
+    return hashlib.sha256(repr(fingerprint).encode()).hexdigest()[:16]
 
 
 def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str) -> str | None:

@@ -19,7 +19,7 @@ import xxhash
 
 from protocol.errors import WireError
 from protocol.message import Blob, Boundary, Count, Instance, Ints, Message
-from protocol.messages_gateway import Stamps
+from protocol.worker_facts import Stamps
 
 MAGIC = 0x4E544142  # "BATN"
 VERSION = 1

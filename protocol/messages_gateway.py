@@ -28,7 +28,9 @@ from protocol.message import (
     Text,
     WorkerId,
 )
-from protocol.prefixes import HASH_BYTES, HASH_KEY_BYTES
+from protocol.messages_group import GroupPlace
+from protocol.prefixes import HASH_KEY_BYTES
+from protocol.worker_facts import CacheNews, DraftInfo, Stamps, WorkerStats
 
 
 class Role(StrEnum):
@@ -100,80 +102,7 @@ class WorkerAddress(Message):
         return self.ranks[0].data if self.ranks else ""
 
 
-@dataclass(frozen=True)
-class KvPages(Message):
-    """The page ledger: total = free + cached + owned + reserved + quarantined. Page 0, the padding, is not counted."""
-
-    total: Count
-    free: Count
-    cached: Count = 0
-    owned: Count = 0
-    reserved: Count = 0
-    quarantined: Count = 0
-
-
-@dataclass(frozen=True)
-class DraftInfo(Message):
-    """The draft that a worker has, as its settings name it."""
-
-    algorithm: Text
-    folder: Text
-    num_steps: Positive  # tokens that it proposes at most
-
-
-# upper edges, inclusive, of the buckets of TimeSpread, in seconds
-TIME_EDGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-BucketCounts = Annotated[tuple[Count, ...], Field(min_length=len(TIME_EDGES_S) + 1, max_length=len(TIME_EDGES_S) + 1)]
-
-
-@dataclass(frozen=True)
-class TimeSpread(Message):
-    """How long one phase of a worker's requests took, since the worker's start."""
-
-    counts: BucketCounts  # requests in each bucket; the last bucket is above all edges
-    seconds: Seconds  # of all requests together
-
-
-@dataclass(frozen=True)
-class WorkerStats(Message):
-    """A worker's load, sent with every heartbeat."""
-
-    kv_pages: KvPages
-    running: Count  # choices being decoded, or prompts being prefilled
-    waiting: Count  # requests that wait for pages, credit or their turn, and choices in host memory
-    queued_prompt_tokens: Count = 0
-    num_launches: Count = 0
-    counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
-    times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/requests.py
-    transfer: dict[Text, Text] = field(default_factory=dict)  # at decode: the transfer backend, by prefill worker
-    host_pages: KvPages = KvPages(0, 0)  # of host memory, for KV of choices that gave way
-
-
-@dataclass(frozen=True)
-class Stamp(Message):
-    """One moment of a request: `name` from docs/structure.md, `at` in seconds of this host's monotonic clock."""
-
-    name: Text
-    at: Number
-    worker_id: WorkerId
-
-
-Stamps = Annotated[tuple[Stamp, ...], FailFast()]
-
-MAX_CACHE_NEWS = 2048  # hashes in one message
-PrefixHash = Annotated[bytes, Field(strict=True, min_length=HASH_BYTES, max_length=HASH_BYTES)]
-PrefixHashes = Annotated[tuple[PrefixHash, ...], Field(max_length=MAX_CACHE_NEWS), FailFast()]
 HashKey = Annotated[bytes, Field(strict=True, max_length=HASH_KEY_BYTES)]
-
-
-@dataclass(frozen=True)
-class CacheNews(Message):
-    """How the prefixes that a worker has cached have changed, as the hashes of protocol/prefixes.py. `flushed`: all
-    those told before are gone."""
-
-    flushed: Flag = False
-    added: PrefixHashes = ()
-    dropped: PrefixHashes = ()
 
 
 # ---- worker to gateway ----
@@ -183,9 +112,9 @@ class CacheNews(Message):
 class Register(Message):
     """Sent by a worker when it can serve, and again when the gateway asks or has restarted.
 
-    The gateway answers Welcome, or Refused: a lost instance, a layout or model that differs from other workers', or an
-    id that a live worker of another role or host holds. It does not answer while a live worker of the same role and
-    host holds the id. That worker may be about to be lost, and the new one asks again.
+    The gateway answers Welcome, or Refused: a lost instance, a layout or model that differs from other workers', an id
+    that a live worker of another role or host holds, or an epoch of its group that is over. It does not answer while a
+    live worker of the same role and host holds the id, nor while ranks of its group are missing. The worker asks again.
     """
 
     address: WorkerAddress
@@ -206,6 +135,7 @@ class Register(Message):
     may_lack_draft: Flag = False  # of a decode worker: see Hello
     draft: DraftInfo | None = None
     graphs: Text = ""  # CUDA graphs of a worker that decodes on a GPU: "captured", or "none: WHY"
+    place: GroupPlace | None = None  # None: a worker of its own
 
 
 @dataclass(frozen=True)
@@ -216,7 +146,7 @@ class Heartbeat(Message):
     instance: Instance
     stats: WorkerStats
     launch_age_s: Seconds = 0.0  # age of the oldest launch in progress; 0 when idle
-    cache: CacheNews = CacheNews()
+    cache: CacheNews = field(default_factory=CacheNews)
 
 
 @dataclass(slots=True)
@@ -266,7 +196,17 @@ class RequestFailed(Message):
 
 @dataclass(frozen=True)
 class Leaving(Message):
-    """Sent by a worker that ends on SIGTERM. The gateway assigns it no more requests and forgets it."""
+    """Sent by a worker that was told to end. The gateway assigns it and all of its group no more requests, and gives
+    what they have not begun to other workers. It answers Leave once no request needs them any more."""
+
+    worker_id: WorkerId
+    instance: Instance
+
+
+@dataclass(frozen=True)
+class Left(Message):
+    """Sent by a worker that ends now. The gateway forgets it and all of its group, and gives their requests to other
+    workers. Behind Leaving that is no loss."""
 
     worker_id: WorkerId
     instance: Instance
@@ -286,8 +226,8 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The worker may not join. It logs `reason`, which names the difference, and ends with status 3. Sent outside a
-    session."""
+    """The worker may not join. It logs `reason`, which names the difference, and ends with status 3; one that leaves
+    just ends. Sent outside a session."""
 
     reason: Text
 
@@ -354,10 +294,17 @@ class CancelRequest(Message):
 
 @dataclass(frozen=True)
 class PeerLost(Message):
-    """A worker of the other role is lost. Requests and jobs that need it fail."""
+    """A worker of the other role is lost, or has left. Requests and jobs that need it fail."""
 
     worker_id: WorkerId
     instance: Instance
+    has_left: Flag = False
+
+
+@dataclass(frozen=True)
+class Leave(Message):
+    """No request needs this worker, or any rank of its group, and none will. It ends when nothing of its memory is in
+    use."""
 
 
 @dataclass(frozen=True)
@@ -384,14 +331,14 @@ class CacheFlushed(Message):
     number: Count
 
 
-ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Retracted | Leaving | CacheFlushed
-ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache
+ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Retracted | Leaving | Left | CacheFlushed
+ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache | Leave
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
-    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Retracted, Leaving, CacheFlushed),
+    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Retracted, Leaving, Left, CacheFlushed),
     max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(
-    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache)
+    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache, Leave)
 )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.message import Blob, Boundary, Count, Flag, Instance, Int, Ints, Message, Text
-from protocol.messages_gateway import Assign, Stamps, WorkerAddress
+from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.worker_facts import Stamps
 
 # ---- decode to prefill ----
 

@@ -1,7 +1,7 @@
 """How a process starts and ends: dying with its launcher, stop signals, thread counts, the status pipe.
 
     launcher --fork, exec--> process        environment: thread_environment(), BATON_LAUNCHER_PID
-    launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"alive"|"failed", ...}
+    launcher <--JSON lines-- status pipe    {"event": "loading"|"ready"|"alive"|"leaving"|"failed", ...}
 
 The `baton` command is the launcher.
 """
@@ -79,30 +79,24 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-class StopSignal:
-    """SIGINT and SIGTERM as a flag, and as a descriptor that becomes readable, for a poller. Main thread only.
+class Stop:
+    """A wish to stop, as a flag and as a descriptor that becomes readable, for a poller. Any thread may make it."""
 
-    The C-level handler writes to the descriptor. So a poll in the main thread wakes even if the kernel delivers the
-    signal to another thread.
-    """
-
-    def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
+    def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.received: signal.Signals | None = None  # the first one
-        self.count = 0
-        self._old_wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._old = {number: signal.signal(number, self._note) for number in signals}
+        self.count = 0  # how often it was made
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or signal.Signals(number)
+    def request(self) -> None:
+        """Makes the wish, and wakes the poller."""
         self.count += 1
+        os.write(self._write_fd, b"\0")
 
     def is_set(self) -> bool:
-        """Whether a signal has come."""
-        return self.received is not None
+        """Whether it was made."""
+        return self.count > 0
 
     def clear_wakeup(self) -> None:
-        """Empties the descriptor. Other signals, such as SIGCHLD, make it readable too."""
+        """Empties the descriptor. Other signals, such as SIGCHLD, make that of StopSignal readable too."""
         try:
             while os.read(self.fd, 512):
                 pass
@@ -110,11 +104,7 @@ class StopSignal:
             return
 
     def close(self) -> None:
-        """Restores the former handlers."""
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        self._old = {}
-        signal.set_wakeup_fd(self._old_wakeup)
+        """Closes the descriptor."""
         os.close(self.fd)
         os.close(self._write_fd)
 
@@ -123,6 +113,32 @@ class StopSignal:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+class StopSignal(Stop):
+    """SIGINT and SIGTERM as a wish to stop. Main thread only.
+
+    The C-level handler writes to the descriptor. So a poll in the main thread wakes even if the kernel delivers the
+    signal to another thread.
+    """
+
+    def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        super().__init__()
+        self.received: signal.Signals | None = None  # the first one
+        self._old_wakeup = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, self._note) for number in signals}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+        self.count += 1
+
+    def close(self) -> None:
+        """Restores the former handlers."""
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._old = {}
+        signal.set_wakeup_fd(self._old_wakeup)
+        super().close()
 
 
 class StatusPipe:
@@ -149,6 +165,10 @@ class StatusPipe:
         if now >= self._alive_at:
             self._alive_at = now + ALIVE_S
             self.send("alive")
+
+    def leaving(self, num_requests: int, bound_s: float) -> None:
+        """The process was told to end, and finishes what it has: `num_requests`, in at most `bound_s` seconds."""
+        self.send("leaving", requests=num_requests, bound_s=bound_s)
 
     def failed(self, error: str, **details: Any) -> None:
         """The process ends because of `error`, one sentence for a person."""

@@ -71,12 +71,12 @@ def not_known(epoch: int) -> bytes:
 
 
 class Session:
-    """One epoch of a link, as one of its ends sees it."""
+    """One epoch of a link, as one of its ends sees it. `num_received`: messages of the other end that came before."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, num_received: int = 0) -> None:
         self.epoch = epoch
         self._num_sent = 0
-        self._num_received = 0
+        self._num_received = num_received
         self._num_told = 0  # received messages that were confirmed to the other end
         self._mark = 0  # number of a message that the other end must confirm; 0: none
         self._num_ticks = 0  # since then, counting those in which something arrived

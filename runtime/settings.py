@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from protocol.errors import ConfigError
 from protocol.message import MAX_WORKER_ID_CHARS, WorkerId
 from protocol.messages_gateway import Role
+from protocol.messages_group import GroupPlace
 from runtime.options import Flag
 
 Device = Literal["auto", "cpu", "cuda"] | Annotated[str, Field(pattern="^cuda:[0-9]{1,3}$")]  # cuda is cuda:0
@@ -113,6 +114,9 @@ class ProcessSettings(Settings):
     trust_network: Annotated[bool, Flag(
         "without --keys, bind an address that other machines reach: any process there may pose as a worker",
         group=Group.TRUST, commands=("gateway", "worker"))] = False
+    drain_timeout_s: Annotated[float, Field(ge=0), _flag(
+        "how long a process that is told to end may finish what it has begun; then other workers get the rest",
+        group=Group.LOSS, aliases=("shutdown-timeout",))] = 30
     log_level: Annotated[LogLevel, _flag("least severe log line to show",
         group=Group.MACHINE, metavar="LEVEL")] = "info"
 
@@ -219,12 +223,22 @@ class WorkerSettings(ProcessSettings):
     threads: Annotated[PerMachine, Flag("compute threads of each worker",
         group=Group.MACHINE, commands=COMPUTE, unset="cores / workers")] = 1
     workers_on_host: Annotated[PerMachine, _alone(
-        "workers that share this machine's memory and cores, this one included",
-        group=Group.MACHINE)] = 1
+        "workers that share this machine's memory and cores, this one included; each rank counts",
+        group=Group.MACHINE, unset="--dp-size")] = 1
     workers_on_gpu: Annotated[PerMachine, _alone("workers that share the memory of this one's GPU, this one included",
         group=Group.MACHINE, unset="1 where the GPU is named, else as --workers-on-host")] = 1
     # fmt: on
     fake_model: bool = False  # tests: the model whose next token is a hash of the KV present
+    group: str = ""  # the name of the group of ranks that it belongs to; "": it is alone
+    group_size: Positive = 1
+    group_rank: NotNegative = 0
+    group_epoch: Positive = 1  # larger at each start of the group
+    group_folder: str = ""  # where the ranks of this epoch meet, open to this user only
+
+    @property
+    def place(self) -> GroupPlace:
+        """Where it stands in its group. A worker of its own is a group of one."""
+        return GroupPlace(self.group or self.worker_id, self.group_epoch, self.group_rank, self.group_size)
 
 
 @dataclass(frozen=True, kw_only=True)

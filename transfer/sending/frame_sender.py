@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Stamp
+from protocol.worker_facts import Stamp
 from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
 from transfer.interfaces import PageMemory, Part, Reading, Wire

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
-from protocol.messages_gateway import Stamp, WorkerAddress
+from protocol.messages_gateway import WorkerAddress
+from protocol.worker_facts import Stamp
 from transfer.in_place.device_pools import Moving
 from transfer.plan import FRAME_BYTES, Copy, KvFrame, Runs, Shard, final_pages, frames_of, moves_of, whole_pages
 from transfer.states import MOVES, TransferState, advance
