@@ -9,9 +9,9 @@ import secrets
 from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
-from runtime.process_life import end_process
 from transfer.backends.table import open_receiver
-from worker.boot import Started, main
+from worker.boot import main
+from worker.started import Started
 
 
 def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
@@ -53,4 +53,4 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    end_process(main(build))
+    main(build)

@@ -23,7 +23,7 @@ from protocol.errors import (
 )
 from protocol.fingerprint import Fingerprint
 from protocol.frame import LastMessage
-from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress, WorkerStats
+from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
     DataCredit,
     HelloAccepted,
@@ -34,6 +34,7 @@ from protocol.messages_handoff import (
     KvDelivered,
     ToDecode,
 )
+from protocol.worker_facts import WorkerStats
 from runtime.clock import Clock
 from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop

@@ -8,9 +8,9 @@ from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
-from runtime.process_life import end_process
 from transfer.backends.table import open_sender
-from worker.boot import Started, main
+from worker.boot import main
+from worker.started import Started
 
 
 def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
@@ -45,4 +45,4 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    end_process(main(build))
+    main(build)

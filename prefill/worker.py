@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prefill.decode_peers import DecodePeers
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, PrefillQueueFull, WireError
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress, WorkerStats
+from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
@@ -25,6 +25,7 @@ from protocol.messages_handoff import (
     PrefillJob,
     ToPrefill,
 )
+from protocol.worker_facts import WorkerStats
 from runtime.clock import Clock, Deadlines
 from runtime.waiting_line import WaitingLine
 from scheduler.planning.launched import Drawn, Launched
@@ -169,7 +170,7 @@ class PrefillWorker:
             waiting=len(self._waiting),
             queued_prompt_tokens=sum(job.prompt_left for job in self._jobs.values()),
             num_launches=self.planner.num_launches,
-            counters=dict(self._sender.counters),
+            counters={**self._sender.counters, "idle_launches": self.planner.num_idle},
             times=self._phases.spreads,
         )
 

@@ -5,10 +5,10 @@ from runtime.process_life import die_with_parent
 die_with_parent()  # before the imports below, which take seconds
 
 from protocol.messages_gateway import WorkerAddress
-from runtime.process_life import end_process
 from unified.worker import UnifiedWorker
-from worker.boot import Started, main
+from worker.boot import main
 from worker.loop import PeerLink
+from worker.started import Started
 
 
 def build(started: Started) -> tuple[UnifiedWorker, PeerLink, WorkerAddress]:
@@ -26,4 +26,4 @@ def build(started: Started) -> tuple[UnifiedWorker, PeerLink, WorkerAddress]:
 
 
 if __name__ == "__main__":
-    end_process(main(build))
+    main(build)

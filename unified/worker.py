@@ -8,7 +8,8 @@ It is the baseline for disaggregation.
 from collections.abc import Sequence
 
 from protocol.errors import BadRequest, BatonError
-from protocol.messages_gateway import Assign, CancelRequest, ToWorker, WorkerStats
+from protocol.messages_gateway import Assign, CancelRequest, ToWorker
+from protocol.worker_facts import WorkerStats
 from runtime.clock import Clock
 from runtime.waiting_line import WaitingLine
 from scheduler.planning.launched import Drawn, Launched

@@ -2,20 +2,20 @@
 
     settings -> runner -> KV pages -> executor, warmed up -> planner -> (role's core and link) -> WorkerLoop
 
-A role passes a function that makes its core and link.
+A role passes a function that makes its core and link. group_start.py has what the ranks of a group do meanwhile.
 """
 
-import os
 import random
-import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import zmq
 
+from model.collectives import Collectives
 from model.draft import begins_with
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner
@@ -24,19 +24,17 @@ from model.kv_sizing import choose_kv_size, token_flops
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
-from protocol.errors import BatonError, ConfigError
-from protocol.fingerprint import Fingerprint
+from protocol.errors import BatonError, ConfigError, GroupBroken
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import DraftInfo, RankEndpoint, Register, Role, WorkerAddress
-from runtime.address import is_loopback, refuse_exposed
+from protocol.messages_gateway import Role
 from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
-from runtime.curve import MARK, NO_HANDSHAKE, UNKNOWN_KEY, Security, open_security, security_of_data, without_secret
+from runtime.curve import MARK, open_security, security_of_data
 from runtime.installation import check_imports
-from runtime.keys import ALLOWED, GATEWAY, Keys, read_keys
 from runtime.log import get_log, start_log
-from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal
+from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
+from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.execution.streams_cuda import CudaStream
@@ -46,52 +44,25 @@ from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 from scheduler.speculation.modes import launches_for
 from scheduler.speculation.step_costs import measure_step_costs
+from worker.departure import Departure
 from worker.ending import close_all
-from worker.loop import Core, PeerLink, RefusedByGateway, WorkerBroken, WorkerLoop
+from worker.group_start import GroupStart
+from worker.loop import RefusedByGateway, WorkerBroken, WorkerLoop
 from worker.memory import bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
-from worker.policies import Policies
+from worker.registration import draft_info, registration
+from worker.started import BuildRole, Started
+from worker.trust import read_trust, why_refused, why_unanswered
 
 HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; all of it is touched at the start
-UNANSWERED = {  # by whether the worker has keys: why a gateway may not answer
-    True: "the gateway may have no --keys, or its list may lack this worker's key",
-    False: "the gateway may have --keys; then it answers only workers with keys",
-}
-UNGUARDED = ("nixl", "ray")  # backends whose own connections carry KV
 log = get_log("worker")
 
 
-@dataclass(frozen=True)
-class Started:
-    """The parts from which a role builds its core and link."""
+def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs one worker process, and ends it with its exit status.
 
-    settings: WorkerSettings
-    instance: int
-    identity: bytes
-    planner: Planner
-    kv: PagedKv
-    fingerprint: Fingerprint
-    context: "zmq.Context[zmq.Socket[bytes]]"
-    clock: MonotonicClock
-    security: Security  # of sockets for messages
-    data_security: Security  # of sockets for KV
-
-    @property
-    def policies(self) -> Policies:
-        """How the worker schedules."""
-        settings = self.settings
-        return Policies(
-            schedule_policy=settings.schedule_policy,
-            max_queued_requests=settings.max_queued_requests,
-            max_prefill_tokens=settings.max_prefill_tokens,
-            enable_mixed_chunk=settings.enable_mixed_chunk,
-        )
-
-
-BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
-
-
-def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
-    """Runs one worker process. Returns its exit status."""
+    It ends while it still holds everything. What Python would free first may wait for a broken device, or in a
+    collective for a rank that has ended.
+    """
     status = StatusPipe()
     start_log("worker")
 
@@ -102,26 +73,38 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> int:
         start_log(settings.worker_id, settings.log_level)
         _serve(settings, status, build)
     except BatonError as error:
-        status.failed(error.message, code=error.code)
-        if isinstance(error, WorkerBroken):
-            log.error("every launch fails", why=error.message)
-            return EXIT_BROKEN
-        log.error("cannot serve", why=error.message)
-        return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CONFIG
-    return 0
+        end_process(_tell(error, status))
 
 
-def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> None:
+def _tell(error: BatonError, status: StatusPipe) -> int:
+    """Tells the launcher and the log why the process ends. Returns its exit status."""
+    is_of_group = isinstance(error, GroupBroken) or isinstance(error.__cause__, GroupBroken)
+    status.failed(error.message, code=GroupBroken.code if is_of_group else error.code)
+    if is_of_group:
+        log.error("the group is broken", why=error.message)
+        return EXIT_BROKEN
+    if isinstance(error, WorkerBroken):
+        log.error("every launch fails", why=error.message)
+        return EXIT_BROKEN
+    log.error("cannot serve", why=error.message)
+    return EXIT_REFUSED if isinstance(error, RefusedByGateway) else EXIT_CONFIG
+
+
+def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> NoReturn:
     keys = read_trust(settings)
-    stop = StopSignal()
-    wake = Wake()
+    stop, wake, clock = StopSignal(), Wake(), MonotonicClock()
     sys.setswitchinterval(1e-4)  # seconds; the forward thread must get the interpreter lock soon
     torch.set_num_threads(settings.threads)
 
+    group = GroupStart(settings, status, stop, clock)
+    if not group.open():
+        end_process(0)
     status.loading("weights")
-    runner = load_runner(settings)
+    runner = load_runner(settings, group.collectives)
+    if not group.compare(runner):
+        end_process(0)
     status.loading("KV memory")
-    executor, book = build_executor(runner, settings, wake.set)
+    executor, book = build_executor(runner, settings, wake.set, group.agreement)
     status.loading("warming up")
     executor.warm_up(draft_shape(runner, settings))
     is_mirrored = has_twin(runner.device, settings)
@@ -140,7 +123,6 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     instance = random.SystemRandom().getrandbits(62)
     identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    clock = MonotonicClock()
     security = open_security(keys, context, log)
     data_security = security_of_data(security, encrypt=settings.encrypt_data)
     started = Started(
@@ -171,6 +153,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         status.ready(kv_pages=executor.kv.num_pages - 1)
 
     status.loading("joining the gateway")
+    ranks = group.link(executor)
     loop = WorkerLoop(
         core,
         link,
@@ -181,10 +164,12 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         clock,
         on_ready,
         status.alive,
-        spin=runner.device.type == "cuda",
         refused_connections=security.refused,
-        silence_may_mean=UNANSWERED[keys is not None],
+        ranks=ranks,
+        silence_may_mean=why_unanswered(settings.place, has_keys=keys is not None),
         refusal_means=why_refused(keys),
+        departure=Departure(settings.drain_timeout_s),
+        on_leaving=status.leaving,
     )
 
     device_is_broken = False
@@ -194,89 +179,24 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         device_is_broken = broken.at_device
         raise
     finally:
-        close_all(link, gateway, executor, security, context, device_is_broken=device_is_broken)
-        wake.close()
+        waits = group.is_alone and not device_is_broken
+        close_all(link, ranks, gateway, executor, security, context, waits=waits)
+    end_process(0)
 
 
-def registration(started: Started, runner: Runner, core: Core, address: WorkerAddress) -> Register:
-    """What the worker tells the gateway of itself."""
-    settings, kv = started.settings, started.kv
-    capacity = kv.layout.pool_tokens(kv.num_pages)
-    shown = tuple(RankEndpoint(without_secret(rank.data)) for rank in address.ranks)
-    return Register(
-        address=replace(address, ranks=shown),  # the gateway shows it to anyone
-        role=settings.role,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        layout=kv.layout,
-        fingerprint=started.fingerprint,
-        vocab_size=runner.config.vocab_size,
-        context_length=min(runner.config.context_length, capacity),
-        max_running_requests=settings.max_running_requests,
-        max_total_tokens=capacity,
-        stats=core.stats(),
-        backend=settings.transfer_backend,
-        device=str(runner.device),
-        encrypts_data=settings.encrypt_data,
-        margin=core.planner.book.margin,
-        may_lack_draft=settings.speculative_pair_without_draft,
-        draft=draft_info(settings),
-        graphs=graphs_info(runner, settings),
-    )
-
-
-def draft_info(settings: WorkerSettings) -> DraftInfo | None:
-    """What the log and the gateway say of the draft, if there is one."""
-    algorithm, folder = settings.speculative_algorithm, settings.speculative_draft_model_path
-    return DraftInfo(algorithm, folder or "", settings.speculative_num_steps) if algorithm else None
-
-
-def graphs_info(runner: Runner, settings: WorkerSettings) -> str:
-    """What the gateway says of the CUDA graphs of a worker that decodes on a GPU; "" for other workers."""
-    if isinstance(runner, GraphedRunner):
-        return f"none: {runner.why_none}" if runner.why_none else "captured"
-    decodes_on_gpu = runner.device.type == "cuda" and settings.role is not Role.PREFILL
-    return "none: --disable-cuda-graph" if decodes_on_gpu else ""
-
-
-def why_refused(keys: Keys | None) -> dict[str, str]:
-    """The likely cause, by reason, when a gateway refuses a worker's connection."""
-    if keys is None:
-        return {NO_HANDSHAKE: "the gateway has keys and this worker has none: pass --keys DIR"}
-    return {
-        UNKNOWN_KEY: f"the gateway's list lacks this worker's key {keys.public}: put that key's file into {ALLOWED}/ of"
-        " the gateway's folder of keys",
-        NO_HANDSHAKE: f"the gateway has no keys, or not the key in {GATEWAY} of this worker's folder",
-    }
-
-
-def read_trust(settings: WorkerSettings) -> Keys | None:
-    """The worker's keys, if it has any. ConfigError if it would bind a reachable address without keys."""
-    keys = None if settings.keys is None else read_keys(settings.keys)
-    if settings.role is not Role.UNIFIED:  # a unified worker binds nothing
-        refuse_exposed(settings.host, "--host", has_keys=keys is not None, trust_network=settings.trust_network)
-
-    if settings.encrypt_data and keys is None:
-        raise ConfigError("--encrypt-data needs --keys DIR: `baton keys new` makes one", param="encrypt-data")
-    if settings.encrypt_data and settings.transfer_backend in UNGUARDED:
-        raise ConfigError(
-            f"--encrypt-data: --transfer-backend {settings.transfer_backend} has connections that Baton cannot encrypt;"
-            " expected a backend whose connections it can encrypt, such as zmq",
-            param="encrypt-data",
-        )
-
-    if settings.role is Role.DECODE and keys is not None and not (settings.encrypt_data or is_loopback(settings.host)):
-        log.info("KV from other hosts is not encrypted", host=settings.host, option="--encrypt-data")
-    return keys
-
-
-def load_runner(settings: WorkerSettings) -> Runner:
-    """Loads the model that the settings name. CheckpointError or ConfigError if it cannot be served."""
+def load_runner(settings: WorkerSettings, collectives: Collectives | None = None) -> Runner:
+    """Loads the model that the settings name, or this rank's share. CheckpointError or ConfigError if it cannot be
+    served."""
     if settings.fake_model:
         algorithm, context_length = settings.speculative_algorithm, settings.context_length or 4096
         num_layers = settings.speculative_num_steps if algorithm == "mtp" else 1
         draft_seed = None if algorithm is None else 1
-        return FakeRunner(context_length=context_length, draft_seed=draft_seed, num_draft_layers=num_layers)
+        return FakeRunner(
+            context_length=context_length,
+            draft_seed=draft_seed,
+            num_draft_layers=num_layers,
+            collectives=collectives,
+        )
     runner = ModelRunner.load(
         settings.model,
         device=settings.device,
@@ -288,6 +208,7 @@ def load_runner(settings: WorkerSettings) -> Runner:
         attention=settings.attention_backend,
         cpu_kernels=not settings.disable_cpu_kernels,
         draft=draft_source(settings),
+        collectives=collectives,
     )
     wants_graphs = settings.role is not Role.PREFILL and not settings.disable_cuda_graph
     return GraphedRunner(runner) if wants_graphs and runner.device.type == "cuda" else runner
@@ -304,7 +225,9 @@ def draft_source(settings: WorkerSettings) -> DraftSource | None:
     return DraftSource(algorithm, Path(folder), settings.speculative_num_steps)
 
 
-def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
+def build_executor(
+    runner: Runner, settings: WorkerSettings, wake: Callable[[], None], agreement: Agreement | None = None
+) -> tuple[Executor, KvBook]:
     """The executor, with KV memory sized by the available memory, and its books. ConfigError if there is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
@@ -356,6 +279,7 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         host=HostCopies(kv, num_slots) if num_slots else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
         launches=launches_for(runner.draft, draft_shape(runner, settings)),
+        agreement=agreement,
     )
     return executor, book
 

@@ -1,4 +1,4 @@
-"""Closes the parts of a worker at its end, also when its device is broken and may not be waited for."""
+"""Closes the parts of a worker at its end, also when its device or its group may not be waited for."""
 
 from typing import Final
 
@@ -14,19 +14,22 @@ LINGER_MS: Final = 200
 
 def close_all(
     link: PeerLink,
+    ranks: PeerLink,
     gateway: Dealer,
     executor: Executor,
     security: Security,
     context: "zmq.Context[zmq.Socket[bytes]]",
     *,
-    device_is_broken: bool,
+    waits: bool,
 ) -> None:
     """Closes what a worker holds, after its last messages have had `LINGER_MS` to leave.
 
-    Link and executor wait for the device when they close. On a broken one only sockets are closed: waiting would raise,
-    and that error would hide why the worker ends.
+    Link and executor wait for the device when they close. Without `waits`, only sockets are closed. On a broken device
+    waiting would raise, and that error would hide why the worker ends. In a group the forward thread may sit in a
+    collective, into which another rank will never come.
     """
-    if device_is_broken:
+    ranks.close()
+    if not waits:
         gateway.close(linger_ms=LINGER_MS)
         security.close()
         context.destroy(linger=LINGER_MS)  # with the sockets of the link

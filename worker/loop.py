@@ -2,8 +2,9 @@
 
     gateway <-> Dealer <-> core.on_gateway / outbox.gateway
     peers   <-> PeerLink <-> core.on_peer / outbox.prefill, outbox.decode
+    ranks   <-> GroupLink <-> the executor's Agreement
 
-It joins the gateway, sends heartbeats, and ends on a signal.
+It joins the gateway, sends heartbeats, and leaves on a signal (departure.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import zmq
 
-from protocol.errors import BatonError, PrefillQueueFull, QueueFull, Unavailable, WireError
+from protocol.errors import BatonError, GroupBroken, PrefillQueueFull, QueueFull, Unavailable, WireError
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -22,7 +23,9 @@ from protocol.messages_gateway import (
     CancelRequest,
     FlushCache,
     Heartbeat,
+    Leave,
     Leaving,
+    Left,
     PeerLost,
     Refused,
     Register,
@@ -31,8 +34,8 @@ from protocol.messages_gateway import (
     ToGateway,
     ToWorker,
     Welcome,
-    WorkerStats,
 )
+from protocol.worker_facts import WorkerStats
 from runtime.bus import REDIAL_S, Dealer, Wake
 from runtime.clock import Clock
 from runtime.log import EventLog, Refusals, get_log
@@ -41,13 +44,14 @@ from runtime.session import Session, SessionLost, open_envelope
 from scheduler.execution.streams import DeviceBroken, first_line
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
+from worker.departure import Departure, State
 from worker.requests import Outbox
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
 SILENT_GATEWAY_S = 5.0  # without an answer, before a warning is logged
 JOIN_DEADLINE_S = 60.0
-IDLE_POLL_S = 0.05  # how often an idle loop steps, for transports that cannot be polled for "done reading"
+IDLE_POLL_S = 0.05  # how often a loop steps that holds pages, for transports that cannot be polled for "done reading"
 
 log = get_log("worker")
 
@@ -80,7 +84,8 @@ class Core(Protocol):
 
 
 class PeerLink:
-    """The sockets between a worker and its peers of the other role. A worker without peers has this one."""
+    """The sockets between a worker and its peers of the other role, or the other ranks of its group. A worker without
+    them has this one."""
 
     def __init__(self, log: EventLog = log) -> None:
         self.refusals = Refusals(log, "message refused")
@@ -100,6 +105,10 @@ class PeerLink:
     def forget_all(self) -> None:
         """Forgets every peer: a new gateway does not report peers that were lost with the old one."""
 
+    def may_end(self, rests: bool) -> bool:
+        """Whether this worker may end. `rests`: it has and gets no work. Other ranks are told, and must rest, too."""
+        return rests
+
     def pollables(self) -> Sequence[Any]:
         """The sockets and descriptors to wait on."""
         return ()
@@ -117,7 +126,8 @@ class RefusedByGateway(BatonError):
 class WorkerBroken(BatonError):
     """Every launch of this worker fails, for every request. The process ends, so that a restart may help.
 
-    `at_device`: the device itself is broken. Then nothing on it may be waited for, or closed.
+    `at_device`: the device itself is broken, or the group, for which a forward may wait for ever. Then nothing on the
+    device may be waited for, or closed.
     """
 
     code = "worker_broken"
@@ -129,7 +139,7 @@ class WorkerBroken(BatonError):
 
 @dataclass
 class WorkerLoop:
-    """One worker process. `spin` polls without waiting while the core is busy, for devices that cannot wake it."""
+    """One worker process."""
 
     core: Core
     link: PeerLink
@@ -140,10 +150,12 @@ class WorkerLoop:
     clock: Clock
     on_ready: Callable[[], None]
     on_turn: Callable[[float], None] = lambda _now: None  # called with every heartbeat
-    spin: bool = False
     refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
+    ranks: PeerLink = field(default_factory=PeerLink)  # a GroupLink, where there are other ranks
     silence_may_mean: str = ""  # why a gateway that runs may not answer, for logs and errors
     refusal_means: Mapping[str, str] = field(default_factory=dict)  # the likely cause of a refusal, by reason
+    departure: Departure = field(default_factory=Departure)
+    on_leaving: Callable[[int, float], None] = lambda _requests, _bound_s: None
     _session: Session = field(default_factory=lambda: Session(1))  # with the gateway
     _is_member: bool = False
     _gateway_instance: int = 0  # of the last gateway that answered; 0: none yet
@@ -160,17 +172,28 @@ class WorkerLoop:
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
     def run(self) -> None:
-        """Serves until a stop signal. Raises RefusedByGateway or Unavailable when it cannot join.
+        """Serves until it has left. Raises RefusedByGateway or Unavailable when it cannot join.
 
-        Raises WorkerBroken, after telling the gateway that it leaves, when its launches fail one after the other or its
-        device is broken.
+        Raises WorkerBroken, after telling the gateway that it leaves, when its launches fail one after the other, or
+        its device or its group is broken.
         """
         self.begin()
         progressed = True
-        while not self.stop.is_set():
+        while not self.ends():
             self._wait(progressed)
             progressed = self.turn()
         self.leave()
+
+    def ends(self) -> bool:
+        """Whether this worker ends now: after `leave`. Tells the gateway when it begins to leave."""
+        was, is_known = self.departure.state, self._is_member and not self._is_cut_off
+        rests = self.ranks.may_end(self.departure.is_free and not self._holds_pages)
+        state = self.departure.look(self.stop.count, self.clock.now(), is_known=is_known, rests=rests)
+        if was is State.SERVING and state is not was:
+            address, stats = self.register.address, self.core.stats()
+            self._tell_gateway(Leaving(address.worker_id, address.instance))
+            self.on_leaving(stats.running + stats.waiting, self.departure.bound_s)
+        return state is State.ENDING
 
     def begin(self) -> None:
         """Starts the JOIN_DEADLINE_S in which a gateway must answer. Called before the first turn."""
@@ -190,6 +213,9 @@ class WorkerLoop:
             self.leave()
             why = f"{self.register.device} cannot compute any more: {first_line(error)}"
             raise WorkerBroken(why, at_device=True) from error
+        except GroupBroken as error:
+            self.leave()
+            raise WorkerBroken(f"the ranks cannot go on together: {error.message}", at_device=True) from error
         if self.core.loop.broken:
             self.leave()  # so the gateway gives its requests to other workers at once
             raise WorkerBroken(self.core.loop.broken)
@@ -200,8 +226,8 @@ class WorkerLoop:
     def leave(self) -> None:
         """Tells the gateway that this worker ends."""
         address = self.register.address
-        self._tell_gateway(Leaving(address.worker_id, address.instance))
-        log.info("leaving", signal=self.stop.received.name if self.stop.received else "")
+        self._tell_gateway(Left(address.worker_id, address.instance))
+        log.info("left", signal=self.stop.received.name if self.stop.received else "")
 
     def _join_again(self) -> None:
         """Begins another session with the gateway. A Register opens it. A worker that still joins gets no more time."""
@@ -221,14 +247,22 @@ class WorkerLoop:
             self._tell_at = self._join_deadline
 
     def _wait(self, progressed: bool) -> None:
-        busy = self.core.busy
-        timeout_s = 0.0 if progressed or (busy and self.spin) else min(self._next_beat - self.clock.now(), IDLE_POLL_S)
+        spins = self.core.busy and self.register.device.startswith("cuda")  # a GPU cannot wake this thread
+        timeout_s = 0.0 if progressed or spins else self._next_beat - self.clock.now()
+        if timeout_s > IDLE_POLL_S and self._holds_pages:
+            timeout_s = IDLE_POLL_S
         self._poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
         self.wake.clear()
         self.stop.clear_wakeup()
 
+    @property
+    def _holds_pages(self) -> bool:
+        """Whether something may happen that no socket tells. Without pages of requests or transfers, nothing can."""
+        pages = self.core.planner.book.counts()
+        return self.core.busy or bool(pages.owned or pages.reserved or pages.quarantined)
+
     def _poll(self, timeout_ms: int) -> None:
-        watched = (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables())
+        watched = (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables(), *self.ranks.pollables())
         if watched != self._watched:
             self._watched, self._poller = watched, zmq.Poller()
             for each in watched:
@@ -250,10 +284,12 @@ class WorkerLoop:
                 if is_news and message is not None:
                     self._on_gateway(message)
         self.link.receive()
+        self.ranks.receive()
 
     def _on_gateway(self, message: ToWorker) -> None:
-        if isinstance(message, Refused):
-            raise RefusedByGateway(message.reason)
+        if isinstance(message, Refused | Leave):
+            self._on_end(message)
+            return
         if isinstance(message, Welcome | RegisterAgain):
             if self._gateway_instance not in (0, message.gateway_instance):
                 log.warning("gateway restarted", instance=message.gateway_instance)
@@ -277,7 +313,8 @@ class WorkerLoop:
             return
 
         if isinstance(message, PeerLost):
-            log.warning("peer lost", worker=message.worker_id, instance=message.instance)
+            say, event = (log.info, "peer left") if message.has_left else (log.warning, "peer lost")
+            say(event, worker=message.worker_id, instance=message.instance)
         elif isinstance(message, Assign):
             worker = "" if message.prefill is None else message.prefill.worker_id
             log.debug("request assigned", request_id=message.request_id, attempt=message.attempt, prefill=worker)
@@ -290,7 +327,16 @@ class WorkerLoop:
             self.link.flush()
             self.link.forget(message.instance)
 
+    def _on_end(self, message: Refused | Leave) -> None:
+        if isinstance(message, Leave):
+            self.departure.is_free = True
+        elif self.departure.state is State.LEAVING:
+            self._is_member = False  # its group has left, so it ends, too
+        else:
+            raise RefusedByGateway(message.reason)
+
     def _send(self) -> None:
+        self.ranks.flush()  # first: they wait for this rank's step
         self.link.flush()
         now = self.clock.now()
         if not self._is_member and now >= self._next_register:  # before anything else is said in its session
@@ -311,9 +357,11 @@ class WorkerLoop:
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
-            self._beat(now)
+            if self._is_member:
+                self._beat(now)
             self._tend_link(now)
             self.link.tick()
+            self.ranks.tick()
 
     def _tend_link(self, now: float) -> None:
         refusal = self.gateway.tend(now)
@@ -333,18 +381,10 @@ class WorkerLoop:
         return replace(stats, counters={**stats.counters, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:
-        if not self._is_member:
-            return
         address = self.register.address
         launch_age_s = now - self._launch_since if self._launch else 0.0
-        beat = Heartbeat(
-            worker_id=address.worker_id,
-            instance=address.instance,
-            stats=self._stats(),
-            launch_age_s=launch_age_s,
-            cache=self.core.planner.book.news.take(),
-        )
-        self._tell_gateway(beat)
+        news = self.core.planner.book.news.take()
+        self._tell_gateway(Heartbeat(address.worker_id, address.instance, self._stats(), launch_age_s, news))
 
     def _tell_gateway(self, message: ToGateway) -> None:
         self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))

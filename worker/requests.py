@@ -11,21 +11,18 @@ from functools import cached_property
 
 from protocol.errors import BatonError
 from protocol.messages_gateway import (
-    TIME_EDGES_S,
     Assign,
     ChoiceTokens,
     FinishReason,
     RequestFailed,
     Retracted,
-    Stamp,
-    TimeSpread,
     ToGateway,
     Tokens,
     WorkerAddress,
-    WorkerStats,
 )
 from protocol.messages_handoff import ToDecode, ToPrefill
 from protocol.prefixes import ID_BYTES, packed
+from protocol.worker_facts import TIME_EDGES_S, Stamp, TimeSpread, WorkerStats
 from runtime.clock import Clock
 from scheduler.planning.chunks import ExtendChunk, plan_chunks
 from scheduler.planning.kv_book import CacheKey

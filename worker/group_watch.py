@@ -1,0 +1,99 @@
+"""Whether the ranks of a group still go on together, as one of them sees it. Pure.
+
+    | what it sees of a rank                              | after        | then                                |
+    |-----------------------------------------------------|--------------|-------------------------------------|
+    | it has never beaten                                 | JOIN_S       | GroupBroken: it does not serve      |
+    | it has beaten, and is silent                        | SILENCE_S    | GroupBroken: it is silent           |
+    | others wait for its row, and it runs no launch      | ANNOUNCE_S   | GroupBroken: it announces no step   |
+    | others wait for its row, and it runs a launch       | never        | what it runs has a deadline          |
+    | this rank waits in one and the same collective      | COLLECTIVE_S | GroupBroken: who is not in it        |
+    | this process looks later than LATE_S after its last | at once      | every count begins again             |
+
+A process that was paused or starved has read nothing meanwhile, so it blames nobody for that time.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from protocol.errors import GroupBroken
+from protocol.messages_group import RankBeat
+
+JOIN_S: Final = 300.0  # for starting, loading a model and warming up, beside the other ranks of the host
+SILENCE_S: Final = 2.0
+ANNOUNCE_S: Final = 10.0  # a rank that runs nothing plans within milliseconds
+COLLECTIVE_S: Final = 30.0  # the slowest rank computes less than a layer meanwhile
+LATE_S: Final = 1.0  # between two looks, of which there are several a second
+
+
+class GroupWatch:
+    """What rank `rank` of `size` has heard of the others. `now` is in seconds of one clock."""
+
+    def __init__(self, rank: int, size: int, now: float) -> None:
+        self._rank = rank
+        self._others = tuple(other for other in range(size) if other != rank)
+        self._beats: dict[int, RankBeat] = {}  # the last one of each other rank
+        self._heard_at = dict.fromkeys(self._others, now)
+        self._looked_at = now
+        self._late_since: dict[tuple[int, int], float] = {}  # by (rank, step): others wait for it, and it runs nothing
+        self._waits_since: dict[tuple[int, str], float] = {}  # by (step, collective) in which this rank waits
+
+    def heard(self, beat: RankBeat, now: float) -> None:
+        """Another rank lives."""
+        self._beats[beat.rank], self._heard_at[beat.rank] = beat, now
+
+    def all_rest(self, step: int) -> bool:
+        """Whether all others have said that they rest behind `step`, the last one of this rank."""
+        beats = [self._beats.get(rank) for rank in self._others]
+        return all(beat is not None and beat.rests and beat.step == step for beat in beats)
+
+    def look(self, own: RankBeat, step: int, missing: Sequence[int], now: float) -> None:
+        """Call it several times a second, when all that has arrived was read. GroupBroken names the rank at fault.
+
+        `own`: what this rank tells the others. `missing`: who has not announced `step`, for which somebody waits.
+        """
+        was_paused, self._looked_at = now - self._looked_at > LATE_S, now
+        if was_paused:
+            self._heard_at = dict.fromkeys(self._others, now)
+            self._late_since.clear()
+            self._waits_since.clear()
+
+        self._check_silence(now)
+        self._check_rows(own, step, missing, now)
+        self._check_collective(own, now)
+
+    def _check_silence(self, now: float) -> None:
+        for rank, heard_at in self._heard_at.items():
+            silence_s = now - heard_at
+            if rank in self._beats and silence_s >= SILENCE_S:
+                raise GroupBroken(f"rank {rank} has been silent for {silence_s:.1f} s")
+            if rank not in self._beats and silence_s >= JOIN_S:
+                raise GroupBroken(f"rank {rank} has not begun to serve within {silence_s:.0f} s")
+
+    def _check_rows(self, own: RankBeat, step: int, missing: Sequence[int], now: float) -> None:
+        beats = {**self._beats, self._rank: own}
+        late = [(rank, step) for rank in missing if rank in beats and not beats[rank].running]
+        self._late_since = {each: self._late_since.get(each, now) for each in late}
+        for (rank, _), since in self._late_since.items():
+            if now - since >= ANNOUNCE_S:
+                why = f"rank {rank} has not announced step {step} for {now - since:.0f} s"
+                raise GroupBroken(f"{why}, although it runs no launch")
+
+    def _check_collective(self, own: RankBeat, now: float) -> None:
+        at = (own.running, own.doing)
+        self._waits_since = {at: self._waits_since.get(at, now)} if all(at) else {}
+        waited_s = now - self._waits_since.get(at, now)
+        if waited_s >= COLLECTIVE_S:
+            who = f"rank {self._rank} has been in {own.doing} for {waited_s:.0f} s"
+            raise GroupBroken(f"{who}; {self._elsewhere(own)}")
+
+    def _elsewhere(self, own: RankBeat) -> str:
+        """Says what each rank does that is not in this rank's collective."""
+        others = [self._beats[rank] for rank in self._others if rank in self._beats]
+        found = [_said(beat) for beat in others if (beat.running, beat.doing) != (own.running, own.doing)]
+        return ", ".join(found) or "so have all others"
+
+
+def _said(beat: RankBeat) -> str:
+    if not beat.running:
+        return f"rank {beat.rank} runs no launch after step {beat.step}"
+    return f"rank {beat.rank} is in {beat.doing or f'no collective of step {beat.running}'}"

@@ -1,0 +1,46 @@
+"""The parts of a worker that has started, and what a role makes of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from model.paged_kv import PagedKv
+from protocol.fingerprint import Fingerprint
+from protocol.messages_gateway import WorkerAddress
+from runtime.clock import MonotonicClock
+from runtime.curve import Security
+from runtime.settings import WorkerSettings
+from scheduler.planning.planner import Planner
+from worker.loop import Core, PeerLink
+from worker.policies import Policies
+
+
+@dataclass(frozen=True)
+class Started:
+    """The parts from which a role builds its core and link."""
+
+    settings: WorkerSettings
+    instance: int
+    identity: bytes
+    planner: Planner
+    kv: PagedKv
+    fingerprint: Fingerprint
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    clock: MonotonicClock
+    security: Security  # of sockets for messages
+    data_security: Security  # of sockets for KV
+
+    @property
+    def policies(self) -> Policies:
+        """How the worker schedules."""
+        settings = self.settings
+        return Policies(
+            schedule_policy=settings.schedule_policy,
+            max_queued_requests=settings.max_queued_requests,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            enable_mixed_chunk=settings.enable_mixed_chunk,
+        )
+
+
+BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
