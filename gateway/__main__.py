@@ -61,7 +61,8 @@ def _make_room(max_connections: int) -> None:
 
 
 async def _run(gateway: Gateway, status: StatusPipe) -> None:
-    gateway.stop_on_signals()
+    gateway.leave_on_signals()
+    gateway.on_leaving = status.leaving
     log = get_log("gateway")
 
     def ready() -> None:

@@ -7,6 +7,7 @@ come and go as whole messages through one ROUTER on the asyncio loop.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import zmq
 
@@ -15,7 +16,7 @@ from gateway.flushes import Flush, Flushes
 from gateway.membership import Change, Membership, WorkerKey
 from gateway.retries import RetryRules
 from gateway.translate import NO_LIMITS, Limits, limits_of
-from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLost
+from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -25,6 +26,7 @@ from protocol.messages_gateway import (
     FlushCache,
     Heartbeat,
     Leaving,
+    Left,
     Refused,
     Register,
     RequestFailed,
@@ -248,18 +250,20 @@ class Control:
             )
 
         if isinstance(message, Leaving):
-            self._apply(self.membership.give_up(key, "has left"), is_orderly=True)
+            self._let_go(key)
+            return
+        if isinstance(message, Left):
+            self._apply(self.membership.give_up(key, "has left", by_itself=True))
             return
         if isinstance(message, Heartbeat):
             change = self.membership.heartbeat(message, self._clock.now())
         elif identity in self._sessions or envelope.opens:
-            change = self.membership.register(message, self._clock.now())
+            change = self.membership.register(message, self._clock.now(), envelope.epoch)
         else:
             change = self.membership.greet_stranger(key)  # its first message is lost, or went to another gateway
 
-        if change.joined is not None:
-            self._sessions[identity] = session = Session(envelope.epoch)
-            session.accept(envelope)
+        for member in change.joined:
+            self._sessions[member.key.identity] = Session(member.session, num_received=1)  # its Register
         self._apply(change, envelope.epoch)
 
     def _on_report(self, identity: bytes, message: Report) -> None:
@@ -282,7 +286,7 @@ class Control:
 
     # ---- members ----
 
-    def _apply(self, change: Change, epoch: int = 0, is_orderly: bool = False) -> None:
+    def _apply(self, change: Change, epoch: int = 0) -> None:
         """Acts on a change. `epoch` is that of the message that caused it: strangers are answered in it."""
         for to, message in change.outgoing:
             self._send(to, message, epoch)
@@ -291,22 +295,42 @@ class Control:
 
         if change.kept_waiting:
             log.warning("worker kept waiting", why=change.kept_waiting)
+        if change.gathering:
+            log.info("worker waits for its group", why=change.gathering)
 
-        if change.joined is not None:
+        for member in change.joined:
             self._limits = None
-            self.joined[str(change.joined.role)] += 1
-            log.info("worker joined", worker=change.joined.key.worker_id, role=str(change.joined.role))
+            self.joined[str(member.role)] += 1
+            place = {} if member.place is None else asdict(member.place)
+            log.info("worker joined", worker=member.key.worker_id, role=str(member.role), **place)
+        if change.joined:
             self.dispatch.rescue()
 
         for member in change.lost:
             self._limits = None
             del self._sessions[member.key.identity]
             self._flushes.left(member.key.identity)
-            if is_orderly:
+            who = f"{member.role} worker {member.key.worker_id!r}"
+            if change.is_orderly:
                 log.info("worker left", worker=member.key.worker_id)
+                self.dispatch.lost(member.key, WorkerLeft(f"{who} has left"))
             else:
                 log.warning("worker lost", worker=member.key.worker_id, why=self.membership.losses[member.key].reason)
-            self.dispatch.lost(member.key, WorkerLost(f"{member.role} worker {member.key.worker_id!r} is lost"))
+                self.dispatch.lost(member.key, WorkerLost(f"{who} is lost"))
+
+    def _let_go(self, key: WorkerKey) -> None:
+        """A worker leaves, and its group with it: what they have not begun goes to others, what they have is waited
+        for."""
+        unit = self.membership.leaving(key)
+        for member in unit:
+            log.info("worker leaves", worker=member.key.worker_id)
+        for member in unit:
+            self.dispatch.move_off(member.key)
+        self._free()
+
+    def _free(self) -> None:
+        """Lets those go that leave and that no request needs any more."""
+        self._apply(self.membership.free(lambda key: bool(self.dispatch.requests.needing(key))))
 
     def _lose(self, key: WorkerKey, why: str = DROPPED) -> None:
         self._apply(self.membership.give_up(key, why))
@@ -346,4 +370,5 @@ class Control:
                 self._lose(WorkerKey.of(identity), str(lost))
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))
+        self._free()
         self.dispatch.rescue()

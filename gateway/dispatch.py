@@ -1,6 +1,6 @@
 """Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
 
-A thin loop around pairing.py, requests.py and retries.py. The caller reports lost workers with `lost`.
+A thin loop around picking.py, requests.py and retries.py. The caller reports lost workers with `lost`.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from gateway.attempt_loads import AttemptLoads
 from gateway.membership import Membership, WorkerKey
-from gateway.pairing import Pair, Pairer
+from gateway.pairing import Pair
+from gateway.picking import Picker
 from gateway.requests import Attempt, Listener, RequestRecord, Requests
 from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
 from gateway.translate import Prompt
@@ -19,19 +20,12 @@ from protocol.errors import (
     Retraction,
     Unavailable,
     WireError,
+    WorkerLeft,
     WorkerLost,
     error_from_code,
 )
-from protocol.messages_gateway import (
-    CancelRequest,
-    ChoiceTokens,
-    FinishReason,
-    RequestFailed,
-    Retracted,
-    Stamp,
-    ToWorker,
-)
-from protocol.prefixes import packed, prefix_hashes
+from protocol.messages_gateway import CancelRequest, ChoiceTokens, FinishReason, RequestFailed, Retracted, ToWorker
+from protocol.worker_facts import Stamp
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
@@ -59,13 +53,13 @@ class Dispatch:
 
         self._membership = membership
         self._clock = clock
-        self._pairer = Pairer(pairing)
         self._rules = rules
         self._send = send
         self._lose = lose
         self._refusals = refusals
 
         self.loads = AttemptLoads()
+        self._picker = Picker(membership, pairing, self.loads)
         self.retries = Retries()
         self._stranded: WaitingLine[Stranded] = WaitingLine()
         self._stopped: str | None = None  # if set, why no request is taken any more
@@ -89,7 +83,7 @@ class Dispatch:
         record = self.requests.add(request_id, prompt, listener, timeline, first_choice)
         everything = range(prompt.num_choices)
 
-        while (pair := self._pick(record, everything)) is not None:
+        while (pair := self._picker.pick(record, everything)) is not None:
             if self._begin(record, everything, pair):
                 return record
 
@@ -113,15 +107,6 @@ class Dispatch:
                 return
 
         self._forget(record)
-
-    def _pick(self, record: RequestRecord, choices: range) -> Pair | None:
-        members = [member for member in self._membership.members if member.key not in record.full]
-        hash_key = self._membership.hash_key
-        has_choice = len({member.role for member in members}) < len(members)
-        if hash_key and has_choice and not record.prefixes:
-            prompt = record.prompt
-            record.prefixes = prefix_hashes(hash_key, prompt.cache_salt, packed(prompt.token_ids))
-        return self._pairer.pick(members, record.need_of(choices), self.loads, record.avoided)
 
     def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
         """Starts an attempt. False if the worker turns out to be gone; the worker is then lost."""
@@ -171,7 +156,7 @@ class Dispatch:
         # Choices wait from when their lost worker was last heard, else from now.
         lost = self._membership.losses
         since = min((lost[key].last_seen for key in attempt.workers if key in lost), default=self._clock.now())
-        if may_go_on(error) and not isinstance(error, WorkerLost | QueueFull):
+        if may_go_on(error) and not isinstance(error, WorkerLost | WorkerLeft | QueueFull):
             record.avoided.update(attempt.workers)
 
         ended = record.finish_what_ends(attempt.running)
@@ -187,7 +172,7 @@ class Dispatch:
         record = stranded.record
         for choices in record.open_groups(stranded.choices):
             while not record.is_over:
-                first, pair = record.choices[choices.start], self._pick(record, choices)
+                first, pair = record.choices[choices.start], self._picker.pick(record, choices)
                 waited_s = self._clock.now() - stranded.since
                 final = final_error(stranded.error, first, pair is not None, waited_s, self._rules)
 
@@ -216,6 +201,7 @@ class Dispatch:
         if found is None:
             return
         record, attempt = found
+        attempt.heard.add(identity)
         record.stamps += stamps
         if news.seq == 0:  # with replayed outputs, an attempt finds the KV of the attempts before it
             record.num_cached = record.num_cached or min(num_cached, len(record.prompt.token_ids))
@@ -275,9 +261,27 @@ class Dispatch:
         self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=message.request_id)
         return None
 
-    def lost(self, key: WorkerKey, error: WorkerLost) -> None:
-        """A worker is lost. Attempts that decode there have failed. An attempt that only prefills there is left to its
-        decode worker, which has been told."""
-        for record, attempt in self.requests.running_on(key):
+    # ---- workers that go ----
+
+    def move_off(self, key: WorkerKey) -> None:
+        """Gives other workers what this one, which leaves, has not begun. What no other can take stays there."""
+        for record, attempt in self.requests.needing(key):
+            is_whole = attempt.number in record.attempts and record.open_groups(attempt.running) == [attempt.choices]
+            if attempt.heard or not is_whole:
+                continue
+            pair = self._picker.pick_ready(record, attempt.choices)
+            if pair is not None and self._begin(record, attempt.choices, pair):
+                error = WorkerLeft(f"worker {key.worker_id!r} leaves")
+                self._cancel_attempt(record, attempt)
+                record.note_failure(attempt, error)
+                self.retries.note(record, error)
+
+    def lost(self, key: WorkerKey, error: WorkerLost | WorkerLeft) -> None:
+        """A worker is lost, or has left. Attempts that decode there have ended. One that only prefills there is left to
+        its decode worker, which has been told of a loss, and cancelled there if prefill has left."""
+        has_left = isinstance(error, WorkerLeft)
+        for record, attempt in self.requests.needing(key) if has_left else self.requests.running_on(key):
             if attempt.number in record.attempts:
+                if attempt.decode != key:
+                    self._send(attempt.decode, CancelRequest(record.request_id, attempt.number))
                 self._attempt_failed(record, attempt, error)

@@ -13,7 +13,8 @@ from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
-from protocol.messages_gateway import FinishReason, Stamp
+from protocol.messages_gateway import FinishReason
+from protocol.worker_facts import Stamp
 from runtime.clock import Clock
 from runtime.log import get_log
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from gateway.docs_page import DOCS_HEADERS, docs_page
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
-from gateway.membership import Member
+from gateway.membership import Member, Stage
 from gateway.near_names import near_path
 from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
 from gateway.service import Service, add_generation
@@ -173,7 +173,7 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "id": member.key.worker_id,
         "role": str(member.role),
         "pid": registered.pid,
-        "state": "ready",  # a worker that cannot serve is not a member
+        "state": "ready" if member.stage is Stage.READY else "leaving",  # one that is lost is no member
         "instance": str(member.key.instance),  # as text: it exceeds 2**53, which JSON readers round
         "host": registered.host,
         "device": registered.device,
@@ -181,9 +181,12 @@ def worker_row(member: Member, now: float) -> dict[str, Any]:
         "data": registered.address.data,
         "kv_pages": asdict(stats.kv_pages),
         "host_pages": asdict(stats.host_pages),
+        "place": None if member.place is None else asdict(member.place),
         "running": stats.running,
         "waiting": stats.waiting,
         "queued_prompt_tokens": stats.queued_prompt_tokens,
+        "launches": stats.num_launches,
+        "idle_launches": int(stats.counters.get("idle_launches", 0)),
         "page_size": registered.layout.page_size,
         "transfer": stats.transfer,
         "draft": None if registered.draft is None else asdict(registered.draft),

@@ -1,21 +1,47 @@
 """The table of workers that serve: admits them, notes heartbeats, and declares them lost. pairing.py picks from them.
 
-    (unknown) --Register--> READY --silence, no progress, connection lost, or Leaving--> LOST (refused for ever)
+    | stage     | Leaving             | no request needs it | Left        | silence, no progress, connection lost |
+    |-----------|---------------------|---------------------|-------------|---------------------------------------|
+    | READY     | LEAVING: it gets no |                     | it is lost  | it is lost                            |
+    |           | new requests        |                     |             |                                       |
+    | LEAVING   |                     | Leave is sent: FREE | it has left | it is lost                            |
+    | FREE      |                     |                     | it has left | it has left                           |
+
+Register makes a worker READY. A process that is lost or has left is refused for ever.
 
 A worker id belongs to its live holder. Another process that asks for it is not admitted until the holder is lost; so a
-restarted worker, which asks again every second, takes over. A worker of another role or host is refused. Pure.
+restarted worker, which asks again every second, takes over. A worker of another role or host is refused.
+
+The ranks of a group are admitted together and lost together. This is what becomes of one epoch of a group:
+
+    | epoch    | a rank registers                      | a rank goes         | a newer epoch registers             |
+    |----------|---------------------------------------|---------------------|-------------------------------------|
+    | unknown  | it waits: GATHERS                     |                     |                                     |
+    | GATHERS  | it waits; with the last rank, all are | it waits no longer  | OVER                                |
+    |          | admitted: SERVES. One that differs    |                     |                                     |
+    |          | is refused: OVER                      |                     |                                     |
+    | SERVES   | a member is welcome again, any other  | all are lost: OVER  | it is kept waiting                  |
+    |          | process is refused                    |                     |                                     |
+    | OVER     | refused                               |                     | as if this one had never been       |
+
+With an epoch, all older ones are over. A rank that has waited in an epoch that is over is refused when it asks again.
+A new gateway knows no epochs, so the ranks of a group gather there once more. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 
+from gateway.differences import difference_from
+from gateway.groups import Asking, Groups, over
 from gateway.prefixes import KnownPrefixes
-from protocol.fingerprint import unequal_fact
 from protocol.messages_gateway import (
     Heartbeat,
+    Leave,
     Leaving,
+    Left,
     PeerLost,
     Refused,
     Register,
@@ -24,12 +50,13 @@ from protocol.messages_gateway import (
     ToWorker,
     Welcome,
     WorkerAddress,
-    WorkerStats,
 )
-from protocol.pairs import Serves, pair_fault
+from protocol.messages_group import GroupPlace
+from protocol.worker_facts import WorkerStats
 from runtime.settings import GatewaySettings
 
-MOST_LOSSES = 10_000  # losses that are remembered; without a bound, a worker that joins and leaves would fill memory
+# Losses, and workers kept waiting, that are remembered. Without a bound, workers that come and go would fill memory.
+MOST_LOSSES = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +72,7 @@ class WorkerKey:
         return f"{self.worker_id}#{self.instance}".encode()
 
     @staticmethod
-    def named_in(message: WorkerAddress | Heartbeat | Leaving) -> "WorkerKey":
+    def named_in(message: WorkerAddress | Heartbeat | Leaving | Left) -> "WorkerKey":
         """The process that a message names."""
         return WorkerKey(message.worker_id, message.instance)
 
@@ -56,16 +83,27 @@ class WorkerKey:
         return WorkerKey(worker_id, int(instance))
 
 
+class Stage(StrEnum):
+    """How far a member is on its way out."""
+
+    READY = "ready"
+    LEAVING = "leaving"  # it was told to end; requests that it has begun still need it
+    FREE = "free"  # it was told that nothing needs it any more
+
+
 @dataclass(frozen=True)
 class Member:
-    """A worker that was admitted. `last_seen`: the time of its last Register or Heartbeat. `prefixes`: what it has
-    cached; the membership adds to it."""
+    """A worker that was admitted. `last_seen`: the time when it joined, or of its last Register or Heartbeat.
+    `session`: the number of the session that its Register opened. `prefixes`: what it has cached; the membership adds
+    to it."""
 
     registered: Register
     stats: WorkerStats
     last_seen: float
     launch_age_s: float = 0.0
+    session: int = 1
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes, compare=False)
+    stage: Stage = Stage.READY
 
     @property
     def key(self) -> WorkerKey:
@@ -77,6 +115,11 @@ class Member:
         """Its role."""
         return self.registered.role
 
+    @property
+    def place(self) -> GroupPlace | None:
+        """Its place in its group. None: it has no group."""
+        return self.registered.place
+
 
 @dataclass(frozen=True)
 class Change:
@@ -84,8 +127,10 @@ class Change:
 
     outgoing: tuple[tuple[WorkerKey, ToWorker], ...] = ()
     lost: tuple[Member, ...] = ()
-    joined: Member | None = None
+    is_orderly: bool = False  # those that are lost were told to end, and have left
+    joined: tuple[Member, ...] = ()
     kept_waiting: str = ""  # why a worker got no answer; set only the first time
+    gathering: str = ""  # the same, of a rank that waits for the others of its group
 
 
 @dataclass(frozen=True)
@@ -120,14 +165,20 @@ class Membership:
 
         self._members: dict[str, Member] = {}  # by worker id
         self.losses: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
-        self.num_lost = 0  # since the start
+        self.num_lost = self.num_left = 0  # since the start
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: the process that asked for it last
+        self._groups = Groups()
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
 
     @property
     def members(self) -> tuple[Member, ...]:
         """Workers that serve, in the order of their ids."""
         return tuple(self._members[worker_id] for worker_id in sorted(self._members))
+
+    @property
+    def ready(self) -> tuple[Member, ...]:
+        """Workers that get new requests."""
+        return tuple(member for member in self.members if member.stage is Stage.READY)
 
     def find(self, key: WorkerKey) -> Member | None:
         """The member with exactly this key, if any."""
@@ -137,7 +188,7 @@ class Membership:
     @property
     def missing(self) -> str | None:
         """One sentence that names the missing role, or None if requests can be served."""
-        roles = {member.role for member in self._members.values()}
+        roles = {member.role for member in self.ready}
         if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles:
             return None
         if not roles:
@@ -145,26 +196,29 @@ class Membership:
         role = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
         return f"no {role} worker is ready" if role in self._seen_roles else f"no {role} worker is ready yet"
 
-    def register(self, message: Register, now: float) -> Change:
-        """Admits the worker (Welcome), refuses it with a reason, or does not answer while its id is in use."""
-        key = WorkerKey.named_in(message.address)
+    def register(self, message: Register, now: float, session: int = 1) -> Change:
+        """Admits the worker (Welcome), refuses it with a reason, or does not answer while its id is in use or ranks of
+        its group are missing. `session`: the number of the session that the message opens."""
+        key, place = WorkerKey.named_in(message.address), message.place
         loss = self.losses.get(key)
-        reason = loss.reason if loss is not None else self._difference(message)
+        others = [member.registered for member in self.members]
+        reason = difference_from(message, self.tokenizer, self.facts, others) if loss is None else loss.reason
         if reason is not None:
-            return Change(((key, Refused(reason)),))
-        welcome = (key, Welcome(self.gateway_instance, self.hash_key))
+            return self._refuse(message, reason)
 
         known = self._members.get(key.worker_id)
         if known is not None and known.key == key:
             self._members[key.worker_id] = replace(known, stats=message.stats, last_seen=now)
-            return Change((welcome,))
-        if known is not None:
-            return self._taken(known, message)
+            return Change(((key, self._welcome),))
 
-        member = Member(message, message.stats, now)
-        self._members[key.worker_id] = member
-        self._seen_roles.add(member.role)
-        return Change((welcome,), (), member)
+        if place is not None and (fault := self._groups.fault(message, place)) is not None:
+            return self._refuse(message, fault)
+        holders = (known,) if known is not None else () if place is None else self._ranks_of(place.group)
+        if holders:
+            return self._taken(holders[0], message)
+        if place is None:
+            return self._admit((Member(message, message.stats, now, session=session),))
+        return self._gather(Asking(message, place, session, now))
 
     def heartbeat(self, message: Heartbeat, now: float) -> Change:
         """Notes a member's load, what it has cached, and the time."""
@@ -180,23 +234,45 @@ class Membership:
 
     def greet_stranger(self, key: WorkerKey) -> Change:
         """Tells a worker that is not a member to register, or that it is refused."""
+        self._groups.forget(key.worker_id, key.instance)  # it will ask in another session
         loss = self.losses.get(key)
         answer = RegisterAgain(self.gateway_instance) if loss is None else Refused(loss.reason)
         return Change(((key, answer),))
 
-    def give_up(self, key: WorkerKey, why: str) -> Change:
-        """The worker ends by itself, or its connection is lost or lost messages. It is lost at once. `why`: for the
-        log."""
+    def leaving(self, key: WorkerKey) -> tuple[Member, ...]:
+        """The worker was told to end. It and all ranks of its group get no new requests. Returns those that did."""
         member = self.find(key)
-        return self._lose(member, f"worker {key.worker_id!r} {why}") if member is not None else Change()
+        unit = () if member is None else tuple(each for each in self._unit(member) if each.stage is Stage.READY)
+        for each in unit:
+            self._members[each.key.worker_id] = replace(each, stage=Stage.LEAVING)
+        return unit
+
+    def free(self, is_needed: Callable[[WorkerKey], bool]) -> Change:
+        """Tells leaving workers that no request needs them, and the ranks of a group all at once."""
+        leaving = [member for member in self.members if member.stage is Stage.LEAVING]
+        free = [each for each in leaving if not any(is_needed(rank.key) for rank in self._unit(each))]
+        for each in free:
+            self._members[each.key.worker_id] = replace(each, stage=Stage.FREE)
+        return Change(tuple((each.key, Leave()) for each in free))
+
+    def give_up(self, key: WorkerKey, why: str, *, by_itself: bool = False) -> Change:
+        """The worker ends `by_itself`, or its connection is lost or lost messages. It is gone at once, and the other
+        ranks of its group with it. `why`: for the log."""
+        member = self.find(key)
+        self._groups.forget(key.worker_id, key.instance)
+        if member is None:
+            return Change()
+        is_orderly = member.stage is Stage.FREE or (by_itself and member.stage is Stage.LEAVING)
+        return self._lose(member, f"worker {key.worker_id!r} {why}", is_orderly=is_orderly)
 
     def expire(self, now: float) -> Change:
         """Declares workers lost that were silent for too long or hang in a launch."""
         outgoing: list[tuple[WorkerKey, ToWorker]] = []
         lost: list[Member] = []
+        self._groups.expire(now)
         for member in self.members:
             reason = self._hopeless(member, now)
-            if reason is not None:
+            if reason is not None and self.find(member.key) is not None:  # else it was lost with its group
                 change = self._lose(member, f"worker {member.key.worker_id!r} {reason}")
                 outgoing += change.outgoing
                 lost += change.lost
@@ -211,62 +287,105 @@ class Membership:
             return f"made no progress in a launch for {member.launch_age_s:.1f} s"
         return None
 
-    def _taken(self, holder: Member, message: Register) -> Change:
-        """Answers another process that asks for the id of a live worker."""
-        held, key = holder.registered, WorkerKey.named_in(message.address)
-        reason = f"worker id {key.worker_id!r} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
-        if (message.role, message.host) != (held.role, held.host):
-            return Change(((key, Refused(reason)),))
-        if self._kept_waiting.get(key.worker_id) == key:
-            return Change()
-        self._kept_waiting[key.worker_id] = key
-        return Change(kept_waiting=f"{reason}; pid {message.pid} may join when that one is gone")
+    # ---- joining ----
 
-    def _lose(self, member: Member, reason: str) -> Change:
-        del self._members[member.key.worker_id]
-        self._kept_waiting.pop(member.key.worker_id, None)
-        self.losses[member.key] = Loss(f"{reason}; this instance may not return", member.last_seen)
-        self.num_lost += 1
+    @property
+    def _welcome(self) -> Welcome:
+        return Welcome(self.gateway_instance, self.hash_key)
+
+    def _gather(self, rank: Asking) -> Change:
+        """Keeps a rank until all of its group wait, then admits them."""
+        place = rank.place
+        self._end_epoch(place.group, place.epoch - 1, f"epoch {place.epoch} has begun")
+        ranks = self._groups.gather(rank)
+        if len(ranks) < place.size or any(each.message.address.worker_id in self._members for each in ranks):
+            why = f"{len(ranks)} of {place.size} ranks of group {place.group!r} have registered in epoch {place.epoch}"
+            is_first = self._waits_anew(WorkerKey.named_in(rank.message.address))
+            return Change(gathering=why if is_first else "")
+
+        self._groups.admitted(place)
+        return self._admit(
+            tuple(Member(each.message, each.message.stats, rank.at, session=each.session) for each in ranks)
+        )
+
+    def _admit(self, members: tuple[Member, ...]) -> Change:
+        for member in members:
+            self._members[member.key.worker_id] = member
+            self._seen_roles.add(member.role)
+        return Change(tuple((member.key, self._welcome) for member in members), joined=members)
+
+    def _ranks_of(self, group: str) -> tuple[Member, ...]:
+        """The ranks of this group that serve, in whatever epoch."""
+        return tuple(each for each in self.members if each.place is not None and each.place.group == group)
+
+    def _taken(self, holder: Member, message: Register) -> Change:
+        """Answers another process that asks for the id of a live worker, or for the name of a live group."""
+        held, key, place = holder.registered, WorkerKey.named_in(message.address), message.place
+        name = f"worker id {key.worker_id!r}"
+        if place is not None and held.address.worker_id != key.worker_id:
+            name = f"group {place.group!r}"
+        reason = f"{name} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
+        if (message.role, message.host) != (held.role, held.host) or (place is not None and self._serves(place)):
+            return self._refuse(message, reason)
+        why = f"{reason}; pid {message.pid} may join when that one is gone"
+        return Change(kept_waiting=why if self._waits_anew(key) else "")
+
+    def _serves(self, place: GroupPlace) -> bool:
+        """Whether the group serves, in just this epoch."""
+        return any(each.place is not None and each.place.epoch == place.epoch for each in self._ranks_of(place.group))
+
+    def _waits_anew(self, key: WorkerKey) -> bool:
+        """Whether this process is kept waiting for the first time. It gets no answer, and asks again."""
+        if self._kept_waiting.get(key.worker_id) == key:
+            return False
+        self._kept_waiting[key.worker_id] = key
+        if len(self._kept_waiting) > MOST_LOSSES:
+            del self._kept_waiting[next(iter(self._kept_waiting))]
+        return True
+
+    def _refuse(self, message: Register, reason: str) -> Change:
+        """Refuses a worker. With a rank of a group that does not serve, all others are refused, so that none of them
+        waits in vain."""
+        place = message.place
+        if place is not None and not self._serves(place):
+            self._note_refused(place.group, self._groups.refuse(place, reason), reason)
+        return Change(((WorkerKey.named_in(message.address), Refused(reason)),))
+
+    # ---- losing ----
+
+    def _end_epoch(self, group: str, epoch: int, why: str) -> None:
+        """No rank of this epoch may join any more. Those that wait are refused when they ask again."""
+        self._note_refused(group, self._groups.end(group, epoch, why), why)
+
+    def _note_refused(self, group: str, ranks: tuple[Asking, ...], why: str) -> None:
+        for rank in ranks:
+            key = WorkerKey.named_in(rank.message.address)
+            self._note_loss(key, over(group, rank.place.epoch, why), rank.at)
+
+    def _unit(self, member: Member) -> tuple[Member, ...]:
+        """What leaves and is lost together: all ranks of its group, or the member alone."""
+        return (member,) if member.place is None else self._ranks_of(member.place.group)
+
+    def _lose(self, member: Member, reason: str, *, is_orderly: bool = False) -> Change:
+        place, lost = member.place, self._unit(member)
+        if place is not None:
+            self._end_epoch(place.group, place.epoch, reason)
+
+        for each in lost:
+            del self._members[each.key.worker_id]
+            self._kept_waiting.pop(each.key.worker_id, None)
+            why = reason
+            if each.key != member.key:
+                why = f"its group {'has left' if is_orderly else 'has lost a rank'}: {reason}"
+            self._note_loss(each.key, why, each.last_seen)
+        if is_orderly:
+            self.num_left += len(lost)
+        else:
+            self.num_lost += len(lost)
+        news = [PeerLost(each.key.worker_id, each.key.instance, is_orderly) for each in lost]
+        return Change(tuple((other.key, each) for other in self.members for each in news), lost, is_orderly)
+
+    def _note_loss(self, key: WorkerKey, reason: str, last_seen: float) -> None:
+        self.losses[key] = Loss(f"{reason}; this instance may not return", last_seen)
         if len(self.losses) > MOST_LOSSES:
             del self.losses[next(iter(self.losses))]
-        news = PeerLost(member.key.worker_id, member.key.instance)
-        return Change(tuple((other.key, news) for other in self.members), (member,))
-
-    def _difference(self, message: Register) -> str | None:
-        """How this worker differs from the gateway's own folder or from the workers that serve. KV or tokens could not
-        pass between them. None if it does not differ."""
-        worker_id, tokenizer = message.address.worker_id, message.fingerprint.tokenizer
-
-        if tokenizer and self.tokenizer and tokenizer != self.tokenizer:
-            return f"tokenizer.json: its digest is {tokenizer} on {worker_id}, {self.tokenizer} at the gateway"
-        unequal = unequal_fact(message.fingerprint.facts, self.facts, worker_id, "the gateway")
-        if unequal is not None:
-            return unequal
-
-        for other in self.members:
-            if other.key.worker_id == worker_id:  # itself, or a process that must be gone before this one may join
-                continue
-
-            theirs, other_id = other.registered, other.key.worker_id
-            ours, others = (Serves(each.address.worker_id, each.layout, each.fingerprint) for each in (message, theirs))
-            if not _needs_draft(message, theirs):
-                ours, others = ours.without_draft, others.without_draft
-            if (model := pair_fault(ours, others)) is not None:
-                return model
-
-            pairs: list[tuple[str, object, object]] = [("vocabulary size", message.vocab_size, theirs.vocab_size)]
-            if theirs.backend and message.backend:
-                pairs.append(("transfer backend", message.backend, theirs.backend))
-                encrypts = ("not given", "given")
-                pairs.append(("--encrypt-data", encrypts[message.encrypts_data], encrypts[theirs.encrypts_data]))
-
-            for what, got, expected in pairs:
-                if got != expected:
-                    return f"{what} is {got} on {worker_id}, {expected} on {other_id}"
-        return None
-
-
-def _needs_draft(one: Register, other: Register) -> bool:
-    """Whether the two may become a pair, which needs one draft unless decode goes without."""
-    are_pair = {one.role, other.role} == {Role.PREFILL, Role.DECODE}
-    return are_pair and not (one if one.role is Role.DECODE else other).may_lack_draft

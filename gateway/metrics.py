@@ -21,7 +21,8 @@ from gateway.control import Control
 from gateway.http_errors import FAULTS
 from gateway.http_protocol import BACKLOG, STALLED
 from gateway.membership import Member
-from protocol.messages_gateway import TIME_EDGES_S, FinishReason
+from protocol.messages_gateway import FinishReason
+from protocol.worker_facts import TIME_EDGES_S
 
 PREFIX = "baton_"
 LABELS = ["worker", "role"]
@@ -37,7 +38,7 @@ LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 2
 FINISHES = (str(FinishReason.STOP), str(FinishReason.LENGTH))
 OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
-    "worker_lost", "retracted", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
+    "worker_lost", "worker_left", "retracted", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
     "internal_error",
 )  # fmt: skip
 STATUSES = ("200", *map(str, FAULTS))
@@ -113,6 +114,7 @@ EXACT = {
     "bytes_in_flight_now": Shown("kv_transfer_in_flight_bytes", "KV bytes sent and not yet acknowledged.", True),
     "spills": Shown("kv_spills", "Choices whose KV a worker moved to host memory, because they had to give way."),
     "spilled_now": Shown("spilled_requests", "Choices whose KV is in host memory, until there is room again.", True),
+    "idle_launches": Shown("idle_launches", "Launches without tokens, because other ranks of the group had some."),
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),
 }
 TIMES = {  # see worker/requests.py
@@ -165,7 +167,7 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Family | HistogramMetricFamily]:
         """Called at every scrape."""
         members = list(self._members())
-        return [*_loads(members), *_times(members), *_counts(members)]
+        return [*_loads(members), _places(members), *_times(members), *_counts(members)]
 
 
 def _loads(members: Iterable[Member]) -> list[Family]:
@@ -193,6 +195,18 @@ def _loads(members: Iterable[Member]) -> list[Family]:
         for state in KV_STATES:
             pages.add_metric([*labels, state], getattr(kv, state))
     return [running, waiting, queued, usage, pages, launches]
+
+
+def _places(members: Iterable[Member]) -> GaugeMetricFamily:
+    """Where each rank stands. Joined to other numbers by `worker`, it sums them by group."""
+    labels = ["group", "epoch", "rank", "size"]
+    family = GaugeMetricFamily(
+        PREFIX + "group_rank_info", "1 for each worker that is a rank of a group.", labels=[*LABELS, *labels]
+    )
+    for member in members:
+        if (place := member.place) is not None:
+            family.add_metric([*_labels(member), *(str(getattr(place, label)) for label in labels)], 1)
+    return family
 
 
 def _times(members: Iterable[Member]) -> list[HistogramMetricFamily]:
@@ -368,8 +382,10 @@ def add_control(registry: CollectorRegistry, control: Control, refused: Callable
     tally("request_retries", text, lambda: dispatch.retries.counts, "reason")
     text = "Worker processes that became members: more than there are workers means restarts."
     tally("workers_joined", text, lambda: control.joined, "role")
-    text = "Worker processes that left or were declared lost."
+    text = "Worker processes that were declared lost, or ended by themselves."
     tally("workers_lost", text, lambda: control.membership.num_lost)
+    text = "Worker processes that were told to end, and left in good order."
+    tally("workers_left", text, lambda: control.membership.num_left)
     tally("deliveries_dropped", "Tokens and failures of attempts that are over.", lambda: requests.num_dropped)
     text = "Messages that were invalid or came from a process that is not a member, by kind."
     tally("messages_refused", text, lambda: control.refusals.counts, "reason")

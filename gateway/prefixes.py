@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
-from protocol.messages_gateway import CacheNews
 from protocol.prefixes import STRIDE
+from protocol.worker_facts import CacheNews
 
 MOST_PREFIXES: Final = 65_536  # of one worker: KV of 4 million tokens, in some 6 MB
 PATIENCE: Final = 4  # news, which come four times a second, until an expected prefix must have been told

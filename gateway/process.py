@@ -47,6 +47,20 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._stopping = asyncio.Event()
         self.on_turn: Callable[[], None] = lambda: None
+        self.is_leaving = False
+
+    def leave(self) -> None:
+        """Leaves its port, and ends each connection once what was asked on it is answered."""
+        self.is_leaving = True
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no client is left."""
+        return not self.server_state.connections and not self.server_state.tasks
 
     def stop(self) -> None:
         """Ends `serve`."""
@@ -81,10 +95,19 @@ def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: in
 
 
 class Gateway:
-    """All parts of one gateway, its sockets bound. Build it, then `await serve()` once."""
+    """All parts of one gateway, its sockets bound. Build it, then `await serve()` once.
+
+    | state   | a signal                  | every answer has ended | the bound is over         |
+    |---------|---------------------------|------------------------|---------------------------|
+    | SERVES  | `leave`: LEAVES its port  |                        |                           |
+    | LEAVES  | `stop`: the rest fails    | `stop`                 | `stop`: the rest fails    |
+    """
 
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
         self._clock = clock
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._ends_at = 0.0  # when it leaves: the end of its bound
+        self.on_leaving: Callable[[int, float], None] = lambda _requests, _bound_s: None
         folder = read_model_folder(Path(settings.model))
         basics = folder.basics
         texts = folder.path if settings.tokenizer is None else Path(settings.tokenizer)
@@ -196,7 +219,7 @@ class Gateway:
     ) -> None:
         """Serves until `stop`. Calls `on_ready` once clients and workers can connect, and `say_alive` with the time
         whenever the loop has turned."""
-        self._server.on_turn = lambda: say_alive(self._clock.now())
+        self._server.on_turn = lambda: self._turn(say_alive)
         self.control.start()
         try:
             serving = asyncio.create_task(self._server.serve(sockets=[self._http_socket]))
@@ -206,16 +229,36 @@ class Gateway:
             self.control.close()
             self._http_socket.close()
 
+    def _turn(self, say_alive: Callable[[float], None]) -> None:
+        now = self._clock.now()
+        say_alive(now)
+        if self._server.is_leaving:
+            self._server.leave()  # a connection may have been made just when the port was left
+            if self._server.is_done or now >= self._ends_at:
+                self.stop()
+
+    def leave(self) -> None:
+        """Leaves the port at once, and ends `serve` when all that clients have asked is answered, or its time is over.
+        A second call ends it at once."""
+        if self._server.is_leaving or not self._server.started or not self._drain_timeout_s:
+            self.stop()
+            return
+        num_requests = len(self.control.dispatch.requests)
+        log.info("leaving", requests=num_requests, at_most_s=self._drain_timeout_s)
+        self._ends_at = self._clock.now() + self._drain_timeout_s
+        self._server.leave()
+        self.on_leaving(num_requests, self._drain_timeout_s)
+
     def stop(self) -> None:
         """Ends `serve`, even before it has begun: requests in flight fail and connections are closed."""
         self.control.dispatch.stop("the gateway is stopping")
         self._server.stop()
 
-    def stop_on_signals(self) -> None:
-        """SIGINT and SIGTERM call `stop`. Call it on the running loop of the main thread."""
+    def leave_on_signals(self) -> None:
+        """SIGINT and SIGTERM call `leave`. Call it on the running loop of the main thread."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self.leave)
 
 
 def allow_connections(num_connections: int) -> int | None:

@@ -11,17 +11,17 @@ from typing import NamedTuple, Protocol
 from gateway.membership import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
 from gateway.translate import Prompt
-from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError
+from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError, WorkerLeft
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
     FinishReason,
     RequestFailed,
     Retracted,
-    Stamp,
     WorkerAddress,
     finish_reason,
 )
+from protocol.worker_facts import Stamp
 
 
 class Delivery(NamedTuple):
@@ -120,6 +120,7 @@ class Attempt:
     prefill_load: Load = NO_LOAD  # at `prefill`, until its first token arrives
     retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
+    heard: set[bytes] = field(default_factory=set)  # routing ids of those that have sent tokens
 
     def __post_init__(self) -> None:
         self.identities = tuple(key.identity for key in self.workers)
@@ -133,6 +134,10 @@ class Attempt:
     def workers(self) -> tuple[WorkerKey, ...]:
         """The workers that run it."""
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    def needs(self, key: WorkerKey) -> bool:
+        """Whether it cannot go on without this worker. Once the decode worker sends tokens, it has all KV."""
+        return key == self.decode or (key == self.prefill and self.decode.identity not in self.heard)
 
     @property
     def pair(self) -> str:
@@ -223,7 +228,8 @@ class RequestRecord:
         )
 
     def note_failure(self, attempt: Attempt, error: BatonError) -> None:
-        """An attempt has failed with `error`. For a worker's full line its choices are not to blame: nothing counts."""
+        """An attempt has ended with `error`. Its choices are not to blame for a worker's full line, or for one that
+        leaves: then nothing counts."""
         running = [self.choices[number] for number in attempt.running]
         if isinstance(error, LaunchFailed):
             for choice in running:
@@ -231,10 +237,11 @@ class RequestRecord:
 
         if isinstance(error, QueueFull):
             self.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)
-            for choice in running:
-                choice.num_attempts -= 1  # nothing has failed
         else:
             self.full.clear()
+        if isinstance(error, QueueFull | WorkerLeft):
+            for choice in running:
+                choice.num_attempts -= 1  # nothing has failed
 
     def give_way(self, attempt: Attempt, number: int) -> None:
         """The worker of `attempt` has no memory for a choice any more, so the attempt goes on without it."""
@@ -316,7 +323,14 @@ class Requests:
 
     def running_on(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """Attempts that decode (or run unified) on this worker."""
-        return [(record, each) for record in self for each in record.attempts.values() if each.decode == key]
+        return [found for found in self._attempts() if found[1].decode == key]
+
+    def needing(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
+        """Attempts that cannot go on without this worker."""
+        return [found for found in self._attempts() if found[1].needs(key)]
+
+    def _attempts(self) -> Iterator[tuple[RequestRecord, Attempt]]:
+        return ((record, each) for record in self for each in record.attempts.values())
 
 
 def _richer(news: ChoiceTokens, known: ChoiceTokens) -> bool:

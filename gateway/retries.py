@@ -13,6 +13,7 @@ from protocol.errors import (
     QueueFull,
     Retraction,
     Unavailable,
+    WorkerLeft,
 )
 from runtime.log import get_log
 
@@ -56,6 +57,8 @@ class Retries:
             tell, event = log.info, "request gave way"
         elif isinstance(error, QueueFull):
             tell, event = log.info, "request sent to another worker"
+        elif isinstance(error, WorkerLeft):
+            tell, event = log.info, "request moved"
         tell(
             event,
             request_id=record.request_id,
