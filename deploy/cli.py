@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from deploy.demo import demo
 from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.keys import keys
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, options_for
+from deploy.ray.commands import RAY_USAGE, ray_command
 from deploy.serve import gateway, serve, worker
 from protocol.errors import SHOWN_CHARS, ConfigError, brief
 from runtime.files import Unreadable, read_text
@@ -33,19 +34,20 @@ from runtime.process_life import EXIT_CONFIG
 
 MAX_FILE_BYTES = 1 << 20
 # what `baton demo` starts; environment and file cannot change it
-_DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0"}
+_DEMO_FLAGS = {"prefill": "1", "decode": "1", "unified": "0", "host": "127.0.0.1", "port": "0", "drain-timeout": "0"}
 _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
+_USAGE_OF_WORDS = {"keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
 _ALIKE = 0.8  # similarity of names from which a flag is suggested
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """The typed command. `flags` maps option names to unparsed values, `spelled` to the flags as typed (perhaps an
-    alias). `as_json` is `baton config --json`; `words` are the arguments of `baton keys`."""
+    alias). `as_json` is `baton config --json`; `words` are the arguments of `baton keys` and `baton ray`."""
 
     command: str
     flags: Mapping[str, str]
@@ -57,6 +59,8 @@ class CommandLine:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `baton`; returns the exit status."""
     typed = list(sys.argv[1:] if argv is None else argv)
+    if typed[:1] == ["bench"] or typed[:2] == ["help", "bench"]:
+        _become_bench(typed[1:] if typed[0] == "bench" else ["--help"])
 
     try:
         line = parse(typed or ["--help"], baton_version())
@@ -75,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _become_bench(words: Sequence[str]) -> NoReturn:
+    """Replaces this process by the load test, which has flags of its own. Nothing of it is imported to serve."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest", "bench", *words])  # noqa: S606  # the user's own words
+
+
 def _run(line: CommandLine, config: Config) -> int:
     if line.command == "config":
         if line.as_json:
@@ -89,6 +99,9 @@ def _run(line: CommandLine, config: Config) -> int:
         print("\n".join(keys(line.words, KEYS_USAGE)))
         return 0
 
+    if line.command == "ray":
+        return ray_command(line.words, config)
+
     check_imports()
     check_distributions()
     commands = {"serve": serve, "gateway": gateway, "worker": worker, "demo": demo}
@@ -101,7 +114,7 @@ def _run(line: CommandLine, config: Config) -> int:
 
 def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
     """Finds the value and origin of every option of the command."""
-    options, flags = options_for(line.command), line.flags
+    options, flags = options_for("serve" if line.command == "ray" else line.command), line.flags
     if line.command == "demo":
         options, flags = (*options_for("serve"), *options), {**flags, **_DEMO_FLAGS}
     path = flags.get("config") or environment.get("BATON_CONFIG")
@@ -160,6 +173,8 @@ class _Foreign(argparse.Action):
 def parse(argv: Sequence[str], version: str) -> CommandLine:
     """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit."""
     argv = _spelled_out(argv)
+    if argv[:2] == ["ray", "config"]:  # takes the flags of `baton serve`
+        return replace(parse(["serve", *argv[2:]], version), command="ray", words=("config",))
     _refuse_unknown_command(argv)
     found, rest = _parser(version).parse_known_args(argv)
     has_model = _has_model(found.command)
@@ -267,9 +282,9 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
     parser = commands.add_parser(
         name,
         prog=f"baton {name}",
-        usage=KEYS_USAGE if name == "keys" else f"baton {name}{' [MODEL]' if _has_model(name) else ''} [flags]",
+        usage=_USAGE_OF_WORDS.get(name) or f"baton {name}{' [MODEL]' if _has_model(name) else ''} [flags]",
         description=what[0].upper() + what[1:] + ".",
-        epilog=f"examples:\n{EXAMPLES[name]}" + ("" if name == "keys" else f"\n\n{_FOOTER}"),
+        epilog=f"examples:\n{EXAMPLES[name]}" + ("" if name in _USAGE_OF_WORDS else f"\n\n{_FOOTER}"),
         formatter_class=_formatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -280,7 +295,7 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
         _add_option(group, option)
 
-    if name == "keys":
+    if name in _USAGE_OF_WORDS:
         parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     else:
         _add_foreign(parser, name)

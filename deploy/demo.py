@@ -26,7 +26,7 @@ from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
 from deploy.machine import count_cores, count_gpus, read_gpus
 from deploy.model_folder import find_model, has_tokenizer, model_name
-from deploy.sentences import TOKEN_IDS, count_roles, describe_draft, describe_end
+from deploy.sentences import TOKEN_IDS, describe_end, describe_workers
 from deploy.serve import check_lengths, find_texts, start_plan
 from protocol.errors import BatonError, ConfigError, brief
 from runtime.clock import Clock, MonotonicClock
@@ -92,8 +92,7 @@ def demo(config: Config, console: Console) -> int:
     with ThreadPoolExecutor(1) as requests, StopSignal() as stop, Launcher(console, stop, clock) as launcher:
         try:
             url = str(start_plan(launcher, plan)[GATEWAY]["http"])
-            roles = [settings.role.value for settings in plan.worker_settings]
-            workers = count_roles(roles) + describe_draft(plan.worker_settings[0])
+            workers = describe_workers(plan.worker_settings)
             console.serving([f"{name} on {workers}, up in {clock.now() - began:.1f} s", ""])
             body = {"model": name, "max_tokens": config["max-tokens"], "seed": SEED, **asked}
             decode = proposed_text(config, texts)

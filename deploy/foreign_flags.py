@@ -36,7 +36,7 @@ def _taken(names: str, why: str) -> ForeignFlag:
     return ForeignFlag(tuple(names.split()), why, alone=True)
 
 
-_ONE_DEVICE = "a worker computes on one device; start more workers with --prefill, --decode and --unified"
+_ONE_DEVICE = "each rank computes on one device: --dp-size starts more ranks of a worker, --decode more workers"
 _HOSTS = "start one `baton gateway`, and on each host a `baton worker` for each worker"
 _AS_PAIRS = "prefill and decode are workers of one command: `baton serve --prefill 1 --decode 1`"
 
@@ -50,11 +50,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--kv-transfer-config", f"{_AS_PAIRS}; --transfer-backend says how KV travels between them"),
     _flag("--disaggregation-bootstrap-port", "a worker chooses its ports and tells the gateway; see --control"),
     _flag("--disaggregation-ib-device", "with --transfer-backend nixl, the variable UCX_NET_DEVICES names the device"),
-    _flag("--tensor-parallel-size -tp --tp-size --tp", _ONE_DEVICE, "1"),
+    _flag("-tp", "say --tp-size, with --dp-size and --enable-dp-attention", "1"),
+    _flag("-dp", "say --dp-size, with --enable-dp-attention", "1"),
     _flag("--pipeline-parallel-size -pp --pp-size --pp", _ONE_DEVICE, "1"),
-    _flag("--data-parallel-size -dp --dp-size --dp", _ONE_DEVICE, "1"),
     _flag("--expert-parallel-size --ep-size --ep", _ONE_DEVICE, "1"),
-    _flag("--enable-expert-parallel --enable-dp-attention", _ONE_DEVICE),
+    _flag("--enable-expert-parallel", _ONE_DEVICE),
     _flag("--nnodes", _HOSTS, "1"),
     _flag("--node-rank", _HOSTS, "0"),
     _flag("--dist-init-addr", _HOSTS),

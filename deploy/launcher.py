@@ -1,34 +1,31 @@
 """Starts processes, waits until they serve, watches them, ends them. One thread, the main one.
 
-Each child has a status pipe and a log pipe, read without blocking, and leads a process group, so that Ctrl-C in the
-terminal reaches the launcher alone. The kernel kills the child when the launcher ends, because the child calls
-die_with_parent. A failed start raises StartFailed with one sentence. `turn` reports a later end once; the supervisor
-then decides whether to start the process again.
+What starts and ends together is a **unit**: the ranks of a group, or one process alone. When one process of a unit has
+ended, the launcher kills the others, which may wait for it in a collective for ever. A failed start raises StartFailed
+with one sentence. `turn` reports the later end of a unit once; the supervisor then decides whether to start it again.
 """
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Self
 
+from deploy.child_process import ChildProcess
 from deploy.console import Console
-from deploy.layout import ProcessSpec
+from deploy.group_folders import GroupFolders
+from deploy.layout import GATEWAY, ProcessSpec, by_unit
 from deploy.machine import show_numbers
-from deploy.model_folder import PROJECT
-from deploy.sentences import Ended, describe_exit, last_words
-from protocol.errors import BatonError
+from deploy.sentences import Ended, describe_exit, describe_leaving, last_words
+from protocol.errors import BatonError, GroupBroken
 from runtime.clock import Clock
-from runtime.process_life import EXIT_CONFIG, LAUNCHER_PID, StopSignal
+from runtime.process_life import EXIT_CONFIG, Stop
 
 SILENCE_S = 600.0  # a start that sends no status event for this long has failed
-GRACE_S = 5.0  # from SIGTERM to SIGKILL
+GRACE_S = 5.0  # if nobody says otherwise
+AT_ONCE_S = 2.0  # from a second signal to SIGKILL
 LAST_WORDS_S = 30.0  # from a process's status "failed" to its end
-MAX_LINE_BYTES = 64 * 1024
-_READ_BYTES = 64 * 1024
 _TURN_S = 0.1
 
 
@@ -46,171 +43,70 @@ class Stopped(Exception):
     """SIGINT or SIGTERM came during a wait."""
 
 
-class LineReader:
-    """Reads complete lines from a pipe. `fd` is readable when more may have arrived; it is -1 once closed."""
+@dataclass
+class Unit:
+    """The processes of one start of a unit. `folder`: where the ranks of a group meet; empty for a process alone."""
 
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self.fd = fd
-        self._rest = b""
+    children: tuple[ChildProcess, ...]
+    folder: str
+    is_reported: bool = False  # its end has been reported
+    leaves_until: float | None = None  # once one of its processes has left: when the others are killed
 
-    def read(self) -> list[str]:
-        """The new complete lines, and at end of file an unfinished one. Cuts a line longer than MAX_LINE_BYTES."""
-        if self.fd < 0:
-            return []
-        try:
-            got = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return []
+    def ended(self) -> list[ChildProcess]:
+        """Those of its processes that have ended."""
+        return [child for child in self.children if child.popen.poll() is not None]
 
-        at_end = not got
-        *lines, self._rest = (self._rest + got).split(b"\n")
-        if self._rest and (at_end or len(self._rest) > MAX_LINE_BYTES):
-            lines, self._rest = [*lines, self._rest], b""
-        if at_end:
-            self.close()
-        return [line.decode(errors="replace").rstrip("\r") for line in lines]
-
-    def close(self) -> None:
-        """Closes the pipe's reading end."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    def culprit(self) -> ChildProcess:
+        """The process that ended first, once all have ended."""
+        return min(self.children, key=_lateness)
 
 
-class ChildProcess:
-    """A running or ended process of Baton. Start it from the main thread, because it ends with the thread that starts
-    it. Raises OSError if the system cannot start it; then all its resources are released.
-
-    The launcher notes in it what the process has told. `now` is the time of its start."""
-
-    def __init__(self, spec: ProcessSpec, now: float, *, is_restart: bool = False) -> None:
-        self.name = spec.name
-        self.is_restart = is_restart  # its progress is not shown
-        self.heard_at = now  # the last status event, or else the start
-        self.is_beating = False  # it has sent an "alive" event: from then on its silence means that it hangs
-        self.ready: Mapping[str, Any] | None = None  # its "ready" event
-        self.failure = self.failure_code = ""  # of its "failed" event
-        self.last_line = ""  # of its log, or a malformed status event
-        self.killed_because = ""
-        self.is_reported = False  # its end has been reported
-        self._group_killed = False
-
-        with contextlib.ExitStack() as undo, contextlib.ExitStack() as its_ends:
-            status_read, status_write = _pipe(undo, its_ends)
-            log_read, log_write = _pipe(undo, its_ends)
-            if spec.cpus is not None:  # the process inherits this thread's cores
-                its_ends.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-                os.sched_setaffinity(0, spec.cpus)
-
-            self.popen = subprocess.Popen(
-                [*spec.command, "--status-fd", str(status_write)],
-                stdin=subprocess.DEVNULL,
-                stdout=log_write,
-                stderr=log_write,
-                pass_fds=(status_write,),
-                env=child_environment(spec),
-                process_group=0,
-            )
-            undo.callback(self.popen.wait)
-            undo.callback(self.popen.kill)  # the last to be given, so the first to be called
-
-            self.exit_fd = os.pidfd_open(self.popen.pid)  # readable once the process has ended
-            self._status, self._log = LineReader(status_read), LineReader(log_read)
-            undo.pop_all()
-
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors to poll: one is readable when `events`, `log_lines` or the exit status may have changed."""
-        return self.pipes() + ((self.exit_fd,) if self.popen.returncode is None else ())
-
-    def pipes(self) -> tuple[int, ...]:
-        """The open descriptors that `events` and `log_lines` read."""
-        return tuple(fd for fd in (self._status.fd, self._log.fd) if fd >= 0)
-
-    def events(self) -> list[dict[str, Any]]:
-        """The new status events: objects, whose "event" StatusPipe names. A malformed line becomes `last_line`."""
-        found = []
-        for line in self._status.read():
-            event = parse_status(line)
-            if event is None:
-                self.last_line = f"malformed status: {line[:200]}"
-            else:
-                found.append(event)
-        return found
-
-    def log_lines(self) -> list[str]:
-        """The lines that the process wrote to stdout or stderr since the last call."""
-        lines = self._log.read()
-        self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
-        return lines
-
-    def kill_group(self) -> None:
-        """Sends SIGKILL to the process group, once: later the number may belong to another group."""
-        if not self._group_killed:
-            self._group_killed = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Kills the group, reaps the process, closes the pipes. Call it once."""
-        self.kill_group()
-        self.popen.wait()
-        self._status.close()
-        self._log.close()
-        os.close(self.exit_fd)
-
-
-def _pipe(undo: contextlib.ExitStack, its_ends: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe: (our end, closed by `undo`; the process's, closed by `its_ends`)."""
-    read_fd, write_fd = os.pipe()
-    undo.callback(os.close, read_fd)
-    its_ends.callback(os.close, write_fd)
-    return read_fd, write_fd
-
-
-def child_environment(spec: ProcessSpec) -> dict[str, str]:
-    """The launcher's environment, with PROJECT first in PYTHONPATH and the variables of `spec`."""
-    path = os.environ.get("PYTHONPATH", "")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), *([path] if path else [])]),
-        "PYTHONUNBUFFERED": "1",
-        LAUNCHER_PID: str(os.getpid()),
-        **spec.environment,
-    }
-
-
-def parse_status(line: str) -> dict[str, Any] | None:
-    """The object in a status line; None if it is no object with an "event"."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+def _lateness(child: ChildProcess) -> int:
+    """0: it was told to end. 1: it ended by itself or was killed because it hung. 2: it says that another has broken
+    the group. 3: the launcher killed it because another had ended."""
+    if child.popen.returncode == 0:
+        return 0
+    if child.killed_because:
+        return 1
+    if child.ended_for_another and child.popen.returncode == -signal.SIGKILL:
+        return 3
+    return 1 + int(child.failure_code == GroupBroken.code)
 
 
 class Launcher:
-    """The child processes of one command, by name. Leaving the context ends all of them."""
+    """The child processes of one command, by name. Leaving the context ends all of them.
 
-    def __init__(self, console: Console, stop: StopSignal, clock: Clock) -> None:
+    Epochs of its groups begin behind `epochs_after`. A gateway may have seen these groups under an earlier command, so
+    a command gives a number that is larger than any before: the wall clock's milliseconds. `grace_s`: from SIGTERM to
+    SIGKILL, besides the time that a process has said it takes to leave.
+    """
+
+    def __init__(
+        self, console: Console, stop: Stop, clock: Clock, epochs_after: int = 0, grace_s: float = GRACE_S
+    ) -> None:
         self.children: dict[str, ChildProcess] = {}
+        self._units: dict[str, Unit] = {}
+        self._folders = GroupFolders()
+        self._epochs_after = epochs_after
         self._console = console
         self._stop = stop
         self._clock = clock
+        self.grace_s = grace_s
         self._quiet = False
 
     def start(self, specs: Iterable[ProcessSpec]) -> dict[str, Mapping[str, Any]]:
         """Starts processes; returns their ready events by name. Raises StartFailed or Stopped."""
-        children = []
-        for spec in specs:
-            self._console.starting(spec.name)
-            if spec.cpus is not None:
-                self._console.note(f"{spec.name} runs on core{'s' * (len(spec.cpus) > 1)} {show_numbers(spec.cpus)}")
+        children: list[ChildProcess] = []
+        for name, of_unit in by_unit(specs).items():
+            for spec in of_unit:
+                self._console.starting(spec.name)
+                if spec.cpus is not None:
+                    cores = f"core{'s' * (len(spec.cpus) > 1)} {show_numbers(spec.cpus)}"
+                    self._console.note(f"{spec.name} runs on {cores}")
             try:
-                children.append(ChildProcess(spec, self._clock.now()))
+                children += self._begin(name, of_unit, num_starts=1).children
             except OSError as error:  # out of processes, descriptors or memory
-                raise StartFailed(f"{spec.name} cannot be started: {error}", 1) from error
-            self.children[spec.name] = children[-1]
+                raise StartFailed(f"{name} cannot be started: {error}", 1) from error
 
         while waiting := [child for child in children if child.ready is None]:
             for ended in self.turn():
@@ -226,34 +122,43 @@ class Launcher:
 
         return {child.name: child.ready or {} for child in children}
 
-    def start_again(self, spec: ProcessSpec) -> None:
-        """Starts the process again after `turn` has reported its end. Its child's `ready` tells when it serves. Raises
-        OSError if the system cannot start it now."""
-        before = self.children[spec.name]
-        assert before.is_reported, f"{spec.name} has not ended"
-        self.children[spec.name] = ChildProcess(spec, self._clock.now(), is_restart=True)
-        before.close()
+    def start_again(self, specs: Sequence[ProcessSpec], num_starts: int) -> None:
+        """Starts a unit again after `turn` has reported its end; `num_starts` counts its starts. Each child's `ready`
+        tells when it serves. Raises OSError if the system cannot start one of them now: then none runs."""
+        name = specs[0].unit
+        before = self._units[name]
+        assert before.is_reported, f"{name} has not ended"
+        self._begin(name, specs, num_starts)
+        for child in before.children:
+            child.close()
 
     def kill(self, name: str, because: str) -> None:
         """Kills a process and its children. `turn` reports its end with the reason `because`, a predicate."""
-        self.children[name].killed_because = because
-        self.children[name].kill_group()
+        child = self.children[name]
+        if child.popen.poll() is None:
+            child.killed_because = because
+        child.kill_group()
 
     def turn(self, timeout_s: float = _TURN_S) -> list[Ended]:
-        """Waits at most `timeout_s` for output, shows it, and returns the processes that ended since the last turn."""
+        """Waits at most `timeout_s` for output, shows it, and returns how units ended since the last turn: of each the
+        process that ended first."""
         self._poll(timeout_s)
-        return [self._report(child) for child in self._unreported() if child.popen.poll() is not None]
+        unreported = [unit for unit in self._units.values() if not unit.is_reported]
+        return [self._report(unit) for unit in unreported if self._has_ended(unit)]
 
     def stop(self, *, quietly: bool = False) -> None:
-        """Ends every child: SIGTERM, then SIGKILL after GRACE_S or at a further signal. Returns when all have ended.
-        `quietly` hides their remaining logs."""
+        """Ends every child in good order, and returns when all have ended: the gateway answers what clients have asked,
+        then the workers end. A further signal ends all of them at once. `quietly` hides their remaining logs."""
         signals = self._stop.count
         self._quiet = self._quiet or quietly
-        for child in self.children.values():
-            child.popen.terminate()
+        everybody = list(self.children.values())
+        for stage in ([each for each in everybody if each.name == GATEWAY], everybody):
+            self._end(stage, signals)
 
-        deadline = self._clock.now() + GRACE_S
-        while self._running() and self._clock.now() < deadline and self._stop.count == signals:
+        deadline = self._clock.now() + AT_ONCE_S
+        while self._stop.count > signals and self._running() and self._clock.now() < deadline:
+            for name in self._running():
+                self.children[name].popen.terminate()  # the second one ends it at once
             self._poll(_TURN_S)
 
         for name in self._running():
@@ -263,6 +168,8 @@ class Launcher:
             self._drain(child)
             child.close()
         self.children.clear()
+        self._units.clear()
+        self._folders.close()
 
     def __enter__(self) -> Self:
         return self
@@ -270,8 +177,39 @@ class Launcher:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
+    def _end(self, children: Sequence[ChildProcess], signals: int) -> None:
+        """Asks processes to end, and waits for each as long as it may take, or until another signal comes."""
+        asked_at = self._clock.now()
+        if self._stop.count == signals:
+            for child in children:
+                child.popen.terminate()
+        while self._stop.count == signals and any(self._may_run(child, asked_at) for child in children):
+            self._poll(_TURN_S)
+
+    def _may_run(self, child: ChildProcess, asked_at: float) -> bool:
+        ends_at = max(asked_at, child.leaves_until) + self.grace_s
+        return child.popen.poll() is None and self._clock.now() < ends_at
+
+    def _begin(self, name: str, specs: Sequence[ProcessSpec], num_starts: int) -> Unit:
+        """Starts the processes of a unit. Raises OSError if one cannot be started: then none runs."""
+        with ExitStack() as undo:
+            folder = ""
+            if specs[0].group:
+                folder = self._folders.make()
+                undo.callback(self._folders.remove, folder)
+            children = []
+            for spec in specs:
+                place = spec.in_epoch(self._epochs_after + num_starts, folder) if folder else spec
+                children.append(ChildProcess(place, self._clock.now(), is_restart=num_starts > 1))
+                undo.callback(children[-1].close)
+            undo.pop_all()
+
+        self.children |= {child.name: child for child in children}
+        self._units[name] = Unit(tuple(children), folder)
+        return self._units[name]
+
     def _unreported(self) -> list[ChildProcess]:
-        return [child for child in self.children.values() if not child.is_reported]
+        return [child for unit in self._units.values() if not unit.is_reported for child in unit.children]
 
     def _running(self) -> list[str]:
         return [name for name, child in self.children.items() if child.popen.poll() is None]
@@ -299,6 +237,10 @@ class Launcher:
                     self._console.ready(child.name, event)
             elif event["event"] == "alive":
                 child.is_beating = True
+            elif event["event"] == "leaving":
+                child.leaves_until = child.heard_at + float(event["bound_s"])
+                if event["requests"]:
+                    self._console.note(describe_leaving(child.name, event["requests"], event["bound_s"]))
             elif event["event"] == "failed":
                 child.failure = str(event.get("error") or "no reason given")
                 child.failure_code = str(event.get("code", ""))
@@ -310,10 +252,30 @@ class Launcher:
         while wait(child.pipes(), 0):
             self._hear(child)
 
-    def _report(self, child: ChildProcess) -> Ended:
-        child.kill_group()  # ends the child's own children
-        self._drain(child)
-        child.is_reported = True
+    def _has_ended(self, unit: Unit) -> bool:
+        """Whether the whole unit has ended. When one of it has, the others are killed; if it has left, they have a
+        moment to leave, too."""
+        ended = unit.ended()
+        if not ended:
+            return False
+        if unit.leaves_until is None:
+            has_left = all(child.popen.returncode == 0 for child in ended)
+            unit.leaves_until = self._clock.now() + (GRACE_S if has_left else 0.0)
+
+        is_over = self._clock.now() >= unit.leaves_until
+        for child in unit.children:
+            child.ended_for_another = child.ended_for_another or (is_over and child not in ended)
+            if is_over or child in ended:
+                child.kill_group()  # ends the children of one that has ended, too
+        return len(ended) == len(unit.children)
+
+    def _report(self, unit: Unit) -> Ended:
+        for child in unit.children:
+            self._drain(child)
+        unit.is_reported = True
+        if unit.folder:
+            self._folders.remove(unit.folder)
+        child = unit.culprit()
         return Ended(
             child.name,
             child.popen.returncode,

@@ -8,16 +8,19 @@ The order of starting:
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from deploy.drafts import check_unused, draft_settings
 from deploy.machine import is_named, share_cpus, share_gpus
 from deploy.model_folder import longest_context
-from protocol.errors import ConfigError
+from deploy.ranks import sizes_of
+from protocol.errors import ConfigError, brief
+from protocol.message import MAX_WORKER_ID_CHARS
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback
 from runtime.layered_config import Config
@@ -36,15 +39,34 @@ class ProcessSpec:
     command: tuple[str, ...]  # the last word holds the settings
     environment: Mapping[str, str]
     cpus: tuple[int, ...] | None = None  # cores it may run on; None: the launcher's cores
+    group: str = ""  # of a rank: the group that it belongs to
+
+    @property
+    def unit(self) -> str:
+        """The name of what starts and ends together: the group, or this process alone."""
+        return self.group or self.name
 
     def with_settings(self, settings: Settings) -> "ProcessSpec":
         """The same process with other settings."""
         return replace(self, command=(*self.command[:-1], settings.to_json()))
 
+    def in_epoch(self, epoch: int, folder: str) -> "ProcessSpec":
+        """The same rank in the start `epoch` of its group, whose ranks meet in `folder`."""
+        settings = WorkerSettings.from_json(self.command[-1])
+        return self.with_settings(replace(settings, group_epoch=epoch, group_folder=folder))
+
+
+def by_unit(specs: Iterable[ProcessSpec]) -> dict[str, tuple[ProcessSpec, ...]]:
+    """The processes of each unit, by its name, in their order."""
+    found: dict[str, list[ProcessSpec]] = defaultdict(list)
+    for spec in specs:
+        found[spec.unit].append(spec)
+    return {name: tuple(of_unit) for name, of_unit in found.items()}
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `baton serve` starts. Workers' settings lack only the gateway's endpoint."""
+    """Everything that `baton serve` starts. Workers' settings, one for each rank, lack only the gateway's endpoint."""
 
     gateway: ProcessSpec
     worker_settings: tuple[WorkerSettings, ...]
@@ -63,29 +85,60 @@ def serve_plan(
     cpus: Sequence[int] | None = None,
     gpus: Sequence[int] = (),
 ) -> Plan:
-    """Gateway and workers of `baton serve`. Workers share `cpus`, if they are pinned, and `gpus`; `cores` bounds their
+    """Gateway and workers of `baton serve`. Ranks share `cpus`, if they are pinned, and `gpus`; `cores` bounds their
     threads."""
     check_unused(config, "speculative-pair-without-draft")  # a worker alone may meet one that has a draft
     counts = {role: config[role] for role in ("prefill", "decode", "unified")}
-    num_workers = sum(counts.values())
-    names = [(Role(role), f"{role}-{index}") for role, count in counts.items() for index in range(count)]
-
-    pins: Sequence[tuple[int, ...] | None] = [None] * num_workers if cpus is None else share_cpus(cpus, num_workers)
-    threads = [threads_per_worker(cores, num_workers) if pin is None else min(len(pin), cores) for pin in pins]
-    shares = share_gpus(gpus, [role.value for role, _ in names])
+    sizes = sizes_of(config, model, [role for role, count in counts.items() if count])
+    ranks = [
+        (Role(role), fields)
+        for role, count in counts.items()
+        for index in range(count)
+        for fields in rank_fields(f"{role}-{index}", sizes.get(role, 1))
+    ]
+    num_ranks = len(ranks)
+    pins, threads = share_cores(cores, cpus, num_ranks, num_ranks)
+    shares = share_gpus(gpus, [role.value for role, _ in ranks])
 
     workers = tuple(
         on_gpu(
-            _worker_settings(config, role, name, model, count, gateway="", host="127.0.0.1", workers=num_workers),
+            _worker_settings(config, role, fields, model, count, gateway="", host="127.0.0.1", workers=num_ranks),
             gpu,
             shares.count(gpu),
         )
-        for (role, name), count, gpu in zip(names, threads, shares, strict=True)
+        for (role, fields), count, gpu in zip(ranks, threads, shares, strict=True)
     )
 
     pin_of = {settings.worker_id: pin for settings, pin in zip(workers, pins, strict=True)}
     gateway = gateway_plan(config, model, served_model_name)
     return Plan(gateway, workers, lambda settings: worker_spec(settings, pin_of[settings.worker_id]))
+
+
+def rank_fields(name: str, size: int) -> list[dict[str, Any]]:
+    """The fields of WorkerSettings that name each rank of a worker. A worker of one rank is no group. ConfigError if
+    the name is too long for its ranks."""
+    if size == 1:
+        return [{"worker_id": name}]
+    most = MAX_WORKER_ID_CHARS - len(f".{size - 1}")
+    if len(name) > most:
+        raise ConfigError(
+            f"--worker-id: got {brief(name)}, expected at most {most} characters, since each rank adds its number",
+            param="worker-id",
+        )
+    return [
+        {"worker_id": f"{name}.{rank}", "group": name, "group_size": size, "group_rank": rank} for rank in range(size)
+    ]
+
+
+def share_cores(
+    cores: int, cpus: Sequence[int] | None, num_ranks: int, workers: int
+) -> tuple[Sequence[tuple[int, ...] | None], list[int]]:
+    """(cores that each rank is pinned to, if any; threads of each rank). The ranks share `cpus`, or else `cores` with
+    all `workers` on this machine."""
+    if cpus is None:
+        return [None] * num_ranks, [threads_per_worker(cores, workers)] * num_ranks
+    pins = share_cpus(cpus, num_ranks)
+    return pins, [min(len(pin), cores) for pin in pins]
 
 
 def check_counts(prefill: int, decode: int, unified: int) -> None:
@@ -120,21 +173,37 @@ def worker_plan(
     config: Config,
     model: Path,
     worker_id: str,
+    size: int,
     host: str,
     cores: int,
     cpus: tuple[int, ...] | None = None,
-    gpu: int | None = None,
-) -> ProcessSpec:
-    """The process of `baton worker`. Peers dial `host`. The worker is pinned to `cpus`, if given, and computes on
-    `gpu`, if given."""
-    workers = config["workers-on-host"]
-    threads = threads_per_worker(cores, workers) if cpus is None else min(len(cpus), cores)
-    settings = _worker_settings(
-        config, config["role"], worker_id, model, threads, gateway=config["gateway"], host=host, workers=workers
-    )
-    alone = is_named(config["gpus"], config["device"])
-    settings = on_gpu(settings, gpu, config["workers-on-gpu"] or (1 if alone else workers))
-    return worker_spec(settings, cpus)
+    gpus: Sequence[int] = (),
+) -> tuple[ProcessSpec, ...]:
+    """The processes of `baton worker`, one for each of its `size` ranks. Peers dial `host`. The ranks are pinned to
+    `cpus` and compute on `gpus`, if given."""
+    role, workers = config["role"], workers_on_host(config, size)
+    pins, threads = share_cores(cores, cpus, size, workers)
+    shares = share_gpus(gpus, [role] * size)
+    elsewhere = 0 if is_named(config["gpus"], config["device"]) else workers - size  # they may be on the same GPU
+    found = []
+    for fields, count, pin, gpu in zip(rank_fields(worker_id, size), threads, pins, shares, strict=True):
+        settings = _worker_settings(
+            config, role, fields, model, count, gateway=config["gateway"], host=host, workers=workers
+        )
+        sharing = config["workers-on-gpu"] or shares.count(gpu) + elsewhere
+        found.append(worker_spec(on_gpu(settings, gpu, sharing), pin))
+    return tuple(found)
+
+
+def workers_on_host(config: Config, size: int) -> int:
+    """--workers-on-host, in which each rank of a worker counts. ConfigError if it is less than `size`."""
+    workers = int(config["workers-on-host"] or size)
+    if workers < size:
+        raise ConfigError(
+            f"--workers-on-host: got {workers}, expected at least {size}, since each rank counts",
+            param="workers-on-host",
+        )
+    return workers
 
 
 def on_gpu(settings: WorkerSettings, gpu: int | None, workers: int) -> WorkerSettings:
@@ -161,7 +230,7 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """The process of a worker."""
     environment = thread_environment(settings.threads) | _ucx_environment(settings)
-    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus)
+    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus, settings.group)
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
@@ -177,13 +246,22 @@ def at_addresses(gateway: ProcessSpec, http: str, control: str) -> ProcessSpec:
     return gateway.with_settings(replace(settings, port=urlsplit(http).port or settings.port, control=control))
 
 
-def as_large(worker: ProcessSpec, kv_pages: int) -> ProcessSpec:
-    """The specification to restart the worker on the same GPU with the same number of KV pages. The other workers keep
-    their memory, so the free memory must not be divided again."""
-    settings = WorkerSettings.from_json(worker.command[-1])
-    num_tokens = kv_pages * settings.page_size
-    most = num_tokens if settings.max_total_tokens is None else min(num_tokens, settings.max_total_tokens)
-    return worker.with_settings(replace(settings, max_total_tokens=most, workers_on_host=1, workers_on_gpu=1))
+def as_large(workers: Sequence[ProcessSpec], kv_pages: Mapping[str, int]) -> list[ProcessSpec]:
+    """The specifications to restart workers on the same GPUs with the same numbers of KV pages, by name. The other
+    workers keep their memory, so only the ranks of one group divide the free memory again."""
+    before = [WorkerSettings.from_json(worker.command[-1]) for worker in workers]
+    on_same_gpu = Counter((settings.group, settings.device) for settings in before if settings.group)
+    found = []
+    for worker, settings in zip(workers, before, strict=True):
+        num_tokens = kv_pages[worker.name] * settings.page_size
+        after = replace(
+            settings,
+            max_total_tokens=min(num_tokens, settings.max_total_tokens or num_tokens),
+            workers_on_host=settings.group_size,
+            workers_on_gpu=on_same_gpu[settings.group, settings.device] or 1,
+        )
+        found.append(worker.with_settings(after))
+    return found
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:
@@ -192,11 +270,19 @@ def _python(room: str, settings: Settings) -> tuple[str, ...]:
 
 
 def _worker_settings(
-    config: Config, role: Role, worker_id: str, model: Path, threads: int, *, gateway: str, host: str, workers: int
+    config: Config,
+    role: Role,
+    fields: Mapping[str, Any],
+    model: Path,
+    threads: int,
+    *,
+    gateway: str,
+    host: str,
+    workers: int,
 ) -> WorkerSettings:
     return config.make(
         WorkerSettings,
-        worker_id=worker_id,
+        **fields,
         role=role,
         gateway=gateway,
         model=str(model),

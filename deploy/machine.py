@@ -205,13 +205,14 @@ def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
     return found
 
 
-def read_gpu(asked: str | None, device: str, count: int) -> int | None:
-    """The GPU of a single worker: the named one, else the first; None for the CPU. Raises ConfigError like `read_gpus`,
-    and if several GPUs are named."""
+def read_worker_gpus(asked: str | None, device: str, count: int, size: int) -> tuple[int, ...]:
+    """The GPUs of a single worker of `size` ranks: the named ones, else the first; empty for the CPU. Raises
+    ConfigError like `read_gpus`, and if more GPUs are named than there are ranks."""
     found = read_gpus(asked or ALL, device, count)
-    if is_named(asked, device) and len(found) > 1:
-        raise ConfigError(f"--gpus: got {brief(asked)}, expected one GPU for one worker", param="gpus")
-    return found[0] if found else None
+    if is_named(asked, device) and len(found) > size:
+        expected = "one GPU for one worker" if size == 1 else f"at most {size} GPUs for {size} ranks"
+        raise ConfigError(f"--gpus: got {brief(asked)}, expected {expected}", param="gpus")
+    return found[:size]
 
 
 def is_named(asked: str | None, device: str) -> bool:

@@ -1,12 +1,13 @@
 """Finds and checks the folders of model and tokenizer and the chat template, before any process starts.
 
-Of config.json it reads only the longest context.
+Of config.json it reads only the longest context and the width of the MLP.
 """
 
 import sysconfig
 from pathlib import Path
 
 from protocol.errors import CheckpointError, ConfigError, brief
+from runtime.files import read_fields
 from runtime.model_config import read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -133,5 +134,13 @@ def longest_context(folder: Path) -> int | None:
     """The longest context that config.json allows; None if it cannot be read."""
     try:
         return read_basics(folder).context_length
+    except CheckpointError:
+        return None
+
+
+def mlp_width(folder: Path) -> int | None:
+    """The width of the model's MLP; None if config.json does not tell."""
+    try:
+        return read_fields(folder / "config.json").integer("intermediate_size")
     except CheckpointError:
         return None

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from runtime.options import Flag, Option, options_of
 from runtime.settings import (
+    COMPUTE,
     SERVERS,
     GatewaySettings,
     Group,
@@ -22,13 +23,17 @@ from runtime.settings import (
 )
 
 Workers = Annotated[int, Field(ge=0, le=256)]
+MAX_RANKS: Final = 256  # of one group
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 COMMANDS = {
     "serve": "start a gateway and workers on this machine",
     "gateway": "start a gateway alone; workers join it, also from other hosts",
     "worker": "start one worker that joins a gateway",
     "demo": "serve the bundled model, stream one answer, show its time line, stop",
+    "bench": "put a load on an endpoint and say how it serves; compare two reports",
     "keys": "make the keys by which gateway and workers know one another",
     "config": "print every value and where it comes from",
+    "ray": "make and check the file that runs Baton on a Ray cluster, and show what runs there",
 }
 OTHER_VARIABLES = {
     "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
@@ -47,6 +52,27 @@ class ServeSettings:
     prefill: Annotated[Workers, _count("prefill workers: they compute a prompt's KV and its first token")] = 1
     decode: Annotated[Workers, _count("decode workers: they stream the other tokens")] = 1
     unified: Annotated[Workers, _count("workers that do both, without a hand-over")] = 0
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """How many ranks a worker has (ranks.py)."""
+
+    _flag: ClassVar = partial(Flag, group=Group.WHAT, commands=COMPUTE)
+
+    # fmt: off
+    dp_size: Annotated[Ranks, _flag(
+        "ranks of a worker: processes with requests and KV of their own, which share the MLP of each layer; needs"
+        " --enable-dp-attention", aliases=("data-parallel-size", "dp"))] = 1
+    prefill_dp_size: Annotated[Ranks | None, _flag("the same for prefill workers alone",
+        commands=("serve",), unset="--dp-size")] = None
+    decode_dp_size: Annotated[Ranks | None, _flag("the same for decode workers alone",
+        commands=("serve",), unset="--dp-size")] = None
+    enable_dp_attention: Annotated[bool, _flag("allows --dp-size above 1: each rank has attention of its own")] = False
+    tp_size: Annotated[Ranks, _flag(
+        "all ranks of a worker: 1, or the same as --dp-size, since ranks do not share attention yet",
+        aliases=("tensor-parallel-size", "tp"))] = 1
     # fmt: on
 
 
@@ -86,8 +112,10 @@ class LoneWorkerSettings:
     """What `baton worker` takes in place of an option of `baton serve`."""
 
     # fmt: off
-    gpus: Annotated[str | None, Flag("GPU that this worker computes on, among those that CUDA_VISIBLE_DEVICES leaves",
-        group=Group.MODEL, commands=("worker",), metavar="N", unset="the first")] = None
+    gpus: Annotated[str | None, Flag(
+        "GPU that this worker computes on, or GPUs that its ranks share out (0,1 or 0-3), among those that"
+        " CUDA_VISIBLE_DEVICES leaves",
+        group=Group.MODEL, commands=("worker",), metavar="LIST", unset="the first")] = None
     # fmt: on
 
 
@@ -108,8 +136,8 @@ class DemoSettings:
 
 
 _OWNERS: Final = (
-    ServeSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, Rules, LauncherSettings,
-    LoneWorkerSettings, DemoSettings,
+    ServeSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, RankSettings, Rules,
+    LauncherSettings, LoneWorkerSettings, DemoSettings,
 )  # fmt: skip
 # in the order of the help: by group, then as declared
 OPTIONS: Final = tuple(
@@ -120,6 +148,7 @@ EXAMPLES = {
     "serve": """\
   baton serve                                        the bundled model, 1 prefill + 1 decode
   baton serve ~/models/Qwen3-0.6B --prefill 1 --decode 2
+  baton serve --decode-dp-size 4 --enable-dp-attention   one decode worker of four ranks that share the MLP
   baton serve --prefill 0 --decode 0 --unified 1     the colocated baseline
   baton serve --config baton.toml --port 0           a file, and a port that the system chooses""",
     "gateway": """\
@@ -130,6 +159,10 @@ EXAMPLES = {
     "demo": """\
   baton demo
   baton demo --prompt "The old sailor" --max-tokens 100""",
+    "bench": """\
+  baton bench --port 8000 --request-rate 4 --num-prompts 200
+  baton bench --url http://10.0.0.5:8000 --max-concurrency 16 --duration 60 --goodput ttft:500 itl:50
+  baton bench compare before/report.json after/report.json""",
     "keys": """\
   baton keys new keys                                keys/gateway and keys/worker, each for --keys
   baton keys new keys host-a host-b                  one for each host; later ones are added alike
@@ -138,6 +171,11 @@ EXAMPLES = {
     "config": """\
   baton config --port 9000                           what `baton serve --port 9000` would use
   baton config --config baton.toml --json""",
+    "ray": """\
+  baton ray config --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 > baton.yaml
+  baton ray plan baton.yaml                          who would run where, and what is missing; starts nothing
+  serve deploy baton.yaml                            Ray's own command: starts it, or changes what runs
+  baton ray status                                   who runs where, and the address for clients""",
 }
 
 

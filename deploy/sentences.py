@@ -22,28 +22,26 @@ from runtime.settings import WorkerSettings
 PROMPT = "Once upon a time"
 TOKEN_IDS = {"prompt": [1, 2, 3], "return_token_ids": True}  # a request to a model without a tokenizer
 _TELLING = ("warning", "error", "critical")
-_OF_THIS_COMMAND = ("config", "log-level", "cpus")  # options that a replacement worker does not take over
+# options that a replacement worker does not take over; rank_flags tells the size of its group
+_OF_THIS_COMMAND = ("config", "log-level", "cpus", "dp-size", "enable-dp-attention", "tp-size")
 
 
 def serve_lines(
     http: str,
     served_model_name: str,
-    workers: Sequence[str],
+    workers: str,
     seconds: float,
     *,
     with_text: bool,
     api_key_file: str | None = None,
-    draft: str = "",
 ) -> list[str]:
-    """The ready line of `baton serve` and a curl command. `workers` are the workers' roles, `draft` is from
-    describe_draft."""
+    """The ready line of `baton serve` and a curl command. `workers` is from describe_workers."""
     url = local_url(http)
     body: dict[str, object] = {"model": served_model_name, "prompt": PROMPT, "max_tokens": 64, "stream": True}
     if not with_text:
         body |= TOKEN_IDS
     return [
-        f"Ready: {served_model_name} at {url} with {count_roles(workers)}{draft}, in {seconds:.1f} s. Ctrl-C ends it."
-        " Try:",
+        f"Ready: {served_model_name} at {url} with {workers}, in {seconds:.1f} s. Ctrl-C ends it. Try:",
         curl(url, body, api_key_file),
     ]
 
@@ -69,6 +67,32 @@ def count_roles(workers: Sequence[str]) -> str:
     """`2 prefill workers + 1 decode worker`."""
     counts = {role: workers.count(role) for role in dict.fromkeys(workers)}
     return " + ".join(f"{count} {role} worker{'' if count == 1 else 's'}" for role, count in counts.items())
+
+
+def describe_workers(ranks: Sequence[WorkerSettings]) -> str:
+    """`1 prefill worker + 2 decode workers of 4 ranks`, and the draft that they have, if any."""
+    told = []
+    for role in dict.fromkeys(each.role.value for each in ranks):
+        workers = [each for each in ranks if each.role == role and each.group_rank == 0]
+        size = workers[0].group_size
+        of_ranks = f" of {size} ranks{' each' * (len(workers) > 1)}" if size > 1 else ""
+        told.append(count_roles([role] * len(workers)) + of_ranks)
+    return " + ".join(told) + describe_draft(ranks[0])
+
+
+def describe_ranks(ranks: Sequence[WorkerSettings]) -> list[str]:
+    """One line for each group: `group decode-0 has the ranks decode-0.0 to decode-0.3; each has 2 threads and counts as
+    one of 5 workers on this machine`."""
+    lines = []
+    for group in dict.fromkeys(each.group for each in ranks if each.group):
+        found = [each for each in ranks if each.group == group]
+        threads = " or ".join(map(str, sorted({each.threads for each in found})))
+        lines.append(
+            f"group {group} has the ranks {found[0].worker_id} to {found[-1].worker_id}; each has {threads}"
+            f" thread{'' if threads == '1' else 's'} and counts as one of {found[0].workers_on_host} workers on this"
+            " machine"
+        )
+    return lines
 
 
 def describe_draft(settings: WorkerSettings) -> str:
@@ -100,7 +124,8 @@ def dialable(control: str) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended. `code` is the exit status, or minus the signal; `last_line` is the last of its log."""
+    """A process that has ended, of a group the rank that ended first. `code` is the exit status, or minus the signal;
+    `last_line` is the last of its log."""
 
     name: str
     code: int
@@ -109,6 +134,12 @@ class Ended:
     failure_code: str = ""
     was_ready: bool = True
     killed_because: str = ""  # why the supervisor killed it
+
+
+def describe_leaving(name: str, num_requests: int, bound_s: float) -> str:
+    """What a process waits for that was told to end."""
+    run = "1 request runs" if num_requests == 1 else f"{num_requests} requests run"
+    return f"{name}: {run}; ending in at most {bound_s:g} s; again to end now"
 
 
 def describe_end(ended: Ended) -> str:
@@ -153,20 +184,23 @@ def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -
 
 
 def replacement(role: str, control: str, flags: Sequence[str], workers: int, on_gpu: Sequence[str] = ()) -> str:
-    """The command that starts a worker of `role`. `workers` counts those on this machine; `on_gpu` are GPU flags."""
+    """The command that starts a worker of `role`. `workers` counts those on this machine, a group by its ranks;
+    `on_gpu` are flags of its ranks and GPUs."""
     words = ["baton", "worker", "--role", role, "--gateway", control, *flags, *on_gpu]
     if workers > 1:
         words += ["--workers-on-host", str(workers)]
     return shlex.join(words)
 
 
-def gpu_flags(settings: WorkerSettings) -> tuple[str, ...]:
-    """The flags of `baton worker` that name the worker's GPU; empty without a GPU."""
-    gpu = gpu_of(settings)
-    if gpu is None:
-        return ()
-    sharing = ("--workers-on-gpu", str(settings.workers_on_gpu)) if settings.workers_on_gpu > 1 else ()
-    return ("--gpus", str(gpu), *sharing)
+def rank_flags(ranks: Sequence[WorkerSettings]) -> tuple[str, ...]:
+    """The flags of `baton worker` that make so many ranks and name their GPUs; empty for one worker without a GPU."""
+    first = ranks[0]
+    found = ("--dp-size", str(len(ranks)), "--enable-dp-attention") if len(ranks) > 1 else ()
+    gpus = sorted({gpu for each in ranks if (gpu := gpu_of(each)) is not None})
+    if not gpus:
+        return found
+    sharing = ("--workers-on-gpu", str(first.workers_on_gpu)) if first.workers_on_gpu > 1 else ()
+    return (*found, "--gpus", ",".join(map(str, gpus)), *sharing)
 
 
 def worker_flags(config: Config) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 """The commands that serve: everything on this machine, a gateway alone, or one worker. Each returns an exit status.
 
-The supervisor restarts a process that ends. If it gives up a worker of `baton serve`, the others go on, and the gateway
-answers 503 to requests that need that worker. If it gives up the gateway or a single worker, the command ends.
+The supervisor restarts a process that ends, unless it was told to end. If it gives up a worker of `baton serve`, the
+others go on, and the gateway answers 503 to requests that need that worker. If it gives up the gateway or a single
+worker, the command ends. So it does, with status 0, when that one was told to end.
 """
 
 import secrets
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,8 @@ from deploy.machine import (
     count_gpus,
     describe_gpus,
     read_cpus,
-    read_gpu,
     read_gpus,
+    read_worker_gpus,
 )
 from deploy.model_folder import (
     check_capacity,
@@ -46,17 +48,19 @@ from deploy.model_folder import (
     model_name,
 )
 from deploy.options import Rules
+from deploy.ranks import sizes_of
 from deploy.sentences import (
-    describe_draft,
     describe_loss,
+    describe_ranks,
+    describe_workers,
     gateway_lines,
-    gpu_flags,
+    rank_flags,
     replacement,
     serve_lines,
     worker_flags,
     worker_lines,
 )
-from deploy.supervisor import GivenUp, Supervisor
+from deploy.supervisor import Gone, Supervisor
 from protocol.errors import ConfigError, brief
 from protocol.messages_gateway import Role
 from runtime.address import is_loopback, refuse_exposed, split_endpoint
@@ -64,6 +68,7 @@ from runtime.clock import MonotonicClock
 from runtime.keys import read_api_keys, read_keys
 from runtime.layered_config import Config
 from runtime.process_life import StopSignal
+from runtime.settings import WorkerSettings
 
 Up = tuple[Sequence[ProcessSpec], list[str]]  # what is started again, if it ends; the lines to print
 Start = Callable[[Launcher], Up]
@@ -165,39 +170,55 @@ def run_plan(
     """Starts gateway and workers, prints the ready lines, serves. `flags` are those of a replacement worker."""
     clock = MonotonicClock()
     began = clock.now()
-    settings_of = {settings.worker_id: settings for settings in plan.worker_settings}
-    roles = {name: settings.role.value for name, settings in settings_of.items()}
+    ranks_of = {unit: ranks_in(plan, unit) for unit in dict.fromkeys(map(unit_of, plan.worker_settings))}
+    roles = {unit: ranks[0].role.value for unit, ranks in ranks_of.items()}
     control = ""
-    for line in describe_gpus({name: gpu_of(settings) for name, settings in settings_of.items()}):
-        console.note(line)
+    tell_places(console, plan.worker_settings)
 
     def start(launcher: Launcher) -> Up:
         nonlocal control
         ready = start_plan(launcher, plan)
         http, control = str(ready[GATEWAY]["http"]), str(ready[GATEWAY]["control"])
         seconds = clock.now() - began
-        lines = serve_lines(
-            http,
-            served_model_name,
-            list(roles.values()),
-            seconds,
-            with_text=with_text,
-            api_key_file=api_key_file,
-            draft=describe_draft(plan.worker_settings[0]),
-        )
-        workers = [as_large(spec, int(ready[spec.name]["kv_pages"])) for spec in plan.workers(control)]
-        return [at_addresses(plan.gateway, http, control), *workers], lines
+        workers = describe_workers(plan.worker_settings)
+        lines = serve_lines(http, served_model_name, workers, seconds, with_text=with_text, api_key_file=api_key_file)
+        return [at_addresses(plan.gateway, http, control), *as_large(plan.workers(control), pages_of(ready))], lines
 
-    def tell(name: str, given_up: Collection[str]) -> str:
-        if name not in roles:
+    def flags_like(unit: str, role: str) -> tuple[str, ...]:
+        """For a worker like `unit`, or like the first of another role."""
+        return rank_flags(ranks_of[unit if roles[unit] == role else next(u for u in roles if roles[u] == role)])
+
+    def tell(unit: str, gone: Collection[str]) -> str:
+        if unit not in roles:
             return "Everything stops"
         return describe_loss(
-            roles[name],
-            [role for worker, role in roles.items() if worker not in given_up],
-            lambda role: replacement(role, control, flags, len(roles), gpu_flags(settings_of[name])),
+            roles[unit],
+            [role for other, role in roles.items() if other not in gone],
+            lambda role: replacement(role, control, flags, len(plan.worker_settings), flags_like(unit, role)),
         )
 
     return run(start, console, GATEWAY, rules, tell)
+
+
+def unit_of(settings: WorkerSettings) -> str:
+    """The name of what starts and ends with this worker."""
+    return settings.group or settings.worker_id
+
+
+def ranks_in(plan: Plan, unit: str) -> list[WorkerSettings]:
+    """The settings of the ranks of a group, or those of a worker alone."""
+    return [settings for settings in plan.worker_settings if unit_of(settings) == unit]
+
+
+def tell_places(console: Console, ranks: Sequence[WorkerSettings]) -> None:
+    """Says which GPUs and which share of the machine the ranks have."""
+    for line in describe_gpus({settings.worker_id: gpu_of(settings) for settings in ranks}) + describe_ranks(ranks):
+        console.note(line)
+
+
+def pages_of(ready: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The KV pages that workers have told."""
+    return {name: int(event["kv_pages"]) for name, event in ready.items() if "kv_pages" in event}
 
 
 def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
@@ -208,25 +229,29 @@ def start_plan(launcher: Launcher, plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 def gateway(config: Config, console: Console) -> int:
     """`baton gateway`."""
+    spec = lone_gateway(config)
+    check_port_free(config["host"], config["port"])
+
+    def start(launcher: Launcher) -> Up:
+        ready = launcher.start([spec])[spec.name]
+        http, control = str(ready["http"]), str(ready["control"])
+        named = None if config["model"] is None else str(find_model(config["model"]))
+        trust = "--trust-network" if config["trust-network"] else ""
+        trust = trust if config["keys"] is None else "--keys DIR"
+        return [at_addresses(spec, http, control)], gateway_lines(http, control, named, trust)
+
+    return run(start, console, spec.name, config.make(Rules))
+
+
+def lone_gateway(config: Config) -> ProcessSpec:
+    """The process of `baton gateway`. Raises ConfigError if it could not serve; its port may be in use."""
     model = find_model(config["model"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
     check_exposed(config, split_endpoint(config["control"], "--control")[0], "--control")
     check_context_length(model, config["context-length"])
     name = first_name(config, model)
-    check_port_free(config["host"], config["port"])
-
-    spec = gateway_plan(config, model, name)
-
-    def start(launcher: Launcher) -> Up:
-        ready = launcher.start([spec])[spec.name]
-        http, control = str(ready["http"]), str(ready["control"])
-        named = None if config["model"] is None else str(model)
-        trust = "--trust-network" if config["trust-network"] else ""
-        trust = trust if config["keys"] is None else "--keys DIR"
-        return [at_addresses(spec, http, control)], gateway_lines(http, control, named, trust)
-
-    return run(start, console, spec.name, config.make(Rules))
+    return gateway_plan(config, model, name)
 
 
 def worker(config: Config, console: Console) -> int:
@@ -237,40 +262,45 @@ def worker(config: Config, console: Console) -> int:
 
     endpoint = config["gateway"]
     split_endpoint(endpoint, "--gateway", min_port=1)
+    worker_id = config["worker-id"] or f"{config['role']}-{socket.gethostname()}-{secrets.token_hex(2)}"
+    specs = lone_worker(config, console, worker_id)
+
+    def start(launcher: Launcher) -> Up:
+        return as_large(specs, pages_of(launcher.start(specs))), worker_lines(worker_id, endpoint)
+
+    return run(start, console, worker_id, config.make(Rules))
+
+
+def lone_worker(config: Config, console: Console, worker_id: str) -> tuple[ProcessSpec, ...]:
+    """The processes of `baton worker`, one for each rank, and a word to the user on where they run. Raises ConfigError
+    if they could not serve."""
     model = find_model(config["model"])
     check_lengths(config, model, console)
     check_keys(config, for_gateway=False)
-    host = config["host"] or address_facing(endpoint)
-    role = config["role"]
+    host, role = config["host"] or address_facing(config["gateway"]), config["role"]
     if role != Role.UNIFIED:  # a unified worker binds no socket
         check_exposed(config, host, "--host")
 
-    worker_id = config["worker-id"] or f"{role}-{socket.gethostname()}-{secrets.token_hex(2)}"
     cpus = read_cpus(config["cpus"], available_cpus())
     device = config["device"]
-    gpu = read_gpu(config["gpus"], device, count_gpus(device))
-    if gpu is None and (sharing := config["workers-on-gpu"]) is not None:
+    size = sizes_of(config, model, [role])[role]
+    gpus = read_worker_gpus(config["gpus"], device, count_gpus(device), size)
+    if not gpus and (sharing := config["workers-on-gpu"]) is not None:
         raise ConfigError(
             f"--workers-on-gpu: got {sharing}, but this worker computes on the CPU; expected --workers-on-host",
             param="workers-on-gpu",
         )
 
-    spec = worker_plan(config, model, worker_id, host, count_cores(), cpus, gpu)
-    for line in describe_gpus({worker_id: gpu}):
-        console.note(line)
-
-    def start(launcher: Launcher) -> Up:
-        ready = launcher.start([spec])[spec.name]
-        return [as_large(spec, int(ready["kv_pages"]))], worker_lines(worker_id, endpoint)
-
-    return run(start, console, worker_id, config.make(Rules))
+    specs = worker_plan(config, model, worker_id, size, host, count_cores(), cpus, gpus)
+    tell_places(console, [WorkerSettings.from_json(spec.command[-1]) for spec in specs])
+    return specs
 
 
-def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp = lambda _name, _given_up: "") -> int:
-    """Calls `start`, prints its lines, and supervises the processes until a signal (exit status 0) or until the process
-    `needed` is given up (exit status 1)."""
+def run(start: Start, console: Console, needed: str, rules: Rules, tell: Gone = lambda _name, _given_up: "") -> int:
+    """Calls `start`, prints its lines, and supervises the processes until a signal (exit status 0) or until the unit
+    `needed` is given up (exit status 1) or has left (0)."""
     clock = MonotonicClock()
-    with StopSignal() as stop, Launcher(console, stop, clock) as launcher:
+    with StopSignal() as stop, Launcher(console, stop, clock, epochs_after=time.time_ns() // 10**6) as launcher:
         try:
             specs, lines = start(launcher)
             console.serving(lines)
@@ -279,6 +309,8 @@ def run(start: Start, console: Console, needed: str, rules: Rules, tell: GivenUp
                 supervisor.turn()
                 if needed in supervisor.given_up:
                     return 1
+                if needed in supervisor.left:
+                    return 0
             raise Stopped
         except StartFailed as error:
             console.close()

@@ -1,0 +1,145 @@
+"""What `baton ray plan` and `baton ray status` ask of a running cluster. They start nothing on it.
+
+Names of `ray._private` are those for which Ray has no public way.
+"""
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import ray
+from ray import serve
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.services import canonicalize_bootstrap_address_or_die
+from ray._private.state import available_resources_per_node
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.exceptions import AuthenticationError, RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
+
+from deploy.ray.arguments import GATEWAY
+from deploy.ray.config_file import Known
+from deploy.ray.placement import Node
+from deploy.ray.status_table import Seen
+from protocol.errors import ConfigError, brief
+
+KNOWN: Final = Known(
+    frozenset(ServeDeploySchema.model_fields),
+    frozenset(ServeApplicationSchema.model_fields),
+    frozenset(DeploymentSchema.model_fields),
+)
+ANSWER_S: Final = 10.0
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """While it is open, this process is a driver of the cluster: that of RAY_ADDRESS, else the one on this host.
+    ConfigError if there is none, or if it wants another token."""
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    if "://" in address:
+        raise ConfigError(
+            f"RAY_ADDRESS: got {brief(address)}, the address of a dashboard or of a Ray client; expected HOST:6379 of"
+            " the head, or none on its hosts"
+        )
+    try:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        check_answers(canonicalize_bootstrap_address_or_die(address))
+        ray.init(address=address, namespace="baton", log_to_driver=False, logging_level=logging.ERROR)
+    except ConfigError:  # which is a ValueError, too
+        raise
+    except AuthenticationError as error:
+        raise wrong_token(address) from error
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        raise nobody_at(address, str(error)) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_answers(address: str) -> None:
+    """One question to the head, because `ray.init` asks for half a minute before it gives up. ConfigError if there is
+    no head, or if it wants another token."""
+    channel = init_grpc_channel(address)
+    try:
+        head = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        head.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=ANSWER_S)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise wrong_token(address) from error
+        raise nobody_at(address, str(error.details())) from error
+    finally:
+        channel.close()
+
+
+def wrong_token(address: str) -> ConfigError:
+    """For a cluster that refuses this process."""
+    return ConfigError(
+        f"RAY_AUTH_TOKEN: the cluster at {brief(address)} got a wrong token or none; expected that of the head, in"
+        " RAY_AUTH_TOKEN or ~/.ray/auth_token, with RAY_AUTH_MODE=token"
+    )
+
+
+def nobody_at(address: str, why: str) -> ConfigError:
+    """For an address where no cluster answers."""
+    shown = " ".join(why.split())[:200].rstrip(".")
+    return ConfigError(f"RAY_ADDRESS: no Ray at {brief(address)} ({shown}); expected a cluster: `ray start`")
+
+
+def find_nodes() -> list[Node]:
+    """The live nodes, and what is free on each."""
+    free = available_resources_per_node()
+    found = []
+    for each in ray.nodes():
+        if each["Alive"]:
+            has = free.get(each["NodeID"], {})
+            is_head = "node:__internal_head__" in each["Resources"]
+            found.append(Node(each["NodeManagerAddress"], has.get("CPU", 0.0), has.get("GPU", 0.0), is_head))
+    return sorted(found, key=lambda node: (not node.is_head, node.name))
+
+
+def runs(application: str) -> bool:
+    """Whether Serve has an application of that name."""
+    return application in serve.status().applications
+
+
+def look(application: str) -> Seen:
+    """What Serve, the gateway's holder and the gateway say. ConfigError if Serve does not run the application."""
+    found = serve.status().applications.get(application)
+    if found is None:
+        raise ConfigError(f"{application} is not deployed on this cluster; expected `serve deploy FILE` before")
+    deployments = {
+        name: (each.status.value, {str(state): count for state, count in each.replica_states.items()}, each.message)
+        for name, each in found.deployments.items()
+    }
+    seen = Seen(application, found.status.value, deployments)
+
+    try:
+        told = json.loads(serve.get_deployment_handle(GATEWAY, application).status.remote().result(timeout_s=ANSWER_S))
+    except (RayError, RayServeException, TimeoutError):
+        return seen
+    holders = [told["gateway"], *told["members"]]
+    http = told["http"]
+    workers, why = _get(f"{http}/workers")
+    models, _ = _get(f"{http}/v1/models")
+    model = models["data"][0]["id"] if models else ""
+    return Seen(application, seen.status, deployments, holders, http, workers or (), why, model)
+
+
+def _get(url: str) -> tuple[Any, str]:
+    """(JSON at `url`, ""), or (None, why not)."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            return json.loads(answer.read()), ""
+    except urllib.error.HTTPError as error:
+        keys = ": the gateway has an --api-key-file" if error.code == 401 else ""
+        return None, f"answers {error.code}{keys}"
+    except (OSError, ValueError) as error:
+        return None, f"no answer ({error})"

@@ -1,0 +1,50 @@
+"""`baton ray config`, `plan` and `status`. Returns an exit status."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from deploy.ray.config_file import read_cluster_file
+from deploy.ray.config_text import APPLICATION, config_text
+from deploy.ray.placement import plan_lines
+from deploy.ray.status_table import status_lines
+from protocol.errors import ConfigError
+from runtime.layered_config import Config
+
+RAY_USAGE = "baton ray config [flags of baton serve] | plan FILE | status [APPLICATION]"
+VERBS = "config", "plan", "status"
+
+
+def ray_command(words: Sequence[str], config: Config) -> int:
+    """Runs `baton ray WORDS`. `config` has the options of `baton serve`, for `config`. Raises ConfigError."""
+    verb, rest = (words[0], list(words[1:])) if words else ("", [])
+    if verb not in VERBS:
+        got = f"got {verb[:80]!r}, expected" if words else "expected"
+        raise ConfigError(f"ray: {got} one of {', '.join(VERBS)}; {RAY_USAGE}")
+    if verb == "config":
+        print(config_text(config), end="")
+        return 0
+    if len(rest) > 1 or (verb == "plan" and not rest):
+        raise ConfigError(f"ray {verb}: expected {RAY_USAGE}")
+
+    if find_spec("ray") is None or find_spec("grpc") is None:
+        raise ConfigError("ray: the package ray[serve] is missing; expected `pip install 'baton-llm[ray]'`")
+    return _plan(rest[0]) if verb == "plan" else _status(rest[0] if rest else APPLICATION)
+
+
+def _plan(path: str) -> int:
+    from deploy.ray import cluster  # noqa: PLC0415  # imports Ray
+
+    file = read_cluster_file(path, cluster.KNOWN)
+    with cluster.connected():
+        lines, lacks = plan_lines(file, cluster.find_nodes(), runs=cluster.runs(file.application))
+    print("\n".join([*lines, *(f"Missing: {sentence}." for sentence in lacks)]))
+    return 1 if lacks else 0
+
+
+def _status(application: str) -> int:
+    from deploy.ray import cluster  # noqa: PLC0415  # imports Ray
+
+    with cluster.connected():
+        lines = status_lines(cluster.look(application))
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,123 @@
+"""`baton ray config`: the text of a Serve config file, from the flags of `baton serve`. Pure.
+
+The file is for `serve deploy`, `serve run` and the `serveConfigV2` of a RayService. Its comments say what to change.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from deploy.layout import check_counts
+from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY
+from deploy.ray.flags import free_flags
+from protocol.errors import ConfigError
+from protocol.messages_gateway import Role
+from runtime.layered_config import Config, Origin
+
+IMPORT_PATH: Final = "deploy.ray:app"
+APPLICATION: Final = "baton"
+_WRITTEN_ELSEWHERE: Final = (
+    "model",
+    "prefill",
+    "decode",
+    "unified",
+    "dp-size",
+    "prefill-dp-size",
+    "decode-dp-size",
+    "config",
+)
+
+_HEAD: Final = """\
+# Baton on Ray Serve.    baton ray plan FILE    who would run where, and what is missing; starts nothing
+#                        serve deploy FILE      starts it, or changes what runs to what this file says
+#                        baton ray status       who runs where, and the address for clients
+# Every node needs the same Baton, Python and Ray, and the model in the same folder. Before `ray start` on each node:
+#   export RAY_AUTH_MODE=token RAY_worker_niceness=0
+proxy_location: Disabled      # Baton's gateway answers clients itself; cannot be changed while Serve runs
+applications:
+  - name: {name}
+    route_prefix: null
+    import_path: {import_path}
+    args:                     # a change here restarts everything
+      model: {model}
+      roles: {roles}
+    deployments:
+      - name: Gateway
+        user_config:          # flags of `baton gateway`; a change restarts this process only
+{gateway}
+        ray_actor_options: {{num_cpus: 1}}
+"""
+_WORKER: Final = """\
+      - name: {name}
+        num_replicas: {count}       # workers of this role; change it and say `serve deploy` again
+        user_config:          # flags of `baton worker`; a change restarts the workers of this role, one by one
+{flags}
+        ray_actor_options: {{num_cpus: {cpus}, num_gpus: {gpus}}}   # {claim}
+"""
+
+
+def config_text(config: Config) -> str:
+    """The file for these options of `baton serve`. Raises ConfigError for those that a cluster has no use for."""
+    counts = {role: int(config[role.value]) for role in Role}
+    check_counts(*(counts[role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)))
+    roles = [role for role in Role if counts[role]]
+    given = {name: each for name, each in config.settings.items() if each.origin is not Origin.DEFAULT}
+    for name in given:
+        if name not in _WRITTEN_ELSEWHERE and not any(
+            name in free_flags(deployment) for deployment in (GATEWAY, DEPLOYMENT_OF[roles[0]])
+        ):
+            raise ConfigError(
+                f"--{name}: not for a cluster, where Ray gives cores and GPUs (ray_actor_options in the file), and"
+                " every process makes its own keys",
+                param=name,
+            )
+
+    model = config.path("model")
+    head = _HEAD.format(
+        name=APPLICATION,
+        import_path=IMPORT_PATH,
+        model="null             # the bundled model" if model is None else _yaml(model),
+        roles=_yaml([role.value for role in roles]),
+        gateway=_block({"port": config["port"]} | _flags_of(GATEWAY, given)),
+    )
+    return head + "".join(_worker(config, role, counts[role], given) for role in roles)
+
+
+def _worker(config: Config, role: Role, count: int, given: Mapping[str, Any]) -> str:
+    own = f"{role.value}-dp-size"
+    ranks: int = (config[own] if own in config.settings else None) or config["dp-size"]
+    flags = _flags_of(DEPLOYMENT_OF[role], given)
+    if ranks > 1:
+        flags = {"dp-size": ranks} | flags
+    on_gpu = str(config["device"]).startswith("cuda")
+    claim = f"of each worker; for a GPU{' for each rank' * (ranks > 1)}: --device cuda"
+    return _WORKER.format(
+        name=DEPLOYMENT_OF[role],
+        count=count,
+        flags=_block(flags),
+        cpus=config["threads"] or ranks,
+        gpus=ranks if on_gpu else 0,
+        claim="of each worker" if on_gpu else claim,
+    )
+
+
+def _flags_of(deployment: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that the user gave and that this deployment takes. Flags of sizes are written by `_worker`."""
+    names = [name for name in free_flags(deployment) if name not in _WRITTEN_ELSEWHERE and name in given]
+    absolute = {name: given[name].option.is_path for name in names}
+    return {name: _absolute(given, name) if absolute[name] else given[name].value for name in names}
+
+
+def _absolute(given: Mapping[str, Any], name: str) -> str | None:
+    return Config(given).path(name)
+
+
+def _block(flags: Mapping[str, Any]) -> str:
+    """`user_config`, a line for each flag."""
+    lines = [f"{name}: {_yaml(value)}" for name, value in flags.items()] or ["{}"]
+    return "\n".join(" " * 10 + line for line in lines)
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's flow style, which JSON is a part of."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,73 @@
+"""`baton ray status`: Serve's replicas and the gateway's /workers in one table, an address, a command. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.sentences import PROMPT, curl
+
+_HEAD = ("process", "node", "holder", "worker", "running", "waiting", "free pages")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was asked of Serve, of the gateway's holder, and of the gateway. What did not answer is empty."""
+
+    application: str
+    status: str  # of the application
+    deployments: Mapping[str, tuple[str, Mapping[str, int], str]]  # name: its status, replicas by state, message
+    holders: Sequence[Mapping[str, str]] = ()  # name, node, state of each; the gateway's first
+    http: str = ""
+    workers: Sequence[Mapping[str, Any]] = ()  # /workers
+    no_workers: str = ""  # why /workers did not answer
+    model: str = ""
+
+
+def status_lines(seen: Seen) -> list[str]:
+    """The lines to print."""
+    lines = [f"{seen.application}: {seen.status}"]
+    for name, (status, replicas, message) in seen.deployments.items():
+        counted = ", ".join(f"{count} {state.lower()}" for state, count in replicas.items() if count) or "no replica"
+        lines.append(f"  {name}: {status.lower()}, {counted}")
+        if message:
+            lines.append(f"    {last_sentence(message)}")
+
+    rows = table(seen)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    if len(rows) > 1:
+        lines += ["", *("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)]
+    if seen.no_workers:
+        lines += ["", f"{seen.http}/workers: {seen.no_workers}"]
+    if seen.http:
+        model = {"model": seen.model} if seen.model else {}
+        body: dict[str, object] = {**model, "prompt": PROMPT, "max_tokens": 64, "stream": True}
+        lines += ["", f"Clients talk to {seen.http}. Try:", curl(seen.http, body)]
+    return [line.rstrip() for line in lines]
+
+
+def table(seen: Seen) -> list[tuple[str, ...]]:
+    """A row for each process that a holder or the gateway knows. A rank is found by the name of its group."""
+    found: list[tuple[str, ...]] = [_HEAD]
+    left = list(seen.workers)
+    for holder in seen.holders:
+        name = holder["name"]
+        mine = [each for each in left if str(each["id"]) == name or str(each["id"]).startswith(f"{name}.")]
+        left = [each for each in left if each not in mine]
+        found += [_row(str(each["id"]), holder, each) for each in mine] or [_row(name, holder, None)]
+    return found + [_row(str(each["id"]), {}, each) for each in left]
+
+
+def _row(name: str, holder: Mapping[str, str], worker: Mapping[str, Any] | None) -> tuple[str, ...]:
+    seen = holder.get("node", "?"), holder.get("state", "no holder")
+    if worker is None:
+        return (name, *seen, "", "", "", "")
+    pages = worker["kv_pages"]
+    cells = f"{pages['free'] + pages['cached']} of {pages['total']}"
+    return (name, *seen, "joined", str(worker["running"]), str(worker["waiting"]), cells)
+
+
+def last_sentence(message: str) -> str:
+    """The sentence in a message of Serve's, which is the last line of a Python trace."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    found = next((line for line in reversed(lines) if line.startswith("RuntimeError: ")), lines[-1] if lines else "")
+    return found.removeprefix("RuntimeError: ")
