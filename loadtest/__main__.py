@@ -1,10 +1,13 @@
-"""`python -m loadtest`: measures Baton beside its peer, or two deployments of Baton, or drives any OpenAI server.
+"""`baton bench`, and `python -m loadtest`, which also measures Baton beside its peer without a word.
 
-    python -m loadtest [--compare peer]            Baton beside vLLM (what `make bench` runs)
-    python -m loadtest --compare topology|overlap  one deployment of Baton beside another
-    python -m loadtest drive --url URL             a load on a server that runs already
+    baton bench [run]                a load on an endpoint, and its report (bench_command.py)
+    baton bench sweep                the largest rate at which enough requests meet the objectives (search.py)
+    baton bench compare A B          what differs between two reports
+    baton bench peer                 Baton beside vLLM, what `make bench` runs; python -m loadtest is the same
+    baton bench peer --compare topology|overlap     one deployment of Baton beside another
+    baton bench drive --url URL      the load of `peer` on a server that runs already
 
-The last line of output is one JSON object.
+The last line of output of `peer` and `drive` is one JSON object.
 """
 
 import argparse
@@ -20,19 +23,21 @@ import uvloop
 from rich.console import Console
 
 from loadtest.against_peer import compare_with_peer, show_comparison
+from loadtest.bench_command import compare_command, run_command, sweep_command
 from loadtest.http_exchange import KEY_VARIABLE, KEYS_VARIABLE, Server
 from loadtest.load import Load, run_load
 from loadtest.peer import VARIABLE
 from loadtest.report import Figures, figures_table, median_figures
 from loadtest.scenarios import SCENARIOS
 from loadtest.sides import COMPARISONS, compare_sides, show_sides
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, brief
 from runtime.clock import MonotonicClock
 from runtime.keys import read_api_keys
 
 T = TypeVar("T")
 WIDTH = 140  # of tables in a pipe
 ROUNDS = 3
+WORDS = ("run", "sweep", "compare", "drive", "peer")
 EXIT_CONFIG = 2
 
 # What describes a load: the field, its default, the least value, and what it is.
@@ -49,14 +54,35 @@ LOAD: tuple[tuple[str, int, int, str], ...] = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if any request failed, 2 for wrong arguments or a server that does not start, 130 for Ctrl-C."""
     typed = list(sys.argv[1:] if argv is None else argv)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    is_bench = typed[:1] == ["bench"]  # what `baton bench` becomes
     try:
-        return _drive(typed[1:], console) if typed[:1] == ["drive"] else _compare(typed, console)
+        if is_bench:
+            return bench(typed[1:])
+        return bench(typed) if typed and typed[0] in WORDS else _compare(typed)
     except ConfigError as error:
-        print(f"loadtest: error: {error.message}", file=sys.stderr)
+        print(f"{'baton bench' if is_bench else 'loadtest'}: error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
     except (KeyboardInterrupt, asyncio.CancelledError):  # all that was started has ended
         return 130
+
+
+def bench(typed: Sequence[str]) -> int:
+    """`baton bench ...`: the exit status. ConfigError for wrong flags, reports or endpoints."""
+    word, rest = (typed[0], typed[1:]) if typed and not typed[0].startswith("-") else ("run", typed)
+    if word not in WORDS:
+        raise ConfigError(f"got {brief(word)}, expected one of {', '.join(WORDS)}")
+    commands = {
+        "run": run_command,
+        "sweep": sweep_command,
+        "compare": compare_command,
+        "drive": _drive,
+        "peer": _compare,
+    }
+    return commands[word](rest)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def guarded_run(job: Coroutine[Any, Any, T]) -> T:
@@ -71,7 +97,7 @@ def guarded_run(job: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(guarded())
 
 
-def _compare(typed: Sequence[str], console: Console) -> int:
+def _compare(typed: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description="Measures Baton on this machine. `python -m loadtest drive --help`: drive a server that runs.",
@@ -88,6 +114,7 @@ def _compare(typed: Sequence[str], console: Console) -> int:
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
 
     asked = parser.parse_args(typed)
+    console = _console()
 
     if asked.compare != "peer":
         if asked.quick:
@@ -112,7 +139,7 @@ def _compare(typed: Sequence[str], console: Console) -> int:
     return _status(compared.num_errors())
 
 
-def _drive(typed: Sequence[str], console: Console) -> int:
+def _drive(typed: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest drive",
         description="Drives POST /v1/completions of any OpenAI server with prompts of random token ids.",
@@ -131,6 +158,7 @@ def _drive(typed: Sequence[str], console: Console) -> int:
     parser.add_argument("--intruder-inp", type=_at_least(1), default=1500, help="their length in tokens (default 1500)")
 
     asked = parser.parse_args(typed)
+    console = _console()
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)

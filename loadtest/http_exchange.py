@@ -1,15 +1,16 @@
-"""One HTTP/1.1 request on its own connection, and the lines of its answer, each with its arrival time.
+"""One HTTP/1.1 request, and the lines of its answer, each with its arrival time.
 
-Made for measuring on the machine that serves: httptools parses, and nothing else is done for a line. Cancelling
-`exchange` closes the connection at once, like a client that leaves.
+Made for measuring on the machine that serves: httptools parses, and nothing else is done for a line. A request has its
+own connection, or one of `Connections`, which stay open for the next request, as those of browsers and SDKs do.
+Cancelling `exchange` closes the connection at once, like a client that leaves.
 """
 
 import asyncio
-import contextlib
 import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -24,6 +25,7 @@ OnLine = Callable[
 KEY_VARIABLE = "OPENAI_API_KEY"
 KEYS_VARIABLE = "BATON_API_KEY_FILE"  # a Baton that is started here also reads it
 TIMEOUT_S = 600.0
+IDLE_S = 2.0  # after which a connection is not used again: servers close idle ones after some seconds
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -58,32 +60,19 @@ def _key_of_environment() -> str:
 
 
 class Broken(Exception):
-    """The exchange did not finish: refused, reset, cut off, too late, or not HTTP."""
+    """The exchange did not finish: refused, reset, cut off, too late, or not HTTP. Alike ones have the same `kind`."""
+
+    def __init__(self, kind: str, more: object = "") -> None:
+        super().__init__(f"{kind}: {more}" if more else kind)
+        self.kind = kind
 
 
 async def exchange(
     server: Server, clock: Clock, method: str, path: str, body: bytes, on_line: OnLine, timeout_s: float = TIMEOUT_S
 ) -> int:
     """Sends a request and calls `on_line` with each line of the answer's body. Returns the status. Raises Broken."""
-    loop = asyncio.get_running_loop()
-    reader = _Reader(clock, on_line)
-    transport: asyncio.Transport | None = None
-
-    try:
-        async with asyncio.timeout(timeout_s):
-            transport, _ = await loop.create_connection(
-                lambda: reader, server.host, server.port, ssl=ssl.create_default_context() if server.tls else None
-            )
-            transport.write(_head(server, method, path, len(body)) + body)
-            return await reader.status
-    except TimeoutError as error:
-        raise Broken(f"no end within {timeout_s:g} s") from error
-    except OSError as error:
-        raise Broken(f"{type(error).__name__}: {error}") from error
-    finally:
-        if transport is not None:
-            transport.abort()
-        reader.forget()
+    connections = Connections(server, clock, keep=False)
+    return await connections.exchange(method, path, body, on_line, timeout_s)
 
 
 async def get(server: Server, clock: Clock, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
@@ -98,9 +87,70 @@ async def get(server: Server, clock: Clock, path: str, timeout_s: float = 10.0) 
     return status, b"\n".join(lines)
 
 
-def _head(server: Server, method: str, path: str, num_bytes: int) -> bytes:
+class Connections:
+    """Connections to one server. After an answer they wait here for the next request, unless `keep` is False."""
+
+    def __init__(self, server: Server, clock: Clock, *, keep: bool = True) -> None:
+        self._server = server
+        self._clock = clock
+        self._keep = keep
+        self._idle: list[tuple[float, _Connection]] = []  # since when; the last one is used first
+        self._tls = ssl.create_default_context() if server.tls else None
+
+    async def exchange(self, method: str, path: str, body: bytes, on_line: OnLine, timeout_s: float = TIMEOUT_S) -> int:
+        """Like the function. A server may close a kept connection at any moment: then the request gets a new one."""
+        request = _head(self._server, method, path, len(body), self._keep) + body
+        try:
+            async with asyncio.timeout(timeout_s):
+                while connection := self._waiting():
+                    try:
+                        return await self._asked(connection, request, on_line)
+                    except Broken:
+                        if connection.has_heard:
+                            raise
+                return await self._asked(await self._connected(), request, on_line)
+        except TimeoutError as error:
+            raise Broken(f"no end within {timeout_s:g} s") from error
+        except OSError as error:
+            raise Broken(type(error).__name__, error) from error
+
+    def close(self) -> None:
+        """Closes those that wait."""
+        for _, connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _asked(self, connection: "_Connection", request: bytes, on_line: OnLine) -> int:
+        try:
+            return await connection.ask(request, on_line)
+        finally:
+            connection.forget()
+            if self._keep and connection.is_reusable:
+                self._idle.append((self._clock.now(), connection))
+            else:
+                connection.close()
+
+    def _waiting(self) -> "_Connection | None":
+        while self._idle:
+            since, connection = self._idle.pop()
+            if connection.is_reusable and self._clock.now() - since < IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    async def _connected(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._clock), self._server.host, self._server.port, ssl=self._tls
+        )
+        return connection
+
+
+def _head(server: Server, method: str, path: str, num_bytes: int, keep: bool) -> bytes:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    lines = [f"{method} {server.path}{path} HTTP/1.1", f"Host: {host}:{server.port}", "Connection: close"]
+    lines = [f"{method} {server.path}{path} HTTP/1.1", f"Host: {host}:{server.port}"]
+    if not keep:
+        lines.append("Connection: close")
     if server.key:
         lines.append(f"Authorization: Bearer {server.key}")
     if num_bytes:
@@ -108,32 +158,62 @@ def _head(server: Server, method: str, path: str, num_bytes: int) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-class _Reader(asyncio.Protocol):
-    """Cuts what arrives into lines. Lines of one read have the same time. `status` is set at the end."""
+class _Connection(asyncio.Protocol):
+    """Cuts what arrives into lines. Lines of one read have the same time. One request at a time."""
 
-    def __init__(self, clock: Clock, on_line: OnLine) -> None:
-        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def __init__(self, clock: Clock) -> None:
+        self.is_reusable = False  # an answer has ended, and the server keeps the connection
+        self.has_heard = False  # anything of the answer to the request that runs
         self._clock = clock
-        self._on_line = on_line
         self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._status: asyncio.Future[int] | None = None  # of the request that runs
+        self._on_line: OnLine = lambda _now, _line: False
         self._now = 0.0
         self._rest = b""
 
-    def data_received(self, data: bytes) -> None:
-        self._now = self._clock.now()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(f"not HTTP: {error}")
+    def ask(self, request: bytes, on_line: OnLine) -> "asyncio.Future[int]":
+        """Sends a request. The status is there at the answer's end, or when `on_line` has had enough."""
+        assert self._transport is not None
+        self.is_reusable = self.has_heard = False
+        self._status = asyncio.get_running_loop().create_future()
+        self._on_line, self._rest = on_line, b""
+        self._transport.write(request)
+        return self._status
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._fail(f"cut off: {error}" if error else "the connection was closed before the answer's end")
+    def close(self) -> None:
+        """At once, like a client that leaves."""
+        self.is_reusable = False
+        if self._transport is not None:
+            self._transport.abort()
 
     def forget(self) -> None:
         """Drops a result or an error that comes too late, so that asyncio does not report it."""
-        if self.status.done() and not self.status.cancelled():
-            self.status.exception()
-        self.status.cancel()
+        if self._status is not None:
+            if self._status.done() and not self._status.cancelled():
+                self._status.exception()
+            self._status.cancel()
+
+    # ---- called by the transport ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self._clock.now()
+        self.has_heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.is_reusable = False
+            self._fail("not HTTP", error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_reusable = False
+        if error:
+            self._fail("cut off", error)
+        else:
+            self._fail("the connection was closed before the answer's end")
 
     # ---- called by the parser ----
 
@@ -145,16 +225,18 @@ class _Reader(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._rest:
             self._hand_on(self._rest)
-        self._end()
+        if self._status is not None and not self._status.done():  # else it has been ended: bytes may follow
+            self.is_reusable = self._parser.should_keep_alive()
+            self._end()
 
     def _hand_on(self, line: bytes) -> None:
-        if not self.status.done() and not self._on_line(self._now, line):
+        if self._status is not None and not self._status.done() and not self._on_line(self._now, line):
             self._end()
 
     def _end(self) -> None:
-        if not self.status.done():
-            self.status.set_result(self._parser.get_status_code())
+        if self._status is not None and not self._status.done():
+            self._status.set_result(self._parser.get_status_code())
 
-    def _fail(self, why: str) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):
-            self.status.set_exception(Broken(why))
+    def _fail(self, kind: str, more: object = "") -> None:
+        if self._status is not None and not self._status.done():
+            self._status.set_exception(Broken(kind, more))

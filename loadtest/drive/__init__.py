@@ -1,0 +1,1 @@
+"""Sends the requests, listens to the answers, and watches itself meanwhile."""

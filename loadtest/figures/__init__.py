@@ -1,0 +1,1 @@
+"""What the answers say: records of requests, figures, verdicts, intervals. Pure."""

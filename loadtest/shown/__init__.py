@@ -1,0 +1,1 @@
+"""What people look at: the live display, tables, files, the page."""

@@ -1,0 +1,110 @@
+"""What the terminal shows of a run and of a comparison."""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.figures.distribution import Distribution
+from loadtest.figures.figures import LATENCIES
+from loadtest.figures.intervals import Row
+from loadtest.measure import Measured
+from loadtest.report import counted, new_table
+
+NAMES = {
+    "ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "gap_ms": "worst gap", "e2e_ms": "E2E", "held_ms": "held",
+}  # fmt: skip
+MOST_ERRORS = 5
+
+
+def show_run(console: Console, measured: Measured, *, markdown: bool = False) -> None:
+    """The figures of one run, or why there are none."""
+    if measured.refusal:
+        console.print(f"no figures: {measured.refusal}", style="bold red")
+    else:
+        console.print(latency_table(measured, markdown=markdown))
+    for line in lines_of(measured):
+        console.print(line)
+    if measured.progress.why:
+        console.print(f"stopped after {measured.progress.now_s:.1f} s: {measured.progress.why}", style="bold red")
+
+
+def latency_table(measured: Measured, *, markdown: bool = False) -> Table:
+    """A row for each latency."""
+    figures = measured.figures
+    unit = "" if figures.unit == "tokens" else f" (of {figures.unit})"
+    table = new_table(markdown, f"ms{unit}", "mean", "p50", "p90", "p99", "p99.9", "max", "count")
+    for name in LATENCIES:
+        found: Distribution | None = getattr(figures, name)
+        if found is not None and (name != "held_ms" or found.most >= 1):
+            values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.most)
+            table.add_row(NAMES[name], *map(number, values), f"{found.count:,}")
+    if beside := measured.beside and measured.beside.ttft_ms:
+        values = (beside.mean, beside.p50, beside.p90, beside.p99, beside.p999, beside.most)
+        table.add_row("TTFT of long prompts", *map(number, values), f"{beside.count:,}")
+    return table
+
+
+def lines_of(measured: Measured) -> Iterator[str]:
+    """What is no latency, as sentences: how the requests ended, what they came to, how busy this client was."""
+    figures = measured.figures
+    ended = figures.endings
+    told = [f"{ended[name]:,} {name}" for name in ("done", "failed", "cancelled", "unfinished") if ended[name]]
+    yield f"{figures.num_sent:,} requests in {figures.window_s:.1f} s: {', '.join(told) or 'none'}"
+    if not measured.refusal:
+        yield from _rates(measured)
+    for kind, count in list(figures.errors.items())[:MOST_ERRORS]:
+        yield f"{counted(count, 'request')} failed ({kind}): {figures.first_errors[kind]}"
+    yield _own_words(measured)
+    if not measured.refusal and (warning := measured.own.warning(figures)):
+        yield f"warning: {warning}"
+
+
+def _rates(measured: Measured) -> Iterator[str]:
+    figures, unit = measured.figures, measured.figures.unit
+    user = figures.tokens_per_s_per_user
+    yield (
+        f"{number(figures.tokens_per_s)} {unit}/s"
+        + (f", {number(user.p50)} {unit}/s per user (p50)" if user else "")
+        + f", {number(figures.requests_per_s)} requests/s"
+        + (f", {number(figures.prompt_tokens_per_s)} prompt tokens/s" if figures.prompt_tokens_per_s else "")
+    )
+    if figures.goodput_per_s is not None:
+        slos = " ".join(f"{name}:{limit:g}" for name, limit in measured.load.slos.items())
+        yield f"goodput {number(figures.goodput_per_s)} requests/s, {figures.good_share or 0:.1%} of all ({slos})"
+    others = [("fairness", figures.fairness, ".3f"), ("cached share of the prompts", figures.cached_share, ".1%")]
+    if known := [f"{words} {value:{form}}" for words, value, form in others if value is not None]:
+        yield ", ".join(known)
+    if beside := measured.beside:
+        told = [f"{count:,} {ending}" for ending, count in beside.endings.items() if count]
+        yield f"{beside.num_sent:,} long prompts: {', '.join(told) or 'none'}"
+    if exact := measured.exactness:
+        yield f"exactness: {exact.num_compared} answers compared with the first pass, {exact.num_wrong} were others"
+    if unit == "chunks":
+        yield "chunks, not tokens: the endpoint does not say how many tokens an event has (--tokenizer DIR counts them)"
+    else:
+        yield f"tokens counted by {', '.join(figures.counted_by) or 'nothing: none came'}"
+
+
+def _own_words(measured: Measured) -> str:
+    own = measured.own
+    machine = f", all {own.num_cores} cores of this machine were used by {own.machine:.0%}" if own.machine else ""
+    return f"this client: {own.core:.0%} of a core, woke {own.lag_p99_ms:.1f} ms late (p99){machine}"
+
+
+def compare_table(rows: Sequence[Row], *, markdown: bool = False) -> Table:
+    """A row for each figure of both reports."""
+    table = new_table(markdown, "figure", "A", "B", "B / A", "95% interval")
+    for row in rows:
+        interval = f"{row.low:.3f} to {row.high:.3f}" if row.low is not None and row.high is not None else "-"
+        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
+        table.add_row(row.words, number(row.a), number(row.b), ratio, interval + (" *" if row.differs else ""))
+    return table
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None or not isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

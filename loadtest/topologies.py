@@ -1,0 +1,82 @@
+"""The same load, or the same sweep, on deployments of Baton on this machine, one after the other.
+
+each --serve ARGS:  baton serve ARGS --> load or sweep --> stop
+"""
+
+import argparse
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from loadtest.deployment import deployed
+from loadtest.measure import Measured
+from loadtest.report import new_table
+from loadtest.search import Search, bounds
+from loadtest.shown.tables import number
+
+RunOne = Callable[[argparse.Namespace, str], Awaitable[tuple[int, list[Measured]]]]
+_COLUMNS = ("tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "worst gap p99", "long prompts' TTFT p50")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What was measured of one deployment. `status` is the exit status of its load or sweep."""
+
+    serve: str
+    status: int
+    runs: Sequence[Measured]
+
+
+async def run_each(asked: argparse.Namespace, run_one: RunOne, folder: Path | None) -> list[Served]:
+    """Measures each deployment, until one is ended by Ctrl-C. `folder` gets a report for each."""
+    found: list[Served] = []
+    for place, serve in enumerate(asked.serve):
+        async with deployed(shlex.split(serve)) as url:
+            one = copy(asked)
+            one.base_url, one.serve = url, None
+            one.out = "none" if folder is None else str(folder / str(place + 1))
+            status, runs = await run_one(one, serve)
+        found.append(Served(serve, status, runs))
+        if status not in (0, 1):
+            break
+    return found
+
+
+def topologies_table(found: Sequence[Served], search: Search | None, *, markdown: bool = False) -> Table:
+    """A row for each deployment: the last run, or of a sweep the run with the largest good rate."""
+    table = new_table(markdown, "baton serve", *(("rate", "fewer at") if search else ()), *_COLUMNS)
+    for served in found:
+        cells: list[float | None] = []
+        run = served.runs[-1] if served.runs else None
+        if search is not None:
+            best, worst = bounds(search.points(served.runs))
+            cells, run = [best, worst], best_run(served.runs, best)
+        table.add_row(served.serve or "(defaults)", *map(number, [*cells, *_figures(run)]))
+    return table
+
+
+def best_run(runs: Sequence[Measured], rate: float | None) -> Measured | None:
+    """The run with that rate."""
+    return next((run for run in runs if rate is not None and getattr(run.load.arrivals, "rate", None) == rate), None)
+
+
+def _figures(run: Measured | None) -> list[float | None]:
+    """In the order of _COLUMNS. None where there is no figure, or the run was refused."""
+    if run is None or run.refusal:
+        return [None] * len(_COLUMNS)
+    figures = run.figures
+    ttft, itl = figures.ttft_ms, figures.itl_ms
+    long = run.beside.ttft_ms if run.beside else None
+    return [
+        figures.tokens_per_s,
+        ttft.p50 if ttft else None,
+        ttft.p99 if ttft else None,
+        itl.p50 if itl else None,
+        itl.p99 if itl else None,
+        figures.gap_ms.p99 if figures.gap_ms else None,
+        long.p50 if long else None,
+    ]
