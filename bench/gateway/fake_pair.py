@@ -9,7 +9,8 @@ lone_gateway.py has the clients.
 from collections.abc import Iterator
 from typing import Self
 
-from protocol.messages_gateway import Assign, KvPages, Role, WorkerStats
+from protocol.messages_gateway import Assign, Role
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.clock import Clock
 from tests.doubles.fake_worker import Behaviour, FakeWorker
 

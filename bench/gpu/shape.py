@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loadtest.bench_model import CONFIG
 from model.attention import choose_attention
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, Part
 from model.graphs import Capture, CudaCapture, GraphedRunner, Run
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES, PagedKv
@@ -58,8 +58,12 @@ class RandomWeights(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, part: Part | None = None
+    ) -> Tensor:
         """Normal numbers; ones for norms."""
+        if part is not None:
+            shape = (*shape[: part.dim], part.size, *shape[part.dim + 1 :])
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, WEIGHT_STD)

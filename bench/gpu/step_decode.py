@@ -38,6 +38,7 @@ from bench.gpu.shape import (
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, ReplayedCudaStream, measured_limits
 from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
+from bench.turns import in_turn
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -142,8 +143,7 @@ def timed(ways: "Sequence[Decoder]", plan: Plan) -> dict[bool, Times]:
     forwards: dict[bool, list[float]] = {way.graphs: [] for way in ways}
 
     for turn in range(plan.rounds):
-        order = range(len(ways)) if turn % 2 == 0 else reversed(range(len(ways)))
-        for index in order:
+        for index in in_turn(range(len(ways)), turn):
             way = ways[index]
             steps[index].append(way.decoding.run(plan.steps))
             hosts[index].append(way.decoding.host_s / plan.steps)

@@ -55,6 +55,7 @@ SIDE_BY_SIDE: Final = (
     "tests/scheduler/execution/test_future_map_on_a_device.py",
     "tests/scheduler/execution/test_page_table.py",
     "tests/scheduler/execution/test_streams_cuda.py",
+    "tests/scheduler/speculation/test_draft_launches_by_shape.py",
     "tests/transfer/in_place/test_device_moves_triton.py",
 )
 ONE_BY_ONE: Final = ("tests/handoff/test_cuda.py", "tests/handoff/test_drafts_on_a_device.py")

@@ -14,9 +14,10 @@ import torch
 from bench.memory.figures import Goal, interval, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.shared import OFF, prompt_of
-from bench.memory.side import Side, baton_sides, in_turns
+from bench.memory.side import Side, baton_sides, run_jobs
 from bench.overlap.__main__ import host_times, measure
 from bench.overlap.decoding import PAGE_SIZE, Plan
+from bench.turns import in_turn
 from loadtest.scenarios import UNIFIED
 from model.runner import ModelRunner
 from scheduler.planning.growth import GROWTH_TOKENS
@@ -38,7 +39,7 @@ async def measure_served(setting: Setting) -> dict[str, Any]:
     num_turns = 1 if setting.quick else TURNS_A_ROUND * setting.rounds
     async with baton_sides({"cache": fixed, "no cache": (*fixed, OFF)}, setting.clock) as sides:
         for number in range(-2, num_turns):  # the first two warm up, and fill the cache
-            for side in sides if number % 2 else reversed(sides):
+            for side in in_turn(sides, number):
                 speed = await one_turn(side, number)
                 if number >= 0:
                     speeds.setdefault(side.name, []).append(speed)
@@ -58,7 +59,7 @@ async def one_turn(side: Side, number: int) -> float:
     rng = random.Random(f"cost {number}")
     jobs = [partial(side.complete, prompt_of(rng, PROMPT_TOKENS), OUTPUTS) for _ in range(2 * AT_A_TIME)]
     start = side.clock.now()
-    answers = await in_turns(jobs, AT_A_TIME)
+    answers = await run_jobs(jobs, AT_A_TIME)
     assert not any(answer.num_cached for answer in answers), "nothing is shared"
     return sum(answer.num_tokens for answer in answers) / (side.clock.now() - start)
 

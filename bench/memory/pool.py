@@ -16,6 +16,7 @@ from typing import Any
 from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides
+from bench.turns import in_turn
 from loadtest.bench_model import CONFIG
 from loadtest.scenarios import PAIR
 from protocol.kv_layout import pages_for
@@ -63,7 +64,7 @@ async def measure(setting: Setting) -> dict[str, Any]:
     small = {"small": (*serve, "--max-total-tokens", str(num_pages * PAGE_SIZE))}
     async with baton_sides(small, setting.clock) as [side]:
         for number in range(-1, setting.rounds):  # the first one warms up
-            for name in turns if number % 2 else reversed(turns):
+            for name in in_turn(turns, number):
                 turn = await run(side, requests, num_pages, is_known=name == "known")
                 if number >= 0:
                     turns[name].append(turn)

@@ -16,12 +16,13 @@ from typing import Any
 from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides
-from bench.memory.trace import TraceRequest, prompt_of, trace, unlimited_hits
+from bench.turns import in_turn
 from loadtest.bench_model import CONFIG
 from loadtest.client import model_name
 from loadtest.peer import ABSENT, peer_executable, peer_running
 from loadtest.report import percentile
 from loadtest.scenarios import OURS, PEER, UNIFIED
+from loadtest.work.trace import BLOCK_TOKENS, TraceRequest, prompt_of, trace
 
 PAGE_SIZE = 32
 POOL_TOKENS = 16384
@@ -64,7 +65,7 @@ async def measure(setting: Setting) -> dict[str, Any]:
 
         for number in range(-1, setting.rounds):  # the first one warms up
             requests = trace(number, num_requests, duration_s if number >= 0 else duration_s / 2)
-            for side in sides if number % 2 else reversed(sides):
+            for side in in_turn(sides, number):
                 replayed = await replay(side, requests, number)
                 if number >= 0:
                     found.setdefault(side.name, []).append(replayed)
@@ -84,6 +85,24 @@ async def replay(side: Side, requests: Sequence[TraceRequest], seed: int) -> Rep
         return await side.complete(prompt, request.output_length)
 
     return Replayed(await asyncio.gather(*map(one, requests, prompts)))
+
+
+def unlimited_hits(requests: Sequence[TraceRequest], page_size: int) -> int:
+    """Prompt tokens in the cache if it forgets nothing and each request ends before the next. One token is computed.
+
+    A page belongs to one block.
+    """
+    assert BLOCK_TOKENS % page_size == 0, "pages do not cross blocks"
+    known: set[int | str] = set()
+    hits = 0
+    for request in requests:
+        num_known = 0
+        while num_known < len(request.hash_ids) and request.hash_ids[num_known] in known:
+            num_known += 1
+        most = min(num_known * BLOCK_TOKENS, request.input_length - 1)
+        hits += most - most % page_size
+        known.update(request.hash_ids)
+    return hits
 
 
 def show(

@@ -12,7 +12,8 @@ from typing import Any
 
 from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
-from bench.memory.side import Answer, Side, baton_sides, in_turns
+from bench.memory.side import Answer, Side, baton_sides, run_jobs
+from bench.turns import in_turn
 from loadtest.bench_model import CONFIG
 from loadtest.report import percentile
 from loadtest.scenarios import PAIR
@@ -43,7 +44,7 @@ async def measure_system_prompt(setting: Setting) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {}
     async with baton_sides(serve(setting), setting.clock) as sides:
         for number in range(-1, setting.rounds):  # the first one warms up
-            for side in sides if number % 2 else reversed(sides):
+            for side in in_turn(sides, number):
                 row = await one_round(side, number, num_requests)
                 if number >= 0:
                     found.setdefault(side.name, []).append(row)
@@ -78,7 +79,7 @@ async def one_round(side: Side, number: int, num_requests: int) -> dict[str, flo
     await side.complete((*system, *prompt_of(rng, SUFFIX_TOKENS)), 8)
 
     before = await side.bytes_moved()
-    answers = await in_turns([partial(side.complete, prompt, 8) for prompt in prompts], AT_A_TIME)
+    answers = await run_jobs([partial(side.complete, prompt, 8) for prompt in prompts], AT_A_TIME)
     moved = await side.bytes_moved() - before
     ttft_ms = [answer.arrivals[0] * 1e3 for answer in answers]
     return {
@@ -101,7 +102,7 @@ async def measure_chat(setting: Setting) -> dict[str, Any]:
         for side in sides:  # this warms up too
             moved[side.name] = await moved_by_turn(side, num_turns)
         for number in range(setting.rounds):
-            for side in sides if number % 2 else reversed(sides):
+            for side in in_turn(sides, number):
                 found[side.name].append([answer async for answer in turns_of(side, f"chat {number}", num_turns)])
 
     rows = list(turn_rows(found, moved))

@@ -142,7 +142,7 @@ async def baton_sides(arguments: Mapping[str, Sequence[str]], clock: Clock) -> A
         yield sides
 
 
-async def in_turns(jobs: Sequence[Callable[[], Awaitable[T]]], at_a_time: int) -> list[T]:
+async def run_jobs(jobs: Sequence[Callable[[], Awaitable[T]]], at_a_time: int) -> list[T]:
     """Runs `jobs` in order, `at_a_time` of them at once. Results in the order of `jobs`."""
     found: dict[int, T] = {}
     waiting = iter(enumerate(jobs))

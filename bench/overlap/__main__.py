@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, executor_of, pin, planner_of
 from bench.overlap.kinds import GREEDY, KINDS, Guests, Kind
+from bench.turns import in_turn
 from loadtest.bench_model import bench_model
 from model.fake import FakeRunner
 from model.inputs import ModelInput
@@ -71,7 +72,7 @@ def measure(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind
         for side in sides:
             side.start(batch, plan.context, plan.num_tokens, kind)
         for turn in range(plan.rounds):
-            for index in (0, 1) if turn % 2 == 0 else (1, 0):
+            for index in in_turn((0, 1), turn):
                 steps[index].append(sides[index].run(plan.steps))
                 streams[index].record().synchronize()
                 forwards.append(median(streams[index].replay(plan.steps)))

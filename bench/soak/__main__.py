@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -27,8 +27,8 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 30.0
-# Faults may hit one process again and again.
-_FIXED = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-restarts", "1000")
+# Unless the command line says otherwise. Faults may hit one process again and again.
+_FLAGS = {"--dtype": "float32", "--max-total-tokens": "16384", "--max-restarts": "1000"}
 _LOG_LINES = 40
 
 
@@ -40,6 +40,7 @@ class Outcome:
     growths: Sequence[Growth]
     orphans: Sequence[str]
     said: Sequence[str]  # the last lines of the deployment's log
+    ends: Sequence[str] = ()  # of these, and of some before: which processes ended, as the launcher says it
 
     def problems(self) -> list[str]:
         """Everything that is wrong, a line each."""
@@ -57,9 +58,8 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
             run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
             console.print("the known answers, undisturbed")
             await run.learn()
-            console.print(
-                f"{plan.seconds:g} s of load from {plan.clients} clients, a fault every {plan.fault_every_s:g} s"
-            )
+            faults = f"a fault every {plan.fault_every_s:g} s" if plan.fault_every_s else "no faults"
+            console.print(f"{plan.seconds:g} s of load from {plan.clients} clients, {faults}")
             await run.run()
             watch.look(clock.now())
             said = running.said
@@ -67,8 +67,13 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
     _, alive = psutil.wait_procs(watch.processes(), ORPHANS_S)
     left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
     orphans = [f"process {pid}" for pid in sorted(left)]
-    words = [line.decode(errors="replace") for line in list(said)[-_LOG_LINES:]]
-    return Outcome(run.findings, watch.growths(), orphans, words)
+    words = [line.decode(errors="replace") for line in said]
+    return Outcome(run.findings, watch.growths(), orphans, words[-_LOG_LINES:], endings(words))
+
+
+def endings(lines: Sequence[str]) -> list[str]:
+    """The lines in which the launcher says that a process has ended. More than faults: something else ended one."""
+    return [line for line in lines if " error baton " in line]
 
 
 def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
@@ -97,7 +102,16 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         memory.add_row(growth.name, *(f"{figure:g}" for figure in (*figures, *more)), flat)
     console.print(memory)
 
-    for line in [*findings.told, *problems]:
+    events = new_table(markdown, "counted", "in all", "of each")
+    for words, counts in findings.counted.shown().items():
+        events.add_row(words, str(sum(counts.values())), ", ".join(f"{key} {count}" for key, count in counts.items()))
+    if findings.rests:
+        launches = sum(rest.launches or 0 for rest in findings.rests)
+        seconds = f"{sum(rest.seconds for rest in findings.rests):.0f} s in all, with {launches} launches"
+        events.add_row("times in which nobody asked", str(len(findings.rests)), seconds)
+    console.print(events)
+
+    for line in [*outcome.ends, *findings.told, *problems]:
         console.print(line, markup=False)
     if problems:
         console.print("the last lines of its log:", *outcome.said, sep="\n", markup=False)
@@ -111,11 +125,19 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         "tokens": findings.num_tokens,
         "faults": [asdict(hit) for hit in findings.hits],
         "at_rest": findings.at_rest,
+        "counted": findings.counted.shown(),
+        "rests": [asdict(rest) for rest in findings.rests],
         "growth": [asdict(growth) for growth in outcome.growths],
         "orphans": list(outcome.orphans),
         "problems": problems,
         "verdict": "short" if problems else "pass",
     }
+
+
+def serve_flags(flags: Mapping[str, str], given: Sequence[str]) -> list[str]:
+    """Those that are not among the `given` words: `baton serve` takes no flag twice."""
+    names = {word.partition("=")[0] for word in given}
+    return [f"{name}={value}" for name, value in flags.items() if name not in names]
 
 
 def last_line(outcome: Outcome) -> str:
@@ -134,9 +156,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     roles = {"gateway": 1, **{role: count for role, count in counts.items() if count}}
 
     plan = Plan(
-        asked.seconds, asked.clients, asked.leaving, asked.fault_every, asked.asks, asked.vocab, asked.seed, roles
+        asked.seconds,
+        asked.clients,
+        asked.leaving,
+        asked.fault_every,
+        asked.asks,
+        asked.vocab,
+        asked.seed,
+        roles,
+        pause_s=asked.pause,
+        work_s=asked.work,
+        rest_s=asked.rest,
     )
-    arguments = [*_FIXED, *(f"--{role}={count}" for role, count in counts.items()), *asked.serve]
+    flags = {**_FLAGS, **{f"--{role}": str(count) for role, count in counts.items()}}
+    arguments = [*serve_flags(flags, asked.serve), *asked.serve]
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
@@ -161,10 +194,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--leaving", type=_share, default=0.2, help="share of clients that go away (default 0.2)")
     parser.add_argument(
         "--fault-every",
-        type=_positive,
+        type=_seconds,
         default=20.0,
-        help="seconds between faults (default 20); a run is longer where recoveries are",
+        help="seconds between faults (default 20); 0: no faults; a run is longer where recoveries are",
     )
+    parser.add_argument("--pause", type=_seconds, default=0.0, help="mean random pause of a client (default 0)")
+    parser.add_argument("--work", type=_positive, default=30.0, help="seconds between two rests (default 30)")
+    parser.add_argument("--rest", type=_seconds, default=0.0, help="seconds in which nobody asks (default 0: none)")
     parser.add_argument("--asks", type=int, default=24, help="different requests (default 24)")
     parser.add_argument("--vocab", type=int, default=1000, help="prompt ids are below this (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults (default 0)")
@@ -175,6 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
 
     return parser
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if float(text) == 0 else _positive(text)
 
 
 def _positive(text: str) -> float:

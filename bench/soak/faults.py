@@ -13,16 +13,15 @@ from enum import StrEnum
 
 import psutil
 
-GONE_S = 60.0  # time for a process to end after a signal; SIGTERM has a grace period
+GONE_S = 60.0  # time for a process to end or to stand still after a signal
 STOPPED_S = 5.0  # how long SIGSTOP lasts: longer than the 2 s after which a silent worker is lost
 _LOOK_S = 0.02
 
 
 class Fault(StrEnum):
-    """What is done to a process."""
+    """What is done to a process. SIGTERM is no fault: what is told to end leaves, and is not started again."""
 
     KILL = "kill -9"
-    TERM = "SIGTERM"
     STOP = "SIGSTOP, then SIGCONT"
 
 
@@ -64,7 +63,7 @@ async def inject(fault: Fault, victim: psutil.Process) -> bool:
     try:
         if fault is Fault.STOP:
             return await _stand_still(victim)
-        victim.send_signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGTERM)
+        victim.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
         return False  # it had just ended by itself
     return await _comes_to(victim, None, GONE_S)

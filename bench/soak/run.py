@@ -1,12 +1,13 @@
-"""The soak run: clients, faults and the watch, side by side on one deployment; then a check that it comes to rest.
+"""The soak run: clients, rests, faults and the watch, side by side on one deployment; then it must come to rest.
 
-work.py has the requests and their verdicts, faults.py hits processes, watch.py judges growth.
+work.py has the requests and their verdicts, phases.py rests, faults.py hits processes, watch.py judges growth.
 """
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -15,6 +16,7 @@ import orjson
 import psutil
 
 from bench.soak.faults import Fault, Hit, inject, roles_of, schedule
+from bench.soak.phases import Counted, Rest
 from bench.soak.watch import Watch
 from bench.soak.work import Answer, Ask, Heard, Turn, Verdict, asks, judge, turns
 from loadtest.deployment import Deployment
@@ -34,7 +36,8 @@ _QUIET_SHARE = 0.25  # at least this share of the time between two faults has no
 
 @dataclass(frozen=True)
 class Plan:
-    """A soak run, in seconds. `leaving`: share of clients that leave. `fault_every_s` 0: no faults."""
+    """A soak run, in seconds. `leaving`: share of clients that leave. `fault_every_s` 0: no faults. `pause_s`: the mean
+    of the random pauses of a client. After each `work_s` nobody asks for `rest_s`; 0: somebody always does."""
 
     seconds: float
     clients: int
@@ -43,7 +46,10 @@ class Plan:
     num_asks: int
     vocab: int
     seed: int
-    roles: Mapping[str, int]  # number of processes of each role
+    roles: Mapping[str, int]  # number of workers of each role
+    pause_s: float = 0.0
+    work_s: float = 0.0
+    rest_s: float = 0.0
 
 
 @dataclass
@@ -57,6 +63,8 @@ class Findings:
     at_rest: bool = False
     ended_early: str = ""
     num_tokens: int = 0
+    rests: list[Rest] = field(default_factory=list)
+    counted: Counted = field(default_factory=Counted)
 
     def counts(self) -> str:
         """The verdicts so far: `80 exact, 3 error`."""
@@ -69,6 +77,7 @@ class Findings:
         bad += [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if hit.recovered_s is None]
         bad += [] if self.verdicts[Verdict.EXACT] else ["not one exact answer"]
         bad += [] if self.at_rest else ["the ledger did not come to rest"]
+        bad += [f"{rest.launches} launches in {rest.seconds:.0f} s of rest" for rest in self.rests if rest.launches]
         return [*bad, *([self.ended_early] if self.ended_early else [])]
 
 
@@ -95,9 +104,15 @@ class Soak:
         self._known: dict[Ask, Answer] = {}
         self._outage: tuple[float, float] = (0.0, 0.0)  # the gateway's last one
         self._over = asyncio.Event()
+        self._may_ask = asyncio.Event()
+        self._num_asking = 0
+        self._nobody_asks = asyncio.Event()
+        self._nobody_asks.set()
+        self._complete: Counter[str] = Counter()  # workers by role, ranks each
 
     async def learn(self) -> None:
         """Learns the answer to each ask alone and undisturbed. Then all are asked at once, streamed, and must agree."""
+        self._complete = _by_role(await self._workers())
         for ask in asks(self._plan.seed, self._plan.num_asks, self._plan.vocab):
             heard = await self._one(Turn(ask, False, None))
             if heard.status != 200 or not heard.done:
@@ -109,10 +124,12 @@ class Soak:
                 raise ConfigError(f"not reproducible before any fault: got {heard.answer()}, then {expected}")
 
     async def run(self) -> None:
-        """Runs load, faults and watch for the planned time, then waits for rest."""
+        """Runs load, rests, faults and watch for the planned time, then waits for rest."""
         start = self._began = self._clock.now()
+        self._may_ask.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_looking())
+            rests = group.create_task(self._rest_again_and_again())
             clients = [
                 group.create_task(
                     self._client(turns(self._plan.seed + 1 + number, list(self._known), self._plan.leaving))
@@ -125,16 +142,22 @@ class Soak:
             if not self.findings.ended_early:
                 await self._until(start + self._plan.seconds)
             self._over.set()
-            await asyncio.gather(*clients)
-        self.findings.at_rest = await self._comes_to_rest()
+            self._may_ask.set()
+            await asyncio.gather(*clients, rests)
+        await self._count()
+        self.findings.at_rest = bool(await self._rows_at_rest())
 
     # ---- clients ----
 
     async def _client(self, mine: Iterator[Turn]) -> None:
         while not self._over.is_set():
             turn = next(mine)
+            await self._until(self._clock.now() + turn.pause * self._plan.pause_s)
+            await self._may_ask.wait()
+            if self._over.is_set():
+                return
             start = self._clock.now()
-            heard = await self._one(turn)
+            heard = await self._ask(turn)
             verdict, told = judge(heard, self._known[turn.ask], self._gateway_was_out(start))
             self.findings.verdicts[verdict] += 1
             self.findings.num_tokens += sum(map(len, heard.tokens.values()))
@@ -144,6 +167,16 @@ class Soak:
                 self.findings.told.append(f"{verdict} after {self._clock.now() - start:.1f} s, {turn.ask}: {told}")
             if verdict not in (Verdict.EXACT, Verdict.LEFT):
                 await asyncio.sleep(_BREATH_S)
+
+    async def _ask(self, turn: Turn) -> Heard:
+        """One request. A rest begins when none is left."""
+        self._num_asking += 1
+        self._nobody_asks.clear()
+        heard = await self._one(turn)
+        self._num_asking -= 1
+        if not self._num_asking:
+            self._nobody_asks.set()
+        return heard
 
     async def _one(self, turn: Turn) -> Heard:
         """One request from its beginning to its end."""
@@ -167,6 +200,28 @@ class Soak:
     def _gateway_was_out(self, since: float) -> bool:
         _, end = self._outage
         return end > since
+
+    # ---- rests ----
+
+    async def _rest_again_and_again(self) -> None:
+        """Lets clients work and rest by turns."""
+        while self._plan.rest_s:
+            await self._until(self._clock.now() + self._plan.work_s)
+            if self._over.is_set():
+                return
+            self._may_ask.clear()
+            await self._nobody_asks.wait()
+            await self._rest()
+            self._may_ask.set()
+
+    async def _rest(self) -> None:
+        """One rest. A worker may tell of its last launches a heartbeat later, so it is at rest in two looks before."""
+        await self._rows_at_rest()
+        before, began = await self._rows_at_rest(), self._clock.now()
+        await self._until(began + self._plan.rest_s)
+        after, took_s = await self._rows_at_rest(), self._clock.now() - began
+        if before and after:  # else a fault came, or the end of the run will say that there is no rest
+            self.findings.rests.append(Rest.between(before, after, round(took_s, 1)))
 
     # ---- faults ----
 
@@ -211,9 +266,7 @@ class Soak:
         """Whether all roles are complete again in time, without the process `gone`."""
         for _ in range(int(RECOVER_S / _LOOK_S)):
             rows = await self._workers()
-            counted = Counter(row["role"] for row in rows)
-            complete = all(counted[role] == count for role, count in self._plan.roles.items() if role != "gateway")
-            if rows and complete and gone not in {row["pid"] for row in rows}:
+            if _by_role(rows) == self._complete and gone not in {row["pid"] for row in rows}:
                 return True
             await asyncio.sleep(_LOOK_S)
         return False
@@ -223,7 +276,15 @@ class Soak:
     async def _keep_looking(self) -> None:
         while not self._over.is_set():
             self._watch.look(self._clock.now())
+            await self._count()
             await self._until(self._clock.now() + 1.0)
+
+    async def _count(self) -> None:
+        """Reads /metrics, if the gateway answers."""
+        with contextlib.suppress(Broken):
+            status, body = await get(self._server, self._clock, "/metrics", timeout_s=5.0)
+            if status == 200:
+                self.findings.counted.take(body.decode())
 
     async def _until(self, moment: float) -> None:
         """Waits for a moment or for the end of the run."""
@@ -233,16 +294,17 @@ class Soak:
         except TimeoutError:
             return
 
-    async def _comes_to_rest(self) -> bool:
-        """Whether all workers report, after the load, that they hold nothing."""
+    async def _rows_at_rest(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of /workers when all have said, after this call, that they hold nothing. None: they did not."""
         ended = self._clock.now()
         for _ in range(int(REST_S / _LOOK_S)):
             asked = self._clock.now()
             rows = await self._workers()
-            if rows and all(asked - row["heartbeat_age_s"] > ended and _is_at_rest(row) for row in rows):
-                return True
+            is_complete = _by_role(rows) == self._complete
+            if is_complete and all(asked - row["heartbeat_age_s"] > ended and _is_at_rest(row) for row in rows):
+                return rows
             await asyncio.sleep(_LOOK_S)
-        return False
+        return []
 
     async def _workers(self) -> Sequence[Mapping[str, Any]]:
         """The rows of /workers; none if nothing answers."""
@@ -262,7 +324,15 @@ def describe(hit: Hit) -> str:
     return f"{hit.fault} of {hit.role}, {took}"
 
 
+def _by_role(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(row["role"] for row in rows)
+
+
 def _is_at_rest(row: Mapping[str, Any]) -> bool:
-    pages = row["kv_pages"]
+    """Whether a worker holds nothing, on its device and in host memory, but what it has cached."""
+    return row["running"] == row["waiting"] == 0 and all(map(_holds_nothing, (row["kv_pages"], row["host_pages"])))
+
+
+def _holds_nothing(pages: Mapping[str, int]) -> bool:
     held = [pages[name] for name in ("owned", "reserved", "quarantined")]
-    return pages["free"] + pages["cached"] == pages["total"] and not any(held) and row["running"] == row["waiting"] == 0
+    return pages["free"] + pages["cached"] == pages["total"] and not any(held)

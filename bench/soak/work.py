@@ -64,11 +64,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request of one client. `leave_after_s` is None for a client that stays."""
+    """One request of one client. `leave_after_s` is None for a client that stays. `pause`: how long it waits before, in
+    means."""
 
     ask: Ask
     stream: bool
     leave_after_s: float | None
+    pause: float = 0.0
 
 
 @dataclass
@@ -166,8 +168,9 @@ def asks(seed: int, count: int, vocab: int) -> list[Ask]:
 
 
 def turns(seed: int, known: Sequence[Ask], leaving: float) -> Iterator[Turn]:
-    """Endless requests. A share of `leaving` of the clients leaves at a random time."""
+    """Endless requests. A share of `leaving` of the clients leaves at a random time. Pauses are exponential, so that
+    requests arrive at random."""
     rng = random.Random(seed)
     while True:
         leave_after_s = rng.uniform(0, 1.5) ** 2 if rng.random() < leaving else None
-        yield Turn(rng.choice(known), rng.random() < 0.5, leave_after_s)
+        yield Turn(rng.choice(known), rng.random() < 0.5, leave_after_s, rng.expovariate(1.0))

@@ -132,7 +132,7 @@ def serve_story(algorithm: str, batches: Sequence[int], num_rounds: int) -> list
         sides = {str(num_steps): partial(measured, runner, load, num_steps) for num_steps in SERVED_STEPS}
         sides |= {name: partial(measured, runner, load, num, tree=tree) for name, (num, tree) in TREES.items()}
         sides["adaptive"] = partial(measured, runner, load, max(SERVED_STEPS), adaptive=True)
-        rows += in_turns(batch, partial(measured, runner, load, None), sides, num_rounds)
+        rows += beside_plain(batch, partial(measured, runner, load, None), sides, num_rounds)
     return rows
 
 
@@ -150,11 +150,11 @@ def serve_29m(batches: Sequence[int], num_rounds: int) -> list[dict[str, Any]]:
             for each in ACCEPTANCES:
                 forced = partial(measured, runner, load, 4, texts=texts, acceptance=each)
                 sides = {f"4, accepts {each:.0%}": forced, f"adaptive, {each:.0%}": partial(forced, adaptive=True)}
-                rows += in_turns(batch, plain, sides, num_rounds)
+                rows += beside_plain(batch, plain, sides, num_rounds)
     return rows
 
 
-def in_turns(
+def beside_plain(
     batch: int, plain: Callable[[], Run], sides: Mapping[str, Callable[[], Run]], num_rounds: int
 ) -> list[dict[str, Any]]:
     """A row for each side, which runs behind `plain` in every round."""

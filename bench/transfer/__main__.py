@@ -30,6 +30,7 @@ from bench.transfer.ends import KEYS
 from bench.transfer.exposed import WIDTH
 from bench.transfer.exposed import measure as measure_exposed
 from bench.transfer.process import SIDES
+from bench.turns import in_turn
 from deploy.keys import GATEWAY_NAME, new
 from loadtest.tied import tied
 from protocol.errors import BatonError
@@ -124,7 +125,7 @@ def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int) -> dict[st
         ends.open(side)
 
     for turn in range(-WARM_UP, repeat):
-        for side in measured if turn % 2 else reversed(measured):
+        for side in in_turn(measured, turn):
             for check in (True, False):
                 gb_s = blocks.num_bytes / ends.seconds(side, check) / 1e9
                 if turn >= 0:

@@ -23,6 +23,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from bench.turns import in_turn
 from loadtest.bench_model import CONFIG, bench_model
 from loadtest.client import model_name
 from loadtest.deployment import deployed
@@ -144,7 +145,7 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
         for num_tokens, repeat in plan.prompts.items():
             found[num_tokens] = {name: [] for name in sides}
             for turn in range(WARM_UPS + repeat):
-                for name in sides if turn % 2 else reversed(sides):
+                for name in in_turn(sides, turn):
                     prompts = [rng.choices(range(plan.vocab_size), k=num_tokens) for _ in range(plan.at_once)]
                     seen = await asyncio.gather(*(hand_over(*sides[name], clock, prompt) for prompt in prompts))
                     if turn >= WARM_UPS:

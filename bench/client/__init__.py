@@ -1,0 +1,1 @@
+"""What the load generator itself can do, on a server that does nothing but answer."""

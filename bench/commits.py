@@ -1,0 +1,95 @@
+"""`python -m bench.commits BEFORE`: the tokens/s that this checkout serves, beside those of an earlier commit.
+
+The earlier commit is checked out beside this one for the time of the measurement. Both use this environment. The sides
+take turns with a fresh deployment each time, and every second round begins with the other side. The last line of output
+is one JSON object.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+
+from bench.memory.figures import interval, ratios, show_rows, spread
+from bench.turns import in_turn
+from loadtest.__main__ import guarded_run
+from loadtest.deployment import deployed
+from loadtest.http_exchange import Server
+from loadtest.load import Load, run_load
+from runtime.clock import MonotonicClock
+
+HERE = Path(__file__).parents[1]
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """A folder with the files of `commit`, for a while. CalledProcessError if there is no such commit."""
+    with tempfile.TemporaryDirectory(prefix="baton-commit-") as folder:
+        tree = Path(folder) / "tree"
+        git = ("git", "-C", str(HERE), "worktree")
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def command_in(tree: Path) -> tuple[str, ...]:
+    """`baton serve` of the files in `tree`."""
+    return "env", "-C", str(tree), f"PYTHONPATH={tree}", sys.executable, "-m", "deploy", "serve", "--port", "0"
+
+
+async def tokens_per_s(tree: Path, flags: Sequence[str], load: Load) -> float:
+    """Served by a deployment of its own. RuntimeError if a request fails."""
+    async with deployed(flags, command_in(tree)) as url:
+        found = await run_load(Server.at(url, None), MonotonicClock(), load, None)
+    if found.num_errors:
+        raise RuntimeError(f"{found.num_errors} requests failed: {found.first_error}")
+    return found.output_tokens_per_s
+
+
+async def compare(before: Path, rounds: int, flags: Sequence[str], load: Load, console: Console) -> dict[str, object]:
+    """Measures both sides, prints a table and returns the figures."""
+    trees = {"before": before, "now": HERE}
+    speeds: dict[str, list[float]] = {side: [] for side in trees}
+    for number in range(rounds):
+        for side in in_turn(trees, number):
+            speeds[side].append(await tokens_per_s(trees[side], flags, load))
+            console.print(f"round {number + 1} of {rounds}, {side}: {speeds[side][-1]:,.0f} tokens/s")
+
+    quotients = ratios(speeds["now"], speeds["before"])
+    low, high = interval(quotients, 0.95)
+    rows = [{"side": side, "tokens/s": spread(found)} for side, found in speeds.items()]
+    show_rows(console, "", rows, markdown=False)
+    console.print(f"now / before: {median(quotients):.3f}, 95% interval of the median {low:.3f} to {high:.3f}")
+    medians = {side: round(median(found), 1) for side, found in speeds.items()}
+    return {"bench": "commits", **medians, "ratio": round(median(quotients), 4), "interval": [low, high]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line and measures. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.commits", description="Serves with two commits in turns.")
+    parser.add_argument("before", help="the earlier commit")
+    parser.add_argument("--rounds", type=int, default=12, help="of each side (default 12)")
+    parser.add_argument("--num", type=int, default=320, help="requests of a round (default 320)")
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time (default 16)")
+    parser.add_argument("--out", type=int, default=96, help="output tokens (default 96)")
+    parser.add_argument("serve", nargs="*", help="arguments of baton serve, after --")
+    asked = parser.parse_args(argv)
+
+    load = Load(asked.num, asked.concurrency, prompt_tokens=256, output_tokens=asked.out, vocab=512, seed=0)
+    with checked_out(asked.before) as tree:
+        found = guarded_run(compare(tree, asked.rounds, asked.serve, load, Console(highlight=False)))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
