@@ -7,8 +7,8 @@ sockets, no HTTP and no text.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from decode.worker import DecodeWorker
 from model.draft import begins_with
@@ -20,7 +20,6 @@ from prefill.worker import PrefillWorker
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
-    ChoiceTokens,
     FirstToken,
     PeerLost,
     RankEndpoint,
@@ -32,6 +31,7 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from runtime.clock import Clock, MonotonicClock
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Stream
@@ -40,41 +40,22 @@ from scheduler.planning.planner import Executes, Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 from scheduler.speculation.modes import launches_for
+from tests.answers import Answer, choices_of
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
 from worker.policies import DEFAULTS, Policies
 
+T = TypeVar("T")
 Worker = PrefillWorker | DecodeWorker | UnifiedWorker
-
-
-@dataclass
-class Answer:
-    """What the gateway would have of one choice. `seqs` counts how often each seq arrived."""
-
-    tokens: dict[int, int] = field(default_factory=dict)
-    finish: str = ""
-
-    @property
-    def ids(self) -> list[int]:
-        """The tokens in order; a gap is an assertion error."""
-        assert sorted(self.tokens) == list(range(len(self.tokens))), f"gap in {sorted(self.tokens)}"
-        return [self.tokens[seq] for seq in range(len(self.tokens))]
-
-    def take(self, piece: ChoiceTokens) -> None:
-        """Adds a piece; a repeat must say the same."""
-        for offset, token in enumerate(piece.token_ids):
-            seq = piece.seq + offset
-            assert self.tokens.setdefault(seq, token) == token, f"seq {seq} came twice with different tokens"
-        if piece.finish:
-            assert self.finish in ("", piece.finish)
-            self.finish = piece.finish
+Seat = Callable[[str, Runner, Stream], tuple[Runner, Agreement | None]]  # of a kind of worker: "P", "D" or "U"
 
 
 class Cluster:
     """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV of its own, and a forward and a schedule
-    stream from `streams`."""
+    stream from `streams`. `seat` makes a worker a rank of a group: it gives it a runner and an agreement of its own.
+    Requests go to the first `num_served` workers of each kind."""
 
     def __init__(
         self,
@@ -104,6 +85,8 @@ class Cluster:
         tree: tuple[int, int] = (1, 0),  # top-k and nodes
         prefill_runner: Runner | None = None,
         may_lack_draft: bool = False,
+        seat: Seat = lambda kind, runner, forward: (runner, None),
+        num_served: int | None = None,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -119,6 +102,9 @@ class Cluster:
         self.cancelled: defaultdict[str, set[int]] = defaultdict(set)  # choices
         self.num_retracted = 0
         self.on_message: Callable[[ToGateway], None] = lambda message: None
+        self.take_turn: Callable[[Worker], bool] = lambda worker: worker.step()
+        self.retried: frozenset[str] = frozenset()  # codes of failures after which a request begins again
+        self._num_served = num_served
         self._next, self._clock = 0, clock or MonotonicClock()
         self._overlap, self._chunk_size, self._policies = overlap, chunk_size, policies
         self._decode_page_size = decode_page_size or page_size
@@ -126,9 +112,10 @@ class Cluster:
         self._woken, self._has_threads = threading.Event(), streams is None  # set when a stream has reached an event
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
 
-        def planner(page_size: int = page_size, caches: bool = caches, runner: Runner = runner) -> Planner:
+        def planner(kind: str, page_size: int = page_size, runner: Runner = runner) -> Planner:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=self._woken.set) if streams is None else streams()
+            runner, agreement = seat(kind, runner, forward)
             stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
             book = KvBook(
                 num_pages,
@@ -153,6 +140,7 @@ class Cluster:
                 host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
+                agreement=agreement,
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
@@ -171,7 +159,7 @@ class Cluster:
     def add_prefill(self, worker_id: str, instance: int, runner: Runner | None = None) -> PrefillWorker:
         """One more worker, maybe with another model or draft."""
         runner = runner or self._prefill_runner
-        planner = self._planner(runner=runner)
+        planner = self._planner("P", runner=runner)
         address = WorkerAddress(worker_id, instance, peer=f"inproc-{instance}")
         sender = self.network.sender(self._executors[planner].kv, instance)
         worker = PrefillWorker(
@@ -190,7 +178,7 @@ class Cluster:
 
     def add_decode(self, worker_id: str, instance: int) -> DecodeWorker:
         """One more worker."""
-        planner = self._planner(self._decode_page_size)
+        planner = self._planner("D", self._decode_page_size)
         receiver = self.network.receiver(self._executors[planner].kv)
         address = WorkerAddress(worker_id, instance, ranks=(RankEndpoint(receiver.address),))
         worker = DecodeWorker(
@@ -211,7 +199,7 @@ class Cluster:
     def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
         """One more worker."""
         worker = UnifiedWorker(
-            self._planner(),
+            self._planner("U"),
             worker_id,
             self._clock,
             overlap=self._overlap,
@@ -272,19 +260,25 @@ class Cluster:
         prefill = None
         worker: Worker
         if self.unifieds:
-            worker = self.unifieds[self._next % len(self.unifieds)]
+            worker = self._in_turn(self.unifieds, self._next)
         else:
-            worker = list(self.decodes.values())[self._next % len(self.decodes)]
-            prefill = self.addresses[list(self.prefills)[(self._next // 2) % len(self.prefills)]]
+            worker = self._in_turn(list(self.decodes.values()), self._next)
+            prefill = self.addresses[self._in_turn(list(self.prefills), self._next // 2)]
         self.attempts[assign.request_id].append((worker, assign))
         worker.on_gateway(replace(assign, prefill=prefill))
 
-    def _begin_again(self, message: Retracted) -> None:
-        """A choice goes on in an attempt of its own, unless its client has left."""
-        attempts, request_id, choice = self.attempts[message.request_id], message.request_id, message.choice
-        self.num_retracted += 1
-        if choice in self.cancelled[request_id] or -1 in self.cancelled[request_id]:
-            return
+    def _in_turn(self, workers: Sequence[T], turn: int) -> T:
+        served = workers[: self._num_served]
+        return served[turn % len(served)]
+
+    def begin_again(self, request_id: str, *choices: int) -> None:
+        """Each choice goes on in an attempt of its own, unless it has ended or its client has left."""
+        for choice in choices:
+            if not self.answers[request_id, choice].finish and not self.cancelled[request_id] & {-1, choice}:
+                self._begin_again(request_id, choice)
+
+    def _begin_again(self, request_id: str, choice: int) -> None:
+        attempts = self.attempts[request_id]
         first, outputs = attempts[0][1], self.answers[request_id, choice].ids
         prompt = first.prompt_ids[: len(first.prompt_ids) - first.num_replayed]
         again = replace(
@@ -302,7 +296,7 @@ class Cluster:
         """A client leaves."""
         self.cancelled[request_id].add(choice)
         for worker, assign in self.attempts.get(request_id, ()):
-            if choice in (-1, *range(assign.first_choice, assign.first_choice + assign.num_choices)):
+            if choice in (-1, *choices_of(assign)) and worker in self.workers:
                 worker.on_gateway(CancelRequest(request_id, assign.attempt, choice))
 
     def lose_prefill(self, instance: int) -> None:
@@ -323,7 +317,7 @@ class Cluster:
         """One turn of every worker, then of the network."""
         progressed = False
         for worker in self.workers:
-            progressed |= worker.step()
+            progressed |= self.take_turn(worker)
             self._deliver(worker)
         return progressed
 
@@ -391,7 +385,10 @@ class Cluster:
                     self.first_tokens.add((piece.request_id, piece.choice))
                 self.answers[piece.request_id, piece.choice].take(piece)
         elif isinstance(message, Retracted):
-            self._begin_again(message)
+            self.num_retracted += 1
+            self.begin_again(message.request_id, message.choice)
+        elif isinstance(message, RequestFailed) and message.code in self.retried:
+            self.begin_again(message.request_id, *choices_of(self.attempts[message.request_id][message.attempt][1]))
         elif isinstance(message, RequestFailed):
             attempts = self.attempts.get(message.request_id, [])
             assert message.request_id not in self.failures or len(attempts) > 1, "a request fails once"

@@ -43,7 +43,16 @@ def _scratch() -> "tempfile.TemporaryDirectory[str]":
 @cache
 def reference(arch: Architecture) -> Reference:
     """The reference of one architecture, in float32; a couple of seconds the first time in a process."""
-    folder = make_checkpoint(Path(_scratch().name) / arch, arch, seed=_SEEDS[arch])
+    return _reference(make_checkpoint(Path(_scratch().name) / arch, arch, seed=_SEEDS[arch]))
+
+
+@cache
+def reference_in_thirds() -> Reference:
+    """That of a Llama whose MLP three ranks can share."""
+    return _reference(make_checkpoint(Path(_scratch().name) / "thirds", "llama", seed=2, intermediate_size=96))
+
+
+def _reference(folder: Path) -> Reference:
     prompts = random_prompts()
     continuations = greedy_reference(folder, prompts, NUM_TOKENS, min_margin=MIN_MARGIN)
     return Reference(folder, prompts, tuple(map(tuple, continuations)))

@@ -1,6 +1,7 @@
 """`baton serve` with stand-ins: python drive_serve.py PREFILL_BEHAVIOUR DECODE_BEHAVIOUR [MAX_RESTARTS [HANG_LIMIT]].
 
-The gateway's stand-in behaves as DRIVE_GATEWAY says ("gateway" unless it is set).
+The gateway's stand-in behaves as DRIVE_GATEWAY says ("gateway" unless it is set). The decode worker has as many ranks
+as DRIVE_RANKS says (1 unless it is set).
 """
 
 import os
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from dataclasses import replace
 
 from deploy.console import make_console
-from deploy.layout import Plan, ProcessSpec, gateway_spec, worker_spec
+from deploy.layout import Plan, ProcessSpec, gateway_spec, rank_fields, worker_spec
 from deploy.options import Rules
 from deploy.serve import run_plan
 from protocol.messages_gateway import Role
@@ -28,9 +29,11 @@ def as_stand_in(spec: ProcessSpec, behaviour: str) -> ProcessSpec:
 
 def main(prefill: str, decode: str, max_restarts: str = "5", hang_limit: str = "10") -> int:
     behaviours = {"prefill": prefill, "decode": decode}
+    num_ranks = int(os.environ.get("DRIVE_RANKS", "1"))
     workers = tuple(
-        WorkerSettings(worker_id=f"{role}-0", role=role, gateway="", model="/models/story")
-        for role in (Role.PREFILL, Role.DECODE)
+        WorkerSettings(role=role, gateway="", model="/models/story", **fields)
+        for role, size in ((Role.PREFILL, 1), (Role.DECODE, num_ranks))
+        for fields in rank_fields(f"{role}-0", size)
     )
     settings = GatewaySettings(port=0, model="/models/story", served_model_name=("story",))
     plan = Plan(

@@ -61,7 +61,7 @@ def test_the_model_needs_no_flag(command: str, typed: str) -> None:
 
 
 def test_a_foreign_flag_that_changes_nothing_is_taken() -> None:
-    typed = "-tp 1 -pp1 --trust-remote-code --data-parallel-size=1 DIR --enable-prefix-caching --load-format auto"
+    typed = "-tp 1 -pp1 -dp 1 --trust-remote-code --ep-size=1 DIR --enable-prefix-caching --load-format auto"
     assert parse(["serve", *typed.split()], "1").flags == {"model": "DIR"}
 
 
@@ -81,7 +81,7 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
     "typed, says",
     [
         ("srve", "unknown command 'srve', did you mean `baton serve`?"),
-        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, keys, config"),
+        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, bench, keys, config"),
         ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),
@@ -93,10 +93,10 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ),
         ("serve --prompt x", "unknown flag --prompt for baton serve; it belongs to baton demo"),
         ("serve --max_model_len 1", "unknown flag --max_model_len for baton serve, did you mean --max-model-len?"),
-        ("serve --tp-size 2", "--tp-size: got '2', expected 1: a worker computes on one device"),
-        ("serve -tp 2", "-tp: got '2', expected 1: a worker computes on one device"),
-        ("serve -tp2", "-tp: got '2', expected 1: a worker computes on one device"),
-        ("serve -tp=2", "-tp: got '2', expected 1: a worker computes on one device"),
+        ("serve --pp-size 2", "--pp-size: got '2', expected 1: each rank computes on one device"),
+        ("serve -tp 2", "-tp: got '2', expected 1: say --tp-size, with --dp-size and"),
+        ("serve -tp2", "-tp: got '2', expected 1: say --tp-size, with --dp-size and"),
+        ("serve -tp=2", "-tp: got '2', expected 1: say --tp-size, with --dp-size and"),
         ("serve --speculative-config {}", "flags say it: its method is --speculative-algorithm, its model"),
         (
             "serve --speculative-accept-threshold-acc 0.9",
@@ -110,7 +110,7 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("--what", "a command comes before the flags: `baton serve --what`; commands are"),
         (f"--port {'9' * 999}", "a command comes before the flags: `baton COMMAND [flags]`; commands are"),
         ("help srve", "unknown command 'srve', did you mean `baton serve`?"),
-        ("serve --tp-size", "--tp-size/--tp: expected one argument"),
+        ("serve --pp-size", "--pp-size/--pp: expected one argument"),
         ("serve --disaggregation-mode prefill", "prefill and decode are workers of one command: `baton serve --pre"),
         ("gateway --disaggregation-mode=decode", "--disaggregation-mode is not a flag of this command"),
         ("serve --max-num-batched-tokens", "--max-prefill-tokens limits the prompt tokens"),

@@ -55,19 +55,3 @@ def test_the_page_has_every_flag_that_is_taken() -> None:
 def test_the_page_has_every_flag_that_is_refused() -> None:
     refused = {(names(flag), flag.why) for flag in FOREIGN if not (flag.taken or flag.alone)}
     assert rows(PAGE, "## Refused, with what to say instead") == refused
-
-
-def test_the_page_of_our_flags_has_the_true_defaults() -> None:
-    table = OURS.partition("| flag | default | meaning |")[2].partition("\n\n")[0]
-    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE)[1:]
-    assert len(found) > 20
-    defaults: dict[str, set[object]] = {}
-    for option in OPTIONS:
-        defaults.setdefault(option.name, set()).add(option.default)
-    in_words = {"off": False, "on": True, "a port the system chooses": "tcp://127.0.0.1:0"}
-    for cell, shown in found:
-        flags = re.findall(r"--([a-z-]+)", cell)
-        values = [shown] if len(flags) == 1 else shown.split(", ")
-        for flag, value in zip(flags, values, strict=True):
-            known = defaults[flag]
-            assert known == {None} or in_words.get(value, value) in {*known, *map(str, known)}, (flag, value)

@@ -2,12 +2,9 @@
 
 import gc
 import os
-import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,82 +15,15 @@ from deploy.launcher import Launcher, StartFailed
 from deploy.layout import ProcessSpec
 from deploy.sentences import Ended
 from runtime.process_life import StopSignal
+from tests.deploy.running import PATIENCE_S, Starter, child_named, exit_fds, starting, wait_all_gone
 from tests.doubles.clock import VirtualClock
 from tests.processes import command_line
-
-DRIVE = Path(__file__).with_name("drive_serve.py")
-PATIENCE_S = 300.0
-
-
-@dataclass
-class Serve:
-    """A running `baton serve` with stand-ins; what it says on stderr goes to a file."""
-
-    process: "subprocess.Popen[str]"
-    errors: Path
-
-    def ready_lines(self) -> list[str]:
-        assert self.process.stdout is not None
-        return [self.process.stdout.readline().rstrip("\n") for _ in range(2)]
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def stderr(self) -> str:
-        return self.errors.read_text()
-
-    def wait_for(self, words: str) -> None:
-        """Waits until it has said these words. A file that grows has no event."""
-        for _ in range(int(PATIENCE_S / 0.01)):
-            if words in self.stderr():
-                return
-            assert self.process.poll() is None, self.stderr()
-            select.select([], [], [], 0.01)
-        raise AssertionError(f"not said: {words}; {self.stderr()}")
-
-    def end(self) -> int:
-        return self.process.wait(PATIENCE_S)
-
-
-class Starter:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.started: list[Serve] = []
-
-    def __call__(self, prefill: str, decode: str, *rules: str) -> Serve:
-        errors = self._folder / "stderr"
-        with errors.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(DRIVE), prefill, decode, *rules], stdout=subprocess.PIPE, stderr=file, text=True
-            )
-        self.started.append(Serve(process, errors))
-        return self.started[-1]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Starter]:
-    starter = Starter(tmp_path)
-    yield starter
-    for each in starter.started:
-        each.process.kill()
-        each.process.communicate()
-
-
-def wait_all_gone(exit_fds: list[int]) -> bool:
-    """Whether every process ends (one that nobody reaps counts as ended, too)."""
-    for fd in exit_fds:
-        if not select.select([fd], [], [], PATIENCE_S)[0]:
-            return False
-        os.close(fd)
-    return True
-
-
-def exit_fds(children: list[psutil.Process]) -> list[int]:
-    return [os.pidfd_open(child.pid) for child in children]
-
-
-def child_named(serve: Serve, name: str) -> psutil.Process:
-    return next(child for child in serve.children() if f'"{name}"' in " ".join(command_line(child)))
+    with starting(tmp_path) as starter:
+        yield starter
 
 
 @pytest.fixture
@@ -125,7 +55,7 @@ def test_restarts_keep_no_descriptor(launcher: Launcher) -> None:
     for _ in range(100):
         launcher.kill("x", "is in the way")
         assert end_of(launcher).code == -signal.SIGKILL
-        launcher.start_again(spec)
+        launcher.start_again([spec], num_starts=2)
         counts.add(len(os.listdir("/proc/self/fd")))
     assert len(counts) == 1
 
@@ -155,7 +85,7 @@ def test_another_start_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
         code = -signal.SIGKILL
         assert end_of(launcher) == Ended("x", code, "", "why", "c", was_ready=True, killed_because="is in the way")
         capsys.readouterr()
-        launcher.start_again(shell("""echo '{"event": "loading", "what": "weights"}' >&$1; exit 7"""))
+        launcher.start_again([shell("""echo '{"event": "loading", "what": "weights"}' >&$1; exit 7""")], num_starts=2)
         child = launcher.children["x"]
         assert not child.ready and not child.is_beating
         assert child.heard_at == clock.now()

@@ -232,8 +232,8 @@ def test_nixl_keeps_to_this_machine_unless_its_user_says_otherwise(monkeypatch: 
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
 
     def devices(host: str, **flags: str) -> str | None:
-        spec = worker_plan(
-            config("worker", role="prefill", gateway="tcp://10.0.0.1:7000", **flags), MODEL, "w", host, cores=2
+        (spec,) = worker_plan(
+            config("worker", role="prefill", gateway="tcp://10.0.0.1:7000", **flags), MODEL, "w", 1, host, cores=2
         )
         return spec.environment.get("UCX_NET_DEVICES")
 
@@ -269,7 +269,7 @@ def test_counts_that_do_not(counts: tuple[int, int, int], says: str) -> None:
 
 def test_one_worker_alone() -> None:
     found = config("worker", role="null", gateway="tcp://10.0.0.5:7000", workers_on_host="2")
-    spec = worker_plan(found, MODEL, "unified-a", "10.0.0.6", cores=8)
+    (spec,) = worker_plan(found, MODEL, "unified-a", 1, "10.0.0.6", cores=8)
     settings = WorkerSettings.from_json(spec.command[-1])
     assert spec.name == "unified-a"
     assert spec.command[3] == "unified"
@@ -292,7 +292,7 @@ def test_trust_in_a_network_is_of_one_command() -> None:
     spec = gateway_plan(config("gateway", trust_network="true"), MODEL, "story")
     assert GatewaySettings.from_json(spec.command[-1]).trust_network
     found = config("worker", role="decode", gateway="tcp://10.0.0.5:7000", trust_network="true")
-    spec = worker_plan(found, MODEL, "decode-a", "10.0.0.6", cores=8)
+    (spec,) = worker_plan(found, MODEL, "decode-a", 1, "10.0.0.6", cores=8)
     assert WorkerSettings.from_json(spec.command[-1]).trust_network
 
 
@@ -325,7 +325,7 @@ def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
 
     before, available = WorkerSettings.from_json(spec.command[-1]), 20_000_000
     first = size(before, available)
-    again = as_large(spec, first.num_pages - 1)
+    (again,) = as_large([spec], {"decode-0": first.num_pages - 1})
     after = WorkerSettings.from_json(again.command[-1])
     others = layout.pool_bytes(first.num_pages)
     assert size(after, available - others).num_pages == first.num_pages
@@ -371,7 +371,7 @@ def test_without_gpus_the_device_is_as_typed() -> None:
 def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
     plan = serve_plan(config("serve", decode="3"), MODEL, "story", cores=8, gpus=(0, 1))
     for spec in plan.workers("tcp://127.0.0.1:7000"):
-        before, after = settings_of(spec), settings_of(as_large(spec, 100))
+        before, after = settings_of(spec), settings_of(as_large([spec], {spec.name: 100})[0])
         assert (after.device, before.workers_on_gpu, after.workers_on_gpu) == (before.device, 2, 1)
 
 
@@ -388,5 +388,6 @@ def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
 )
 def test_one_worker_on_a_gpu(flags: dict[str, str], gpu: int | None, device: str, workers_on_gpu: int) -> None:
     found = config("worker", role="decode", gateway="tcp://h:1", **{"workers-on-host": "3", **flags})
-    settings = settings_of(worker_plan(found, MODEL, "d", "h", cores=8, gpu=gpu))
+    gpus = () if gpu is None else (gpu,)
+    settings = settings_of(worker_plan(found, MODEL, "d", 1, "h", cores=8, gpus=gpus)[0])
     assert (settings.device, settings.workers_on_gpu, settings.workers_on_host) == (device, workers_on_gpu, 3)

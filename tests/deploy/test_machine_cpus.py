@@ -78,7 +78,7 @@ def test_threads_follow_the_pin() -> None:
     assert [settings.threads for settings in few.worker_settings] == [2, 2]
     chosen = serve_plan(config("serve", threads="5"), MODEL, "story", cores=8, cpus=(0, 1))
     assert [settings.threads for settings in chosen.worker_settings] == [5, 5]
-    spec = worker_plan(config("worker", role="decode", gateway="tcp://h:1"), MODEL, "d", "h", 8, (2, 3))
+    (spec,) = worker_plan(config("worker", role="decode", gateway="tcp://h:1"), MODEL, "d", 1, "h", 8, (2, 3))
     assert (spec.cpus, spec.environment["OMP_NUM_THREADS"]) == ((2, 3), "2")
 
 

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from deploy.machine import describe_gpus, read_gpu, read_gpus, share_gpus
+from deploy.machine import describe_gpus, read_gpus, read_worker_gpus, share_gpus
 from protocol.errors import ConfigError
 
 
@@ -113,12 +113,20 @@ def test_what_cannot_be_asked(asked: str, device: str, count: int, says: str) ->
 
 
 def test_one_worker_takes_one_gpu() -> None:
-    assert read_gpu(None, "auto", 3) == read_gpu("all", "auto", 3) == 0
-    assert read_gpu("2", "auto", 3) == read_gpu(None, "cuda:2", 3) == 2
-    assert read_gpu(None, "auto", 0) is None
-    assert read_gpu(None, "cpu", 3) is None
+    assert read_worker_gpus(None, "auto", 3, 1) == read_worker_gpus("all", "auto", 3, 1) == (0,)
+    assert read_worker_gpus("2", "auto", 3, 1) == read_worker_gpus(None, "cuda:2", 3, 1) == (2,)
+    assert read_worker_gpus(None, "auto", 0, 1) == ()
+    assert read_worker_gpus(None, "cpu", 3, 1) == ()
     with pytest.raises(ConfigError, match="--gpus: got '0,1', expected one GPU for one worker"):
-        read_gpu("0,1", "auto", 3)
+        read_worker_gpus("0,1", "auto", 3, 1)
+
+
+def test_each_rank_takes_a_gpu_if_there_are_enough() -> None:
+    assert read_worker_gpus(None, "auto", 8, 3) == (0, 1, 2)
+    assert read_worker_gpus("5,1", "auto", 8, 3) == (5, 1)
+    assert read_worker_gpus(None, "cuda:2", 8, 3) == (2,)
+    with pytest.raises(ConfigError, match="--gpus: got '0-3', expected at most 3 GPUs for 3 ranks"):
+        read_worker_gpus("0-3", "auto", 8, 3)
 
 
 def test_the_log_says_who_shares() -> None:

@@ -38,7 +38,8 @@ def test_every_field_of_a_process_is_an_option_or_is_given_by_the_launcher() -> 
     """Who adds a field learns where it is made an option."""
     fields_of = {cls: {option_name(each.name) for each in fields(cls)} for cls in (WorkerSettings, GatewaySettings)}
     options = {option.name for option in OPTIONS}
-    assert fields_of[WorkerSettings] - options == {"fake-model"}
+    of_a_rank = {"group", "group-size", "group-rank", "group-epoch", "group-folder"}
+    assert fields_of[WorkerSettings] - options == {"fake-model"} | of_a_rank
     assert fields_of[GatewaySettings] - options == {"model-as-typed", "limits"}
 
 

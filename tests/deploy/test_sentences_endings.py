@@ -4,7 +4,7 @@ import pytest
 
 from deploy.cli import CommandLine, find_config, parse
 from deploy.layout import serve_plan
-from deploy.sentences import Ended, describe_end, describe_loss, gpu_flags, replacement, worker_flags
+from deploy.sentences import Ended, describe_end, describe_loss, rank_flags, replacement, worker_flags
 
 INFO = "2026-01-31T12:00:00.000Z info decode-0 ready kv_pages=5"
 ERROR = "2026-01-31T12:00:00.000Z error decode-0 protocol error"
@@ -67,7 +67,7 @@ def test_the_command_starts_such_a_worker() -> None:
 def test_the_command_starts_it_on_the_same_gpu(typed: dict[str, str]) -> None:
     found = find_config(CommandLine("serve", {**typed, "decode": "2"}), {})
     plan = serve_plan(found, Path("/m"), "m", cores=2, gpus=(2, 3))
-    flags = [gpu_flags(settings) for settings in plan.worker_settings]
+    flags = [rank_flags([settings]) for settings in plan.worker_settings]
     assert flags == [
         ("--gpus", "2", "--workers-on-gpu", "2"),
         ("--gpus", "3"),
@@ -77,4 +77,17 @@ def test_the_command_starts_it_on_the_same_gpu(typed: dict[str, str]) -> None:
     parsed = parse(command.split()[1:], "1")
     assert parsed.flags["gpus"] == "3" and command.count("--gpus") == 1
     on_the_cpu = serve_plan(found, Path("/m"), "m", cores=2).worker_settings[0]
-    assert gpu_flags(on_the_cpu) == ()
+    assert rank_flags([on_the_cpu]) == ()
+
+
+def test_the_command_starts_as_many_ranks() -> None:
+    typed = {"prefill": "0", "decode": "0", "unified": "1", "dp-size": "3", "tp-size": "3", "enable-dp-attention": "on"}
+    found = find_config(CommandLine("serve", typed), {})
+    flags = ("--dp-size", "3", "--enable-dp-attention")
+    assert rank_flags(serve_plan(found, Path("/m"), "m", cores=2).worker_settings) == flags
+    ranks = serve_plan(found, Path("/m"), "m", cores=2, gpus=(2, 3)).worker_settings
+    assert rank_flags(ranks) == (*flags, "--gpus", "2,3", "--workers-on-gpu", "2")
+    command = replacement("unified", "tcp://127.0.0.1:5", worker_flags(found), 3, flags)
+    assert command == (
+        "baton worker --role unified --gateway tcp://127.0.0.1:5 --dp-size 3 --enable-dp-attention --workers-on-host 3"
+    )

@@ -4,11 +4,15 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from deploy.cli import CommandLine, find_config
+from deploy.layout import serve_plan
 from deploy.model_folder import PROJECT
 from deploy.sentences import (
     count_roles,
     curl,
     describe_draft,
+    describe_ranks,
+    describe_workers,
     dialable,
     gateway_lines,
     local_url,
@@ -20,7 +24,9 @@ from runtime.settings import WorkerSettings
 
 
 def test_the_ready_line_and_a_curl_to_paste() -> None:
-    ready, command = serve_lines("http://0.0.0.0:8000", "story", ["prefill", "decode"], 3.21, with_text=True)
+    ready, command = serve_lines(
+        "http://0.0.0.0:8000", "story", "1 prefill worker + 1 decode worker", 3.21, with_text=True
+    )
     assert ready.startswith("Ready: story at http://127.0.0.1:8000 with 1 prefill worker + 1 decode worker, in 3.2 s.")
     words = shlex.split(command)
     assert words[:4] == ["curl", "-N", "-s", "http://127.0.0.1:8000/v1/completions"]
@@ -33,8 +39,7 @@ def test_the_ready_line_names_the_draft() -> None:
     settings = replace(
         plain, speculative_algorithm="eagle", speculative_draft_model_path=draft, speculative_num_steps=3
     )
-    told = describe_draft(settings)
-    ready, _ = serve_lines("http://h:1", "story", ["unified"], 1.0, with_text=True, draft=told)
+    ready, _ = serve_lines("http://h:1", "story", describe_workers([settings]), 1.0, with_text=True)
     assert " with 1 unified worker, eagle draft story-eagle with up to 3 steps, in 1.0 s. Ctrl-C" in ready
     assert describe_draft(plain) == ""
     cached = replace(settings, speculative_draft_model_path="/hub/models--lab--eagle/snapshots/3f2a")
@@ -42,12 +47,12 @@ def test_the_ready_line_names_the_draft() -> None:
 
 
 def test_the_readme_shows_what_is_printed() -> None:
-    lines = serve_lines("http://127.0.0.1:8000", "story", ["prefill", "decode"], 2.2, with_text=True)
+    lines = serve_lines("http://127.0.0.1:8000", "story", "1 prefill worker + 1 decode worker", 2.2, with_text=True)
     assert "\n".join(lines) in (PROJECT / "README.md").read_text()
 
 
 def test_a_model_without_tokenizer_is_asked_with_token_ids() -> None:
-    command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=False)[1]
+    command = serve_lines("http://h:1", "m", "1 unified worker", 1.0, with_text=False)[1]
     body = json.loads(shlex.split(command)[-1])
     assert body["prompt"] == [1, 2, 3]
     assert body["return_token_ids"] is True
@@ -61,7 +66,7 @@ def test_a_name_with_quotes_survives_the_shell() -> None:
 def test_with_keys_the_command_reads_the_first_one_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "our keys"
     path.write_text("# ours\n  # old: sk-0\n  \n sk-1\nsk-2\n")
-    command = serve_lines("http://h:1", "m", ["unified"], 1.0, with_text=True, api_key_file=str(path))[1]
+    command = serve_lines("http://h:1", "m", "1 unified worker", 1.0, with_text=True, api_key_file=str(path))[1]
     said = subprocess.run(["bash", "-c", command.replace("curl", "printf '%s\\n'", 1)], capture_output=True, check=True)
     assert "Authorization: Bearer sk-1" in said.stdout.decode().splitlines() and "sk-1" not in command
 
@@ -69,6 +74,21 @@ def test_with_keys_the_command_reads_the_first_one_from_the_file(tmp_path: Path)
 def test_counts_of_roles() -> None:
     assert count_roles(["unified"]) == "1 unified worker"
     assert count_roles(["prefill", "decode", "decode"]) == "1 prefill worker + 2 decode workers"
+
+
+def test_groups_and_their_ranks_are_told() -> None:
+    flags = {"decode": "2", "decode-dp-size": "3", "enable-dp-attention": "true", "cpus": "0-7"}
+    plan = serve_plan(find_config(CommandLine("serve", flags), {}), Path("/m"), "m", cores=16, cpus=tuple(range(8)))
+    assert describe_workers(plan.worker_settings) == "1 prefill worker + 2 decode workers of 3 ranks each"
+    assert describe_workers(plan.worker_settings[1:4]) == "1 decode worker of 3 ranks"
+    told = "each has 1 or 2 threads and counts as one of 7 workers on this machine"
+    assert describe_ranks(plan.worker_settings) == [
+        f"group decode-0 has the ranks decode-0.0 to decode-0.2; {told.replace('1 or 2 threads', '1 thread')}",
+        f"group decode-1 has the ranks decode-1.0 to decode-1.2; {told.replace('1 or 2 threads', '1 thread')}",
+    ]
+    two = [replace(each, threads=each.group_rank + 1) for each in plan.worker_settings[1:3]]
+    assert describe_ranks(two) == [f"group decode-0 has the ranks decode-0.0 to decode-0.1; {told}"]
+    assert describe_ranks(plan.worker_settings[:1]) == []
 
 
 def test_the_gateway_says_how_to_join_it() -> None:

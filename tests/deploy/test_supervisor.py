@@ -1,84 +1,16 @@
 """The supervisor with processes that exist on paper only, in time that moves only when told."""
 
-from dataclasses import dataclass, field
-from typing import cast
-
 import pytest
 
-from deploy.console import Console
-from deploy.launcher import Launcher
-from deploy.layout import ProcessSpec
 from deploy.options import Rules
 from deploy.sentences import Ended
-from deploy.supervisor import Supervisor
-from tests.doubles.clock import VirtualClock
+from tests.deploy.paper_processes import Stage
 
 NAMES = ("gateway", "decode-0")
 
 
-@dataclass
-class PaperChild:
-    heard_at: float
-    ready: object = None
-    is_beating: bool = True
-
-
-@dataclass
-class PaperProcesses:
-    """`pending` are ends to report. A turn without news takes all the time that it is given."""
-
-    clock: VirtualClock
-    children: dict[str, PaperChild] = field(default_factory=lambda: {name: PaperChild(0.0) for name in NAMES})
-    pending: list[Ended] = field(default_factory=list)
-    starts: list[tuple[float, str]] = field(default_factory=list)  # (when, who)
-    silent: set[str] = field(default_factory=set)
-    killed: dict[str, str] = field(default_factory=dict)
-    cannot_start: bool = False
-
-    def turn(self, timeout_s: float) -> list[Ended]:
-        if not self.pending:
-            self.clock.advance(timeout_s)
-        found, self.pending = self.pending, []
-        for name, child in self.children.items():
-            child.heard_at = child.heard_at if name in self.silent else self.clock.now()
-        return found
-
-    def start_again(self, spec: ProcessSpec) -> None:
-        if self.cannot_start:
-            raise OSError("no memory")
-        self.starts.append((self.clock.now(), spec.name))
-        self.killed.pop(spec.name, None)
-        self.children[spec.name] = PaperChild(self.clock.now(), is_beating=self.children[spec.name].is_beating)
-
-    def beat_no_more(self) -> None:
-        for child in self.children.values():
-            child.is_beating = False
-
-    def kill(self, name: str, because: str) -> None:
-        self.killed[name] = because
-
-
-class Stage:
-    def __init__(self, rules: Rules) -> None:
-        self.clock = VirtualClock(100.0)
-        self.processes = PaperProcesses(self.clock)
-        self.supervisor = Supervisor(
-            cast(Launcher, self.processes),
-            [ProcessSpec(name, (), {}) for name in NAMES],
-            rules,
-            self.clock,
-            Console(with_logs=True),
-            lambda name, given_up: f"{name} of {len(given_up)} is missed",
-        )
-
-    def end(self, name: str, code: int, was_ready: bool = True) -> None:
-        self.processes.pending.append(Ended(name, code, "", was_ready=was_ready))
-        self.supervisor.turn()
-
-    def turns(self, seconds: float) -> None:
-        until = self.clock.now() + seconds
-        while self.clock.now() < until:
-            self.supervisor.turn()
+def staged(rules: Rules) -> Stage:
+    return Stage(rules, NAMES)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -86,7 +18,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules())
+    stage = staged(Rules())
     stage.end("decode-0", -9)
     assert stage.processes.starts == [(100.0, "decode-0")]
     stage.turns(3.0)
@@ -99,7 +31,7 @@ def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_waits_grow_to_the_second_then_it_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules(max_restarts=4))
+    stage = staged(Rules(max_restarts=4))
     ends = []
     for _ in range(5):
         ends.append(stage.clock.now())
@@ -116,7 +48,7 @@ def test_waits_grow_to_the_second_then_it_is_given_up(capsys: pytest.CaptureFixt
 
 
 def test_a_wrong_configuration_is_not_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules())
+    stage = staged(Rules())
     stage.end("gateway", -15)
     stage.processes.pending.append(
         Ended("gateway", 2, "", failure="tokenizer.json is no JSON", failure_code="checkpoint_error", was_ready=False)
@@ -131,7 +63,7 @@ def test_a_wrong_configuration_is_not_tried_again(capsys: pytest.CaptureFixture[
 
 
 def test_what_the_system_cannot_start_counts_as_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules(max_restarts=2))
+    stage = staged(Rules(max_restarts=2))
     stage.processes.cannot_start = True
     stage.end("decode-0", -9)
     stage.processes.cannot_start = False
@@ -145,7 +77,7 @@ def test_what_the_system_cannot_start_counts_as_a_failure(capsys: pytest.Capture
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_falls_silent_is_killed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules(hang_limit_s=10.0))
+    stage = staged(Rules(hang_limit_s=10.0))
     stage.turns(5.0)
     stage.processes.silent.add(name)
     stage.turns(10.0)
@@ -159,10 +91,10 @@ def test_what_falls_silent_is_killed(name: str, capsys: pytest.CaptureFixture[st
 
 
 def test_silence_means_nothing_where_there_was_no_sign_or_no_limit() -> None:
-    patient = Stage(Rules(hang_limit_s=0.0))
+    patient = staged(Rules(hang_limit_s=0.0))
     patient.processes.silent.update(NAMES)
     patient.turns(100.0)
-    quiet = Stage(Rules())
+    quiet = staged(Rules())
     quiet.processes.silent.update(NAMES)
     quiet.processes.beat_no_more()
     quiet.turns(700.0)
@@ -170,7 +102,7 @@ def test_silence_means_nothing_where_there_was_no_sign_or_no_limit() -> None:
 
 
 def test_a_start_without_any_news_does_not_last_for_ever() -> None:
-    stage = Stage(Rules())
+    stage = staged(Rules())
     stage.processes.beat_no_more()
     stage.end("decode-0", -9)
     stage.processes.silent.add("decode-0")
@@ -181,7 +113,7 @@ def test_a_start_without_any_news_does_not_last_for_ever() -> None:
 
 
 def test_its_own_pause_is_nobodys_silence() -> None:
-    stage = Stage(Rules(hang_limit_s=10.0))
+    stage = staged(Rules(hang_limit_s=10.0))
     stage.turns(2.0)
     stage.processes.silent.update(NAMES)
     stage.clock.advance(60.0)
@@ -192,7 +124,7 @@ def test_its_own_pause_is_nobodys_silence() -> None:
 
 
 def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage(Rules())
+    stage = staged(Rules())
     stage.end("decode-0", -9)
     stage.turns(4.0)
     stage.end("decode-0", 1, was_ready=False)
@@ -204,7 +136,7 @@ def test_serving_again_is_counted_from_the_first_end(capsys: pytest.CaptureFixtu
 
 
 def test_who_has_ended_is_not_killed_for_its_silence() -> None:
-    stage = Stage(Rules(max_restarts=0))
+    stage = staged(Rules(max_restarts=0))
     stage.end("decode-0", -9)
     stage.processes.silent.add("decode-0")
     stage.turns(100.0)
@@ -213,8 +145,26 @@ def test_who_has_ended_is_not_killed_for_its_silence() -> None:
 
 
 def test_an_address_in_use_may_be_free_later() -> None:
-    stage = Stage(Rules())
+    stage = staged(Rules())
     stage.end("gateway", -9)
     stage.processes.pending.append(Ended("gateway", 2, "", "in use", "address_in_use", was_ready=False))
     stage.turns(2.0)
     assert [who for _, who in stage.processes.starts] == ["gateway", "gateway"]
+
+
+def test_what_was_told_to_end_is_not_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = staged(Rules())
+    stage.end("decode-0", 0)
+    stage.processes.silent.add("decode-0")
+    stage.turns(700.0)
+    assert stage.processes.starts == [] and stage.processes.killed == {}
+    assert stage.supervisor.left == {"decode-0"} and not stage.supervisor.given_up
+    assert said(capsys) == ["decode-0 has left. decode-0 of 1 is missed"]
+
+
+def test_what_had_to_start_again_may_be_told_to_end_meanwhile() -> None:
+    stage = staged(Rules())
+    stage.end("decode-0", -9)
+    stage.end("decode-0", 0, was_ready=False)
+    stage.turns(100.0)
+    assert [who for _, who in stage.processes.starts] == ["decode-0"] and stage.supervisor.left == {"decode-0"}

@@ -71,7 +71,6 @@ def test_what_is_hopeless_is_given_up_at_once() -> None:
     [
         (-9, True, "", False),
         (-9, False, "", False),
-        (0, True, "", False),  # SIGTERM from elsewhere: it left in order
         (1, False, "", False),
         (3, True, "refused", False),  # it was paused and lost meanwhile
         (3, False, "refused", True),  # another model or layout
@@ -80,6 +79,7 @@ def test_what_is_hopeless_is_given_up_at_once() -> None:
         (2, False, "", True),
         (2, False, "address_in_use", False),
         (2, False, "unavailable", False),  # no gateway answered
+        (4, False, "group_broken", False),  # another rank was lost or late
         (2, True, "unavailable", False),
         (2, True, "wire_error", False),
     ],
@@ -88,15 +88,23 @@ def test_what_is_hopeless(code: int, was_ready: bool, failure_code: str, hopeles
     assert is_hopeless(Ended("x", code, "", failure_code=failure_code, was_ready=was_ready)) is hopeless
 
 
+def test_what_was_told_to_end_stays_so() -> None:
+    for life in (RUNNING, Life(State.STARTING, since=100.0)):
+        left = life.left(200.0)
+        assert left.state is State.LEFT and not left.is_due(1e9)
+
+
 def test_moves_that_make_no_sense_are_refused() -> None:
     backing_off = RUNNING.ended(5, 200.0)
-    given_up = RUNNING.ended(0, 200.0)
-    for life in (backing_off, given_up):
+    given_up, left = RUNNING.ended(0, 200.0), RUNNING.left(200.0)
+    for life in (backing_off, given_up, left):
         with pytest.raises(AssertionError, match="ended while"):
             life.ended(5, 201.0)
-    for life in (RUNNING, backing_off, given_up):
+        with pytest.raises(AssertionError, match="left while"):
+            life.left(201.0)
+    for life in (RUNNING, backing_off, given_up, left):
         with pytest.raises(AssertionError, match="ready while"):
             life.ready(201.0)
-    for life in (RUNNING, given_up):
+    for life in (RUNNING, given_up, left):
         with pytest.raises(AssertionError, match="started while"):
             life.started(201.0)

@@ -3,15 +3,20 @@
 recorder = CudaRecorder.installed(monkeypatch)
 recorder.break_down()          # from now on every call of the device raises, as after a failed assertion
 recorder.calls                 # names of the calls, with the arguments that matter
+recorder.tensor()              # a tensor that says that it lies on the device, and notes record_stream
+
+Streams and events have numbers; 0 is the stream that is current at the start. Nothing runs late: what a launch has
+queued, and on which stream, is what counts.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
+from torch import Tensor
 
 ASSERTED = "CUDA error: device-side assert triggered"
 MORE_LINES = "\nCUDA kernel errors might be asynchronously reported at some other API call.\n"
@@ -26,12 +31,20 @@ class CudaRecorder:
         self.calls: list[tuple[Any, ...]] = []
         self.num_allowed = 1 << 30  # pieces of memory that it registers before it refuses
         self.is_broken = False
+        self._current = [RecordedStream(self, 0)]  # the last one is
+        self._num_streams = self._num_events = 0
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "CudaRecorder":
-        """A recorder that stands in for `torch.cuda` until the test ends."""
-        recorder = cls(torch.cuda)
+        """A recorder that stands in for `torch.cuda` until the test ends. Host memory is pinned by its word only."""
+        recorder, empty = cls(torch.cuda), torch.empty
+
+        def maybe_pinned(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+            made = empty(*shape, **options)
+            return made.as_subclass(PinnedTensor).noted_by(recorder) if pin_memory else made
+
         monkeypatch.setattr(torch, "cuda", recorder)
+        monkeypatch.setattr(torch, "empty", maybe_pinned)
         return recorder
 
     def __getattr__(self, name: str) -> Any:
@@ -52,6 +65,10 @@ class CudaRecorder:
         """The calls that wait for the device."""
         return [name for name, *_ in self.calls if name in WAITS]
 
+    def tensor(self, *values: int) -> "DeviceTensor":
+        """A tensor of the device."""
+        return torch.tensor(values).as_subclass(DeviceTensor).noted_by(self)
+
     # ---- torch.cuda ----
 
     def cudart(self) -> "CudaRecorder":
@@ -70,52 +87,89 @@ class CudaRecorder:
         self.note("synchronize")
 
     def current_stream(self, device: Any = None) -> "RecordedStream":
-        return RecordedStream(self)
+        return self._current[-1]
 
     def Stream(self, device: Any = None) -> "RecordedStream":
-        return RecordedStream(self)
+        self._num_streams += 1
+        return RecordedStream(self, self._num_streams)
 
     def Event(self) -> "RecordedEvent":
-        return RecordedEvent(self)
+        self._num_events += 1
+        return RecordedEvent(self, self._num_events)
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
         yield
 
     @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
+    def stream(self, stream: "RecordedStream") -> Iterator[None]:
+        self._current.append(stream)
         yield
+        self._current.pop()
 
 
 class RecordedStream:
     """A stream of the recorder."""
 
-    def __init__(self, recorder: CudaRecorder) -> None:
+    def __init__(self, recorder: CudaRecorder, number: int) -> None:
         self._recorder = recorder
+        self.number = number
 
     def query(self) -> bool:
-        self._recorder.note("stream.query")
+        self._recorder.note("stream.query", self.number)
         return True
 
     def synchronize(self) -> None:
-        self._recorder.note("stream.synchronize")
+        self._recorder.note("stream.synchronize", self.number)
 
-    def wait_event(self, event: Any) -> None:
-        self._recorder.note("stream.wait_event")
+    def wait_event(self, event: "RecordedEvent") -> None:
+        self._recorder.note("stream.wait_event", self.number, event.number)
 
 
 class RecordedEvent:
     """An event of the recorder: done at once."""
 
-    def __init__(self, recorder: CudaRecorder) -> None:
+    def __init__(self, recorder: CudaRecorder, number: int) -> None:
         self._recorder = recorder
+        self.number = number
 
-    def record(self, stream: Any = None) -> None:
-        self._recorder.note("event.record")
+    def record(self, stream: RecordedStream) -> None:
+        self._recorder.note("event.record", self.number, stream.number)
 
     def query(self) -> bool:
-        self._recorder.note("event.query")
+        self._recorder.note("event.query", self.number)
         return True
 
     def synchronize(self) -> None:
-        self._recorder.note("event.synchronize")
+        self._recorder.note("event.synchronize", self.number)
+
+
+class NotedTensor(Tensor):
+    """A tensor whose calls a recorder notes."""
+
+    _recorder: CudaRecorder
+
+    def noted_by(self, recorder: CudaRecorder) -> Self:
+        self._recorder = recorder
+        return self
+
+
+class DeviceTensor(NotedTensor):
+    """It lies in host memory, but says that it lies on the device."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def record_stream(self, stream: RecordedStream) -> None:  # type: ignore[override]
+        self._recorder.note("record_stream", self.tolist(), stream.number)
+
+
+class PinnedTensor(NotedTensor):
+    """Host memory to which the device copies."""
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Self:
+        stream = self._recorder.current_stream().number
+        self._recorder.note("copy to pinned memory", stream, "queued" if non_blocking else "waits")
+        self.as_subclass(Tensor).copy_(source.as_subclass(Tensor))
+        return self

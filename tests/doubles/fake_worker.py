@@ -23,25 +23,23 @@ from protocol.messages_gateway import (
     CacheFlushed,
     CancelRequest,
     ChoiceTokens,
-    DraftInfo,
     FirstToken,
     FlushCache,
     Heartbeat,
-    KvPages,
     Register,
     RegisterAgain,
     RequestFailed,
     Retracted,
     Role,
-    Stamp,
     ToGateway,
     Tokens,
     ToWorker,
     Welcome,
     WorkerAddress,
-    WorkerStats,
     finish_reason,
 )
+from protocol.messages_group import GroupPlace
+from protocol.worker_facts import DraftInfo, KvPages, Stamp, WorkerStats
 from runtime.session import Session, open_envelope
 
 PATIENCE_S = 300.0  # for what takes moments; only a failure takes so long
@@ -96,6 +94,7 @@ class FakeWorker:
     stats: WorkerStats = STATS  # of the registration and the next heartbeats
     draft: DraftInfo | None = None
     graphs: str = ""
+    place: GroupPlace | None = None
     instance: int = field(default_factory=lambda: next(_instances))
     on_assign: Callable[[Assign], None] = lambda assign: None
 
@@ -145,6 +144,7 @@ class FakeWorker:
             "" if self.role is Role.UNIFIED else "zmq",
             draft=self.draft,
             graphs=self.graphs,
+            place=self.place,
         )
 
     async def start(self) -> "FakeWorker":

@@ -5,33 +5,31 @@ scheduler thread with its schedule stream. Actors have vector clocks, which hold
 A wait passes knowledge on, and so does an event that the host has seen done. A launch passes on what the host has seen,
 but none of the host's own tensor work. Reads without an operation (tolist, numpy) are seen only if they are reported:
 `touch`, `touch_bytes`.
+
+Memory that Python gives back is written, too: torch's allocator gives it to the next tensor of the stream that made it,
+while other streams may still use it. It waits only for streams whose launches have named it (`record_stream` on CUDA).
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.doubles.torch_operations import kind_of, tensors_in
 
 NOBODY, SEVERAL, LASTING = -1, -2, -3  # no actors; the last: whoever reads for a while
 SCHEDULER = 0  # the actor of the scheduler thread and its schedule stream
-PURGE_EVERY = 2000  # new memories; those that are gone are forgotten then
 
 Clock = dict[int, int]  # of each actor: its newest operation that is known to have happened
 Elements = slice | np.ndarray[Any, np.dtype[np.int64]]
-
-aten = torch.ops.aten
-_BY_DIM = {aten.index_select, aten.index_copy_, aten.index_add_, aten.index_fill_}
-_GATHERED = {aten.gather, aten.scatter_, aten.scatter_add_}
-_INDEXED = {aten.index, aten._unsafe_index, aten.index_put_, aten._index_put_impl_}
 
 
 class Access(NamedTuple):
@@ -68,10 +66,12 @@ class _Memory:
     """What became of one storage. Most are known to one actor only, and are gone before another comes: of those no more
     is kept than the newest accesses to the whole of it, as long as there are no others."""
 
-    ref: StorageWeakRef
+    ref: "weakref.ref[torch.UntypedStorage]"  # it tells when Python gives the storage back
     item_size: int
     num_elements: int
     shape: Sequence[int]
+    pool: int  # whose allocator it goes back to: an actor
+    named_by: tuple[int, ...] = ()  # actors for which that allocator waits
     only_actor: int = NOBODY  # then the one, then SEVERAL
     whole_write: int = 0  # by the only actor
     whole_read: int = 0
@@ -100,6 +100,19 @@ class _Memory:
             found = trail.numbers[elements]
             if found.size and int(found.max()) > known:
                 return int(found.max())
+        return 0
+
+    def in_use(self, known: Mapping[int, int], pools: Sequence[int]) -> int:
+        """An access that is not `known` to be over, and that its allocator does not wait for; 0 if there is none.
+
+        `pools` are those of all actors.
+        """
+        if self.only_actor == NOBODY or (self.only_actor != SEVERAL and pools[self.only_actor] == self.pool):
+            return 0
+        for (_, actor), trail in self._trails(self.only_actor).items():
+            may_run = trail.newest > known.get(actor, 0)
+            if may_run and pools[actor] != self.pool and actor not in self.named_by:
+                return trail.newest
         return 0
 
     def in_elements_of(self, tensor: Tensor) -> "_Memory":
@@ -143,6 +156,7 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         self.num_seen = 0  # accesses
         self._actors = ["the scheduler"]
         self._clocks: list[Clock] = [{}]
+        self._pools = [SCHEDULER]  # by actor: to whose allocator the memory goes back that it makes
         self._actor = SCHEDULER
         self._where = self._actors[SCHEDULER]
         # by number, 0 is none: what an Access is made of, as bare tuples, for which the garbage collector has no work
@@ -153,10 +167,11 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
 
     # ---- order ----
 
-    def actor(self, name: str) -> int:
-        """A new one: a stream."""
+    def actor(self, name: str, *, is_schedule: bool = False) -> int:
+        """A new one: a stream. A schedule stream shares its memory with the scheduler thread, whose work it runs."""
         self._actors.append(f"{name} {len(self._actors)}")
         self._clocks.append({})
+        self._pools.append(SCHEDULER if is_schedule else len(self._actors) - 1)
         return len(self._actors) - 1
 
     def clock(self, actor: int) -> Clock:
@@ -195,6 +210,13 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
         if memory.item_size != tensor.element_size():
             self._memories[tensor.untyped_storage()._cdata] = memory.in_elements_of(tensor)
 
+    def named(self, tensors: Iterable[Tensor], actor: int) -> None:
+        """A launch on the stream `actor` uses them: the allocator does not reuse their memory before it has run."""
+        for tensor in tensors:
+            memory = self._memory(tensor)
+            if actor not in memory.named_by:
+                memory.named_by += (actor,)
+
     def touch(self, tensors: Iterable[Tensor], operation: str, *, is_write: bool = False) -> None:
         """An access that torch does not see: an opaque kernel, or the host reading."""
         number = self._number(operation)
@@ -224,16 +246,16 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = _kind(func)
+        kind = kind_of(func)
         if kind.touches_nothing:
             return func(*args, **kwargs)
         written = kind.written(args, kwargs) if kind.changed else ()
-        given = _tensors((*args, *kwargs.values()))
+        given = tensors_in((*args, *kwargs.values()))
         touched = [(*place, id(each) in written) for each in given if (place := self._place(each)) is not None]
         if kind.select is not None and args[0].numel() and (scale := _scale(args[0], touched[0][0])):
             touched[0] = touched[0][0], _flat(kind.select(self._address(args[0]), args), scale), touched[0][2]
         result = func(*args, **kwargs)
-        made = _tensors((result,))
+        made = tensors_in((result,))
         known = [memory for memory, _, _ in touched]
         places = [place for each in made if (place := self._place(each)) is not None]
         fresh = [(*place, True) for place in places if place[0] not in known]
@@ -266,7 +288,8 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
     def _report(self, memory: _Memory, elements: Elements, other: int, number: int, is_write: bool) -> str:
         before, now = Access(*self._operations[other]), Access(*self._operations[number])
         first, second = "written" if memory.wrote(other) else "read", "written" if is_write else "read"
-        called = [name for tensor, name in self._names if tensor.untyped_storage()._cdata == memory.ref.cdata]
+        storage = memory.ref()
+        called = [name for tensor, name in self._names if tensor.untyped_storage() is storage]
         what = f"{called[0] if called else 'a tensor'} {tuple(memory.shape)}"
         if now.actor == before.actor == SCHEDULER:
             missing = "a read that still lasts must end before"
@@ -300,15 +323,35 @@ class RaceDetector(TorchDispatchMode):  # type: ignore[misc]  # torch has no typ
 
     def _memory(self, tensor: Tensor) -> _Memory:
         storage = tensor.untyped_storage()
-        found = self._memories.get(storage._cdata)
+        key = storage._cdata  # of another storage only after this one was given back
+        found = self._memories.get(key)
         if found is None:
-            if len(self._memories) % PURGE_EVERY == PURGE_EVERY - 1:
-                self._memories = {key: each for key, each in self._memories.items() if not each.ref.expired()}
-            size = tensor.element_size()
-            # the weak reference keeps the storage's identity from being given to another
-            found = _Memory(StorageWeakRef(storage), size, -(-storage.nbytes() // size), tensor.shape)
-            self._memories[storage._cdata] = found
+            size, ref = tensor.element_size(), weakref.ref(storage, lambda _: self._given_back(key))
+            found = _Memory(ref, size, -(-storage.nbytes() // size), tensor.shape, self._pools[self._actor])
+            self._memories[key] = found
         return found
+
+    def _given_back(self, key: int) -> None:
+        """Nobody in Python holds the memory any more.
+
+        Whoever gets it next comes behind what its pool has waited for, and behind what the host has seen to be over.
+        """
+        memory = self._memories.pop(key)
+        known = self.clock(SCHEDULER)
+        for actor, number in self._clocks[memory.pool].items():
+            known[actor] = max(known.get(actor, 0), number)
+        if self.race or not (last := memory.in_use(known, self._pools)):
+            return
+
+        frame = sys._getframe(2)
+        used = Access(*self._operations[last])
+        now = Access(self._actor, self._where, "its last reference", frame.f_code, frame.f_lineno)
+        user, maker = self._actors[used.actor], self._actors[memory.pool]
+        self.race = (
+            f"race: a tensor {tuple(memory.shape)} is given back while it may still be used:\n"
+            f"    used by {used}\n    dropped by {now}\n"
+            f"    in no order: {maker} has made it and may overwrite it, because no launch of {user} has named it"
+        )
 
     def _address(self, tensor: Tensor) -> Tensor:
         """Shaped like `tensor`: which element of its memory each of its elements is, in elements of its own size."""
@@ -328,56 +371,3 @@ def _flat(addresses: Tensor, scale: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The elements of a memory at `addresses`, each of which is `scale` of them."""
     found: np.ndarray[Any, np.dtype[np.int64]] = addresses.reshape(-1).numpy()
     return found if scale == 1 else (found[:, None] * scale + np.arange(scale)).reshape(-1)
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    found = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What is known of an operation without its arguments. Asking torch takes longer than the operation itself.
-
-    `select`: of the addresses of the first argument's elements, given all arguments, those that its indices name.
-    """
-
-    name: str
-    changed: tuple[tuple[int, str], ...]  # position and name of each argument that it changes
-    select: Callable[[Tensor, Sequence[Any]], Tensor] | None
-    touches_nothing: bool
-
-    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
-        """Ids of the tensors that it changes."""
-        values = (args[at] if at < len(args) else kwargs.get(name) for at, name in self.changed)
-        return {id(each) for each in _tensors(values)}
-
-
-@cache
-def _kind(func: Any) -> _Kind:
-    packet = func.overloadpacket
-    changed = tuple(
-        (at, each.name)
-        for at, each in enumerate(func._schema.arguments)
-        if each.alias_info is not None and each.alias_info.is_write
-    )
-    if packet is aten.lift_fresh:
-        changed = ((0, "self"),)
-    return _Kind(packet.__name__, changed, _selection(packet), packet is aten.detach_)
-
-
-def _selection(packet: Any) -> Callable[[Tensor, Sequence[Any]], Tensor] | None:
-    if packet in _INDEXED:
-        return lambda at, args: at[tuple(slice(None) if each is None else each for each in args[1])]
-    if packet in _BY_DIM:
-        return lambda at, args: at.index_select(args[1], args[2])
-    if packet in _GATHERED:
-        return lambda at, args: at.gather(args[1], args[2])
-    if packet is aten.embedding:
-        return lambda at, args: at.index_select(0, args[1].reshape(-1))
-    return None

@@ -13,17 +13,17 @@ stream (stale_view.py).
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scheduler.execution.streams import Event, Segment, tensors_of
+from tests.doubles.poison import poisoned
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 from tests.doubles.stale_view import Snapshot, StaleView
 from tests.doubles.strategies import Decisions, Strategy, decisions_of
@@ -131,8 +131,9 @@ class SimulatedStream:
         clock: Clock = {}
         if (detector := self.simulation.detector) is not None:
             if self.is_schedule and self.actor == SCHEDULER:
-                self.actor = detector.actor(self.name)
+                self.actor = detector.actor(self.name, is_schedule=True)
             clock = detector.clock(SCHEDULER) if self.is_schedule else detector.at_launch()
+            detector.named(tensors_of(used), self.actor)
         made_at = self.simulation.made_at  # nobody writes what an earlier launch has used
         position = max((made_at.setdefault(each, self.simulation.position) for each in used), default=0)
         for segment in segments:
@@ -169,6 +170,14 @@ class SimulatedStream:
         self._inserted.append(_Reach(event))
         return event
 
+    def hold(self, event: Event) -> None:
+        """Within a segment: what follows it on this stream runs after `event`."""
+        self._inserted.append(_Wait(event))
+
+    def report(self, found: str) -> None:
+        """Within a segment: what its launch may catch. Raised again by whatever comes next."""
+        self.simulation.found = found
+
     def to_host(self, source: Tensor) -> Tensor:
         """Within a segment: poison until the copy runs."""
         target = torch.full_like(source, POISONS[source.dtype])
@@ -186,8 +195,9 @@ class SimulatedStream:
         return values
 
     def close(self) -> None:
-        """Runs everything that is queued."""
-        self.synchronize()
+        """Runs everything that is queued, unless the stream's process has been killed."""
+        if self in self.simulation.streams_alive:
+            self.synchronize()
 
     def share(self, tensor: Tensor) -> None:
         """Segments of this schedule stream read `tensor`, others write it. Called before anybody has written it."""
@@ -203,6 +213,16 @@ class SimulatedStream:
             return False
         head = self.items[0]
         return not isinstance(head, _Wait) or _is_reached(head.event)
+
+    @property
+    def stands_at(self) -> str:
+        """What would run next."""
+        head = self.items[0] if self.items else None
+        if isinstance(head, _Segment):
+            return head.name
+        if isinstance(head, _Wait):
+            return f"{self.name}'s wait for {head.event}"
+        return f"an event or a copy of {self.name}" if head else f"the end of {self.name}"
 
     @property
     def is_copy_next(self) -> bool:
@@ -238,7 +258,7 @@ class SimulatedStream:
         self._learn(item.clock)
         with ExitStack() as stack:
             if not is_ready:
-                stack.enter_context(_poisoned(tensors_of(used)))
+                stack.enter_context(poisoned(tensors_of(used)))
             for view in () if is_eager else self.views:
                 stack.enter_context(view.shown())
             stack.enter_context(self._acting(item.name))
@@ -282,8 +302,9 @@ class Simulation:
         self.num_run = 0
         self._rng = random.Random(seed)
         self._decisions = decisions or decisions_of(strategy, self._rng)
-        self._streams: list[SimulatedStream] = []
+        self.streams_alive: list[SimulatedStream] = []
         self.views: list[StaleView] = []
+        self.found = ""  # by a segment, that a launch may have caught: raised again by whatever comes next
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
         self._is_inside = False  # a segment that polls must not start another
 
@@ -295,7 +316,7 @@ class Simulation:
     def stream(self, name: str, *, is_schedule: bool = False) -> SimulatedStream:
         """A new stream."""
         stream = SimulatedStream(self, name, is_schedule)
-        self._streams.append(stream)
+        self.streams_alive.append(stream)
         if not is_schedule:
             stream.actor = SCHEDULER if self.detector is None else self.detector.actor(name)
         return stream
@@ -334,8 +355,16 @@ class Simulation:
         if self.detector is not None:
             self.detector.learn(SCHEDULER, event.clock)
 
+    def drop(self, stream: SimulatedStream) -> None:
+        """The process of this stream has been killed: nothing of it runs any more."""
+        stream.items.clear()
+        self.streams_alive.remove(stream)
+
     def check_races(self) -> None:
-        """Raises if the detector has found a race; again and again, because a launch or a loop may catch it."""
+        """Raises if the detector has found a race, or a segment something else; again and again, because a launch or a
+        loop may catch it."""
+        if self.found:
+            raise self.violation(self.found)
         if self.detector is not None and self.detector.race:
             raise self.violation(self.detector.race)
 
@@ -349,7 +378,7 @@ class Simulation:
         return ScheduleViolation(f"{what}\n  strategy {self.strategy}, seed {self.seed}; before it:\n  {lines}")
 
     def _ready(self) -> list[SimulatedStream]:
-        return [stream for stream in self._streams if stream.can_run]
+        return [stream for stream in self.streams_alive if stream.can_run]
 
     def _run(self, stream: SimulatedStream) -> None:
         self.num_run += 1
@@ -368,19 +397,3 @@ def _is_reached(event: Event) -> bool:
 def _name(segment: Segment) -> str:
     function = getattr(segment, "func", segment)
     return str(getattr(function, "__name__", function)).lstrip("_")
-
-
-@contextmanager
-def _poisoned(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Iterator[None]:
-    """What `tensors` hold is replaced by nonsense for a while. Integers stay small enough to index nothing outside:
-    a wrong token, not a crash, is what a device would give."""
-    with _disable_current_modes():  # not to be observed: nobody on a device does this
-        kept = [(tensor, tensor.clone()) for tensor in {id(each): each for each in tensors}.values()]
-        for tensor, _ in kept:
-            tensor.zero_()
-    try:
-        yield
-    finally:
-        with _disable_current_modes():
-            for tensor, values in kept:
-                tensor.copy_(values)

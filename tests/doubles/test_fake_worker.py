@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from protocol.messages_gateway import KvPages, Role
+from protocol.messages_gateway import Role
+from protocol.worker_facts import KvPages
 from tests.doubles.fake_worker import STATS, FakeWorker
 
 

@@ -225,7 +225,7 @@ def test_a_launch_writes_lengths_behind_the_seed_of_its_row(waits: bool) -> None
         bench.future_map.seed_seq_lens(joins(3), bench.schedule)
         used = [torch.tensor([value]) for value in (3, 31, 1 << OWNER_SHIFT)]
         bench.forward.wait((bench.schedule if waits else bench.forward).record())
-        bench.forward.launch([lambda: bench.future_map.publish(*used)])
+        bench.forward.launch([bench.future_map.publish], *used)
 
     watched(body) if waits else expect_race(body, "seed", "publish")
 
@@ -248,13 +248,17 @@ def test_every_buffer_of_draft_inputs_is_watched(kind: str, waits: bool) -> None
     """Two streams stash for the same row. PREBUILT rows would do so if they did not use the forward stream."""
 
     def body(bench: Bench) -> None:
+        def stash(rows_N: Tensor, owners_N: Tensor, extras: DraftExtras) -> None:
+            bench.future_map.stash_extras(rows_N, extras, owners_N)
+
         rows_N, owners_N = torch.tensor([3]), torch.tensor([1 << OWNER_SHIFT])
         extras = DraftExtras(**{kind: torch.ones((1, 2), dtype=torch.int64)})
+        used = rows_N, owners_N, extras
         second = bench.simulation.stream("second")
         bench.future_map.stash_extras(rows_N, extras, owners_N)  # makes the buffer
         bench.forward.wait(bench.schedule.record())
-        bench.forward.launch([lambda: bench.future_map.stash_extras(rows_N, extras, owners_N)])
+        bench.forward.launch([stash], *used)
         second.wait((bench.forward if waits else bench.schedule).record())
-        second.launch([lambda: bench.future_map.stash_extras(rows_N, extras, owners_N)])
+        second.launch([stash], *used)
 
     watched(body) if waits else expect_race(body, "second", "forward")

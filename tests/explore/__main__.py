@@ -18,11 +18,13 @@ def main() -> int:
     parser.add_argument("--strategies", default="", help="names with commas between (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--detect", action="store_true", help="under the race detector, several times slower")
+    parser.add_argument("--groups", action="store_true", help="only workloads with groups of ranks")
     args = parser.parse_args()
     strategies = tuple(Strategy(name) for name in args.strategies.split(",")) if args.strategies else STRATEGIES
     began = told = time.monotonic()
     num_done = 0
-    for failure in explore(range(args.start, args.start + args.seeds), strategies, args.jobs, args.detect):
+    seeds = range(args.start, args.start + args.seeds)
+    for failure in explore(seeds, strategies, args.jobs, args.detect, args.groups):
         num_done += 1
         if failure is not None:
             _say(f"seed {failure.seed}, strategy {failure.strategy}: {failure.text}\nAgain: {failure.again}")

@@ -26,34 +26,41 @@ class Failure:
     strategy: Strategy
     text: str
     detect: bool = False
+    groups: bool = False
 
     @property
     def again(self) -> str:
         """The command that runs it alone."""
-        return f"make explore SEEDS=1 FROM={self.seed} STRATEGIES={self.strategy}" + " DETECT=1" * self.detect
+        options = " DETECT=1" * self.detect + " GROUPS=1" * self.groups
+        return f"make explore SEEDS=1 FROM={self.seed} STRATEGIES={self.strategy}{options}"
 
 
-def explore_seed(seed: int, strategies: Sequence[Strategy], detect: bool) -> Failure | None:
-    """One workload under each strategy, until one fails; with `detect` under the race detector."""
+def explore_seed(seed: int, strategies: Sequence[Strategy], detect: bool, groups: bool = False) -> Failure | None:
+    """One workload under each strategy, until one fails; with `detect` under the race detector. `groups`: one of those
+    that have groups of ranks."""
+    workload = Workload.grouped(seed) if groups else Workload.random(seed)
     for strategy in strategies:
         try:
-            Run(Workload.random(seed), strategy, seed, detect=detect).run()
+            Run(workload, strategy, seed, detect=detect).run()
         except ScheduleViolation as violation:
-            return Failure(seed, strategy, str(violation) + _notes(violation), detect)
+            return Failure(seed, strategy, str(violation) + _notes(violation), detect, groups)
     return None
 
 
-def explore(seeds: range, strategies: Sequence[Strategy], num_jobs: int, detect: bool) -> Iterator[Failure | None]:
+def explore(
+    seeds: range, strategies: Sequence[Strategy], num_jobs: int, detect: bool, groups: bool = False
+) -> Iterator[Failure | None]:
     """What became of each of `seeds`, in their order, on `num_jobs` processes."""
     _be_quiet()
     if num_jobs == 1:
         for seed in seeds:
-            yield explore_seed(seed, strategies, detect)
+            yield explore_seed(seed, strategies, detect, groups)
         return
     with ProcessPoolExecutor(num_jobs, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
-            yield from pool.map(partial(explore_seed, strategies=tuple(strategies), detect=detect), part, chunksize=5)
+            one = partial(explore_seed, strategies=tuple(strategies), detect=detect, groups=groups)
+            yield from pool.map(one, part, chunksize=5)
 
 
 def _begin_worker(parent_pid: int) -> None:

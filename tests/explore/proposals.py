@@ -15,8 +15,9 @@ from tests.doubles.hash_model import FakeRunner
 class Proposals:
     """Looks at each run that a planner takes."""
 
-    def __init__(self, planner: Planner, runner: FakeRunner, varied: int | None = None) -> None:
-        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, as an adaptive policy may have it."""
+    def __init__(self, planner: Planner, runner: FakeRunner, varied: int | None = None, idle: bool = False) -> None:
+        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, as an adaptive policy may have it.
+        `idle`: those without rows, too."""
         self.num_checked = 0
         self.num_kept = 0
         self._runner, self._drawn, self._poll = runner, planner.results.drawn, planner.poll
@@ -26,7 +27,7 @@ class Proposals:
         if varied is not None:
             rng, shape = random.Random(varied), planner.speculation.shape
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
-            vars(planner.speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows else 0
+            vars(planner.speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows or idle else 0
 
     def _polled(self) -> list[tuple[Launched, StepResult]]:
         over = self._poll()

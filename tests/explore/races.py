@@ -5,11 +5,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from decode.worker import DecodeWorker
+from model.fake_hash import _multipliers
 from model.inputs import ModelInput
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
-from tests.cluster import Cluster
+from tests.cluster import Worker
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 
 
@@ -19,14 +21,14 @@ def read_inputs(detector: RaceDetector, inp: ModelInput) -> None:
     detector.touch(tensors, "forward")
 
 
-def observe(detector: RaceDetector, cluster: Cluster) -> None:
-    """Names each worker's memory, and sees what the transfer reads and writes of it."""
-    for index, worker in enumerate(cluster.workers):
-        _name(detector, cluster.executor(worker), f"worker {index}", isinstance(worker, DecodeWorker))
-    _observe_network(detector, cluster.network)
+def warm_up(runner: FakeRunner) -> None:
+    """Makes the constants that all workers of the process share. Each would make its own in a process of its own."""
+    _multipliers(2 * runner.num_kv_heads * runner.head_dim, runner.device)
 
 
-def _name(detector: RaceDetector, executor: Executor, who: str, is_landing: bool) -> None:
+def observe(detector: RaceDetector, worker: Worker, executor: Executor, who: str) -> None:
+    """Names a worker's memory, and sees what the transfer reads and writes of it."""
+    is_landing = isinstance(worker, DecodeWorker)
     _name_buffers(detector, executor.future_map, who)
     detector.name(executor.page_table.req_to_page, f"{who} req_to_page")
     detector.name(executor.kv.layer(0), f"{who} KV")
@@ -66,7 +68,7 @@ def _name_buffers(detector: RaceDetector, future_map: FutureMap, who: str) -> No
     vars(future_map)["stash_extras"] = named
 
 
-def _observe_network(detector: RaceDetector, network: InprocNetwork) -> None:
+def observe_network(detector: RaceDetector, network: InprocNetwork) -> None:
     """A frame under way is a view of its pages: a read that lasts from its sending until it is taken."""
     carry, take = network.carry, network.take
     since: dict[int, Clock] = {}

@@ -3,12 +3,10 @@
 The streams are simulated ones, or real threads that stop and start at random (threads.py).
 """
 
-import random
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Protocol
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -19,26 +17,34 @@ from scheduler.execution.executor import Executor
 from scheduler.execution.launch import Launch
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
+from tests.cluster import Worker
 from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.doubles.clock import VirtualClock
+from tests.doubles.collectives_simulated import SimulatedGroup
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
 from tests.explore.expected import expected
+from tests.explore.failing import INJECTED, Failures
+from tests.explore.groups import Groups
 from tests.explore.invariants import check_invariants
 from tests.explore.proposals import Proposals
-from tests.explore.races import observe, read_inputs
+from tests.explore.races import observe, observe_network, read_inputs, warm_up
+from tests.explore.ranks import GRAPHED
+from tests.explore.threads import Threads
 from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 
-INJECTED = "a failure for the test"
-MAX_STEPS = 2000
+MAX_STEPS = 8_000  # four times as many as the slowest schedule that was seen to end
+STUCK = 100  # steps in which nothing happens although somebody has work; no nap and no row takes so long
 STEP_S = 0.001  # no deadline passes
 
 
 class Schedule(Protocol):
-    """When device work runs."""
+    """When device work runs. `found`: what was wrong within a segment, whose launch may have caught it."""
+
+    found: str
 
     def streams(self) -> tuple[Stream, Stream]:
         """Forward, schedule: of one more worker."""
@@ -68,13 +74,12 @@ class Run:
     schedule: Schedule | None = None  # None: a simulation
     detect: bool = False  # races, in a simulation; several times slower
     num_steps: int = 0
-    num_failed: int = 0  # launches
-    hit: set[str] = field(default_factory=set)  # requests that were in a failed launch
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
     executors: list[Encoded] = field(default_factory=list)
     proposals: list[Proposals] = field(default_factory=list)  # with a draft
-    _computing: threading.local = field(default_factory=threading.local)  # `members`: of the launch in this thread
+    _num_stuck: int = 0  # steps without progress
+    _num_watched: int = 0  # workers
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
 
@@ -102,16 +107,19 @@ class Run:
         """A deployment without load."""
         if self.schedule is None:
             self.schedule = self.simulation = Simulation(self.strategy, self.seed, self.decisions, self._detector)
-        self._rng = random.Random(f"failures {self.seed}")
         load = self.workload
+        self.failures = Failures(self.seed, load.failing, load.unbuilt, is_grouped=bool(load.groups))
+        self.groups = self._groups() if load.groups else None
         draft_seed = None if load.num_steps is None else 1
         runner = FakeRunner(
             vocab_size=VOCAB,
             context_length=256,
-            before_forward=self._maybe_fail,
+            before_forward=self._before_forward,
             draft_seed=draft_seed,
             num_draft_layers=load.num_layers,
+            max_graphed=GRAPHED if load.groups else 0,
         )
+        seated = {} if self.groups is None else {"seat": self.groups.seat, "num_served": load.num_served}
         self.cluster = make_cluster(
             load.topology,
             runner,
@@ -132,19 +140,47 @@ class Run:
             staging=self._staging() if load.num_slots else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
+            **seated,
         )
-        if load.num_steps:
-            self.proposals = [Proposals(worker.planner, runner, load.varied_steps) for worker in self.cluster.workers]
-        if isinstance(self.schedule, Simulation):
-            self._share()
+        if self.groups is not None:
+            self.groups.attach(self.cluster)
+            self.groups.restarted, self.failures.breaks_group = self._watch, self.groups.fails
+        self._watch(self.cluster.workers)
         if self._detector is not None:
-            observe(self._detector, self.cluster)
+            with _disable_current_modes():
+                warm_up(runner)
+            observe_network(self._detector, self.cluster.network)
 
-    def _share(self) -> None:
-        """Schedule streams see the lengths that forwards publish behind the events that they have waited for."""
-        for executor in map(self.cluster.executor, self.cluster.workers):
-            assert isinstance(executor.device.schedule, SimulatedStream)
-            executor.device.schedule.share(executor.future_map.new_seq_lens_buf)
+    def _groups(self) -> Groups:
+        """The groups of the workload, which meet as the schedule has it."""
+        sizes = self.workload.group_sizes
+        if not isinstance(self.schedule, Threads):
+            return Groups(sizes, SimulatedGroup, self._drop, self.seed)
+        groups = Groups(sizes, self.schedule.group, self.schedule.drop, self.seed)
+        self.schedule.stuck = groups.stuck
+        return groups
+
+    def _drop(self, stream: Stream) -> None:
+        """The process of this simulated stream is gone."""
+        assert isinstance(stream, SimulatedStream)
+        self.simulation.drop(stream)
+
+    def _watch(self, workers: Sequence[Worker]) -> None:
+        """Looks at what these workers do, from their start on."""
+        for worker in workers:
+            executor = self.cluster.executor(worker)
+            if self.workload.num_steps:
+                assert isinstance(executor.runner, FakeRunner)
+                varied = self.workload.varied_steps
+                self.proposals.append(Proposals(worker.planner, executor.runner, varied, bool(self.groups)))
+            if isinstance(executor.device.schedule, SimulatedStream):  # it sees lengths behind the events it waited for
+                executor.device.schedule.share(executor.future_map.new_seq_lens_buf)
+            if self._detector is not None:
+                observe(self._detector, worker, executor, f"worker {self._num_watched}")
+            self._num_watched += 1
+        if self.groups is not None:
+            for group in self.groups.by_kind.values():
+                group.collectives.before_call = self.failures.before_call
 
     def _staging(self) -> Callable[[], Stream] | None:
         """A third stream for each worker, in a simulation."""
@@ -187,12 +223,29 @@ class Run:
             self.num_steps += 1
             self._clock.advance(STEP_S)
             if not progressed:
-                self.schedule.run_one()
-            assert self.num_steps < MAX_STEPS, "the deployment hangs"
+                progressed = self._run_some(self.schedule)
+            if self.groups is not None:
+                self._after_step(self.groups, progressed)
+            assert self.num_steps < MAX_STEPS, f"the deployment hangs{self.groups.stuck() if self.groups else ''}"
         except ScheduleViolation:
             raise
         except Exception as error:
             raise self._violation(f"{type(error).__name__}: {error}") from error
+
+    def _run_some(self, schedule: Schedule) -> bool:
+        """The hosts have nothing to do. Whether the device had: it goes on by one thing for each worker of a group.
+        Threads go on by themselves, and may wait for a rank that takes no turn now."""
+        if self.groups is None or isinstance(schedule, Threads):
+            return (self.groups is None or not self.groups.wait_for_turns) and schedule.run_one()
+        ran = [schedule.run_one() for _ in self.cluster.workers]
+        return any(ran)
+
+    def _after_step(self, groups: Groups, progressed: bool) -> None:
+        """A group goes on as long as somebody has work."""
+        groups.after_step()
+        is_stuck = not (progressed or groups.are_ending or self.cluster.at_rest())
+        self._num_stuck = self._num_stuck + 1 if is_stuck else 0
+        assert self._num_stuck < STUCK, f"the deployment hangs{groups.stuck()}"
 
     def finish(self) -> None:
         """Until everything is at rest; then every token is checked."""
@@ -203,6 +256,8 @@ class Run:
                 for arrival in self.arrived:
                     for choice in range(arrival.num_choices):
                         self._check(arrival, choice)
+            if self.groups is not None:
+                self.groups.check_rest()
             expect_rest(self.cluster)
         except AssertionError as error:
             raise self._violation(f"wrong: {error}") from error
@@ -220,21 +275,16 @@ class Run:
             assert self.workload.policies.max_queued_requests < len(self.arrived), "there is room for all"
             assert not arrival.num_replayed and not answer.ids, f"{name} has begun, and is refused"
         elif failure is not None:
-            assert name in self.hit, f"{name} failed, and was in no launch that failed: {failure}"
+            assert name in self.failures.hit, f"{name} failed, and was in no launch that failed: {failure}"
             assert INJECTED in failure.message, failure
         else:
             assert name in self.left, f"{name}/{choice} has not ended"
             assert arrival.cancel_choice in (-1, choice), f"{name}/{choice} was cancelled, not it"
 
-    def _maybe_fail(self, inp: ModelInput) -> None:
-        """On the forward stream: at random, the launch fails; who is in it is noted."""
+    def _before_forward(self, inp: ModelInput) -> None:
         if self._detector is not None:
             read_inputs(self._detector, inp)
-        if self._rng.random() >= self.workload.failing:
-            return
-        self.num_failed += 1
-        self.hit |= self._computing.members
-        raise RuntimeError(INJECTED)
+        self.failures.before_forward(inp)
 
     def _encoded(self, executor: Executor) -> Encoded:
         """The executor behind a wire. Notes who is in each launch, for launches that fail."""
@@ -249,16 +299,20 @@ class Run:
         name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail
         segment = getattr(executor.launcher, name)
 
+        @wraps(segment)
         def noted(launch: Launch) -> None:
-            self._computing.members = members.pop(launch.ticket)
-            segment(launch)
+            with self.failures.computing(executor, members.pop(launch.ticket)):
+                segment(launch)
 
         vars(executor.launcher)[name] = noted
+        if self.groups is not None:
+            self.groups.watch(executor)
+        self.failures.watch(executor, members.__getitem__)
         self.executors.append(Encoded(executor, submitting))
         return self.executors[-1]
 
     def _violation(self, what: str) -> ScheduleViolation:
         assert self.schedule is not None
-        found = self.schedule.violation(what)
+        found = self.schedule.violation(self.schedule.found or what if self.groups else what)
         found.add_note(f"in {self.workload}")
         return found

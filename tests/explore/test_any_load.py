@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protocol.messages_gateway import SamplingParams
-from tests.cluster import Answer
+from tests.answers import Answer
 from tests.decode.driving import VOCAB, prompt_of
 from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES

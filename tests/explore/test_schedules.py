@@ -1,5 +1,7 @@
 """No schedule that the declared waits allow changes a token, loses a page, or hangs."""
 
+from contextlib import closing
+
 import pytest
 
 from tests.doubles.clock import VirtualClock
@@ -55,7 +57,7 @@ def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> 
     for seed in range(100 + part * SEEDS, 100 + (part + 1) * SEEDS):
         run = Run(Workload.random(seed), strategy, seed)
         run.run()
-        num_failed += run.num_failed
+        num_failed += run.failures.num_failed
         num_left += len(run.left)
         num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
     assert num_failed and num_left and num_ended > 5 * SEEDS  # launches that fail, clients that leave, whole answers
@@ -65,8 +67,9 @@ def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> 
 @pytest.mark.parametrize("part", first(1, range(4)))
 def test_a_hundred_schedules_on_host_threads(part: int) -> None:
     for seed in range(part * 25, (part + 1) * 25):
-        run = Run(Workload.random(seed), Strategy.RANDOM, seed, schedule=Threads(seed))
-        run.run()
+        with closing(Threads(seed)) as threads:
+            run = Run(Workload.random(seed), Strategy.RANDOM, seed, schedule=threads)
+            run.run()
         assert run.num_steps > 10
 
 

@@ -22,6 +22,7 @@ WITH_DRAFT = (3, 6)  # of the seeds on which sabotages are tried; most sabotages
 FIRST_WITH_DRAFT = 16
 FIRST_WITH_TREES = 24
 FIRST_WITH_LAYERS = 32
+FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
 
@@ -51,7 +52,9 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Workload:
-    """What happens, but not when device work runs. `failing` is how likely a forward raises."""
+    """What happens, but not when device work runs. `failing` is how likely a forward raises, `unbuilt` a launch cannot
+    be built. All workers of each kind in `groups` ("U", "P", "D", "PD") are the ranks of one group. Requests go to the
+    first `num_served` workers of each kind only."""
 
     topology: str
     page_size: int
@@ -70,10 +73,21 @@ class Workload:
     varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
     tree: tuple[int, int] = (1, 0)  # top-k and nodes, if the draft proposes trees
     num_layers: int = 1  # of the draft; if there are several, each proposes a token
+    groups: str = ""
+    num_served: int | None = None
+    unbuilt: float = 0.0
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """Ranks of each group, by the kind of worker."""
+        counts = zip(self.topology[::2], self.topology[1::2], strict=True)
+        return {kind: int(count) for count, kind in counts if kind in self.groups}
 
     @staticmethod
     def random(seed: int, num_requests: int = 7) -> "Workload":
-        """A small one: a few requests, about a hundred steps. Six kinds take turns."""
+        """A small one: a few requests, about a hundred steps. Six kinds take turns, and some have groups of ranks."""
+        if seed >= FIRST_WITH_GROUPS and seed % 4 == 0:
+            return Workload.grouped(seed, num_requests)
         workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
         has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
         return workload.with_draft(seed) if has_draft else workload
@@ -94,6 +108,31 @@ class Workload:
         if kind == 5:
             return _starved(rng, num_requests, TOPOLOGIES[(1 - turn) % len(TOPOLOGIES)], failing)
         return _mixture(rng, num_requests, TOPOLOGIES[turn % len(TOPOLOGIES)], failing, forks=True)
+
+    @staticmethod
+    def grouped(seed: int, num_requests: int = 7) -> "Workload":
+        """The same kinds with groups of 2, 3 or 4 ranks: unified, or on either side of the hand-over, or on both. Idle
+        for long, or with requests for some ranks only; forwards that break a group, launches that cannot be built."""
+        rng = random.Random(f"groups {seed}")
+        workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+        if rng.random() < 0.5:
+            workload = workload.with_draft(1000 + seed)
+        size = rng.choice((2, 2, 3, 4))
+        groups = rng.choice(("U", "U", "U", "P", "D", "PD"))
+        groups = "PD" if workload.topology != "1U" and groups == "U" and seed % 6 == 2 else groups  # KV lands
+        num_prefills, num_decodes = (size if kind in groups else 1 for kind in "PD")
+
+        pauses = rng.choice(((0,), (0, 60), (0, 0, 100, 300)))
+        arrivals = tuple(replace(each, at_step=each.at_step + rng.choice(pauses)) for each in workload.arrivals)
+        return replace(
+            workload,
+            topology=f"{size}U" if groups == "U" else f"{num_prefills}P{num_decodes}D",
+            arrivals=arrivals,
+            groups=groups,
+            num_served=rng.choice((None, None, 1, 2)),
+            failing=rng.choice((0.0, 0.01, 0.03)),
+            unbuilt=rng.choice((0.0, 0.0, 0.05)),
+        )
 
     @staticmethod
     def spilling(seed: int) -> "Workload":

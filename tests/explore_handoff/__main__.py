@@ -17,12 +17,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many worlds (default 200)")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--groups", action="store_true", help="only worlds with groups of ranks")
     args = parser.parse_args()
     began = told = time.monotonic()
     num_worlds = num_handoffs = 0
     happened: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for explored in explore(range(args.start, args.start + args.seeds), args.jobs):
+    for explored in explore(range(args.start, args.start + args.seeds), args.jobs, args.groups):
         num_worlds += 1
         num_handoffs += explored.num_handoffs
         happened += explored.happened

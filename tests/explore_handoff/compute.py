@@ -56,10 +56,7 @@ class TimedStream:
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Queues the segments."""
         begins = max(self._agenda.now, self._free_at)
-        length = COPY_S if len(segments) == 1 else self._pace_s * (0.3 + 0.7 * self._rng.random())
-        if self.hangs and len(segments) > 1:
-            self.hangs, length = False, inf
-            self._story.fault(self._agenda.now, self._host.name, "launch hangs", "it never ends")
+        length = self._length(segments)
         self._free_at = begins + length
         if self._free_at < inf:
             self._queue.append((segments, used, self._free_at))
@@ -95,6 +92,14 @@ class TimedStream:
 
     def close(self) -> None:
         """Its process ends."""
+
+    def _length(self, segments: Sequence[Segment]) -> float:
+        """How long they take: for ever, if they hang."""
+        length = COPY_S if len(segments) == 1 else self._pace_s * (0.3 + 0.7 * self._rng.random())
+        if self.hangs and len(segments) > 1:
+            self.hangs, length = False, inf
+            self._story.fault(self._agenda.now, self._host.name, "launch hangs", "it never ends")
+        return length
 
     def _run(self) -> None:
         segments, used, self._ends_at = self._queue.popleft()

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -23,33 +24,34 @@ class Explored:
     broken: str = ""
     happened: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    groups: bool = False
 
     @property
     def again(self) -> str:
         """The command that runs it alone."""
-        return f"make explore-handoff SEEDS=1 FROM={self.seed}"
+        return f"make explore-handoff SEEDS=1 FROM={self.seed}{' GROUPS=1' * self.groups}"
 
 
-def explore_seed(seed: int) -> Explored:
-    """The world of one seed."""
-    world = World(Scenario.random(seed))
+def explore_seed(seed: int, groups: bool = False) -> Explored:
+    """The world of one seed. `groups`: one of those that have groups of ranks."""
+    world = World(Scenario.grouped(seed) if groups else Scenario.random(seed))
     broken = ""
     try:
         world.run()
     except Violation as violation:
         broken = str(violation)
-    return Explored(seed, len(world.clients), broken, world.story.happened, world.outcomes)
+    return Explored(seed, len(world.clients), broken, world.story.happened, world.outcomes, groups)
 
 
-def explore(seeds: range, num_jobs: int) -> Iterator[Explored]:
+def explore(seeds: range, num_jobs: int, groups: bool = False) -> Iterator[Explored]:
     """Each of `seeds`, in their order, on `num_jobs` processes."""
     if num_jobs == 1:
-        yield from map(explore_seed, seeds)
+        yield from (explore_seed(seed, groups) for seed in seeds)
         return
     with ProcessPoolExecutor(num_jobs, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         for start in range(seeds.start, seeds.stop, 200):  # a night's worth is not queued at once
             part = range(start, min(start + 200, seeds.stop))
-            yield from pool.map(explore_seed, part, chunksize=5)
+            yield from pool.map(partial(explore_seed, groups=groups), part, chunksize=5)
 
 
 def _begin_worker(parent_pid: int) -> None:

@@ -28,43 +28,39 @@ class Stage(Protocol):
         ...
 
 
-def kill(stage: Stage, rng: random.Random) -> None:
-    """A worker ends: its peers see it at once, or never (its machine is gone)."""
-    if stage.workers:
-        worker, silently = rng.choice(stage.workers), rng.random() < 0.4
-        _tell(stage, worker.name, "killed", "its machine is gone" if silently else "peers see it")
-        stage.kill(worker, rng.uniform(0.1, 1.5), silently=silently)
+Fault = Callable[[Stage, random.Random], None]
+OfWorker = Callable[[Stage, random.Random, WorkerProcess], None]
 
 
-def pause(stage: Stage, rng: random.Random) -> None:
+def kill(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
+    """It ends: its peers see it at once, or never (its machine is gone)."""
+    silently = rng.random() < 0.4
+    _tell(stage, worker.name, "killed", "its machine is gone" if silently else "peers see it")
+    stage.kill(worker, rng.uniform(0.1, 1.5), silently=silently)
+
+
+def pause(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
     """SIGSTOP, and SIGCONT some time later: before or after it is declared lost."""
-    if stage.workers:
-        worker, seconds = rng.choice(stage.workers), rng.choice((0.3, 1.5, 3.5)) * rng.random()
-        _tell(stage, worker.name, "paused", f"for {seconds:.3f} s")
-        worker.pause(seconds)
+    seconds = rng.choice((0.3, 1.5, 3.5)) * rng.random()
+    _tell(stage, worker.name, "paused", f"for {seconds:.3f} s")
+    worker.pause(seconds)
 
 
-def leave(stage: Stage, rng: random.Random) -> None:
-    """SIGTERM."""
-    if stage.workers:
-        worker = rng.choice(stage.workers)
-        _tell(stage, worker.name, "leaving", "in order")
-        worker.loop.leave()
-        stage.kill(worker, rng.uniform(0.1, 1.0), silently=False)
+def leave(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
+    """SIGTERM, or two of them: then it ends at once."""
+    bound_s = rng.choice((0.0, 0.1, 3.0)) * rng.random()
+    _tell(stage, worker.name, "leaving", f"within {bound_s:.3f} s")
+    worker.leave(bound_s)
 
 
-def hang(stage: Stage, rng: random.Random) -> None:
-    """The next launch of a worker never ends."""
-    if stage.workers:
-        worker = rng.choice(stage.workers)
-        worker.forward.hangs = True
+def hang(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
+    """Its next launch never ends."""
+    worker.forward.hangs = True
 
 
-def fail(stage: Stage, rng: random.Random) -> None:
-    """The next forward of a worker raises, or every one from now on."""
-    if stage.workers:
-        worker = rng.choice(stage.workers)
-        worker.fails_next, worker.fails_always = True, rng.random() < 0.4
+def fail(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
+    """Its next forward raises, or every one from now on."""
+    worker.fails_next, worker.fails_always = True, rng.random() < 0.4
 
 
 def gateway_pause(stage: Stage, rng: random.Random) -> None:
@@ -122,12 +118,32 @@ def full(stage: Stage, rng: random.Random) -> None:
         rng.choice(stage.workers).context.num_to_refuse += rng.choice((1, 1, 3))
 
 
-KINDS: Mapping[str, Callable[[Stage, random.Random], None]] = {
-    "kill": kill,
-    "pause": pause,
-    "leave": leave,
-    "hang": hang,
-    "fail": fail,
+def _hits_any(fault: OfWorker) -> Fault:
+    def hit(stage: Stage, rng: random.Random) -> None:
+        if stage.workers:
+            fault(stage, rng, rng.choice(stage.workers))
+
+    return hit
+
+
+def _hits_a_rank(fault: OfWorker) -> Fault:
+    def hit(stage: Stage, rng: random.Random) -> None:
+        if ranks := [each for each in stage.workers if each.group is not None]:
+            fault(stage, rng, rng.choice(ranks))
+
+    return hit
+
+
+KINDS: Mapping[str, Fault] = {
+    "kill": _hits_any(kill),
+    "pause": _hits_any(pause),
+    "leave": _hits_any(leave),
+    "hang": _hits_any(hang),
+    "fail": _hits_any(fail),
+    "rank kill": _hits_a_rank(kill),
+    "rank pause": _hits_a_rank(pause),
+    "rank hang": _hits_a_rank(hang),
+    "rank fail": _hits_a_rank(fail),
     "gateway pause": gateway_pause,
     "gateway kill": gateway_kill,
     "cut control": cut_control,

@@ -28,6 +28,8 @@ from transfer.states import OPEN, TransferState
 def check_worker(process: WorkerProcess) -> None:
     """Raises AssertionError: the rule that is broken."""
     core = process.core
+    if process.group is not None:
+        process.group.check()
     if isinstance(core, PrefillWorker):
         _check_memory(core.planner, [job.prompt for job in core._jobs.values()])
         _check_sending(process, core)
@@ -47,6 +49,11 @@ def check_gateway(control: Control) -> None:
             if attempt.prefill is not None:
                 loads.add(attempt.prefill, attempt.prefill_load)
     assert control.dispatch.loads == loads, f"loads are {control.dispatch.loads}, attempts weigh {loads}"
+    places = [member.place for member in control.membership.members if member.place is not None]
+    for group in {place.group for place in places}:
+        found = {(place.epoch, place.size, place.rank) for place in places if place.group == group}
+        epoch, size, _ = min(found)
+        assert found == {(epoch, size, rank) for rank in range(size)}, f"of group {group}, only {found} are members"
 
 
 def unrest(processes: Sequence[WorkerProcess], control: Control) -> Iterator[str]:

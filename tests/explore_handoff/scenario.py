@@ -5,6 +5,7 @@ Pools, windows and credits are small, so that the requests compete for them.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
@@ -21,6 +22,8 @@ HOT = 20.0  # as in tests/explore/workload.py, and so are these
 FIRST_WITH_TREES = 54
 FIRST_WITH_LAYERS = 60
 FIRST_WITH_DRAFT = 50  # sabotages are tried on the worlds before; those of drafts name tests of their own
+FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
+GROUPED = 7_000  # a multiple of the kinds; their drafts are those of late seeds
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)
 FIRST_S = 0.6  # by then everybody has joined
 KINDS = ("calm", "frames", "connections", "processes", "aborts", "everything", "cuts")
@@ -28,6 +31,7 @@ MEMORY = ("plain", "shared", "shared", "starved", "both")
 
 OF_CONNECTIONS = ("cut control", "cut peer", "cut data", "part", "slow", "full")
 CUTS = ("cut peer", "cut peer", "cut data", "cut data", "cut control")
+OF_RANKS = ("rank kill", "rank pause", "rank hang", "rank fail")
 OF_PROCESSES = ("kill", "kill", "pause", "leave", "hang", "fail", "gateway pause", "gateway kill")
 
 
@@ -92,6 +96,9 @@ class Scenario:
     varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
     tree: tuple[int, int] = (1, 0)  # top-k and nodes, if the draft proposes trees
     num_layers: int = 1  # of the draft; if there are several, each proposes a token
+    prefill_ranks: int = 0  # of a group beside the `num_prefills` workers; 0: there is none
+    decode_ranks: int = 0
+    collective_s: float = 30.0  # that a rank waits in a collective before it ends
 
     @property
     def over_at(self) -> float:
@@ -113,7 +120,33 @@ class Scenario:
 
     @staticmethod
     def random(seed: int) -> "Scenario":
-        """The world of a seed. Kinds take turns."""
+        """The world of a seed. Kinds take turns. Some have groups of ranks."""
+        if seed >= FIRST_WITH_GROUPS and seed % 4 == 0:
+            return Scenario.grouped(seed)
+        return Scenario._drawn(seed)
+
+    @staticmethod
+    def grouped(seed: int) -> "Scenario":
+        """One with a group of 2 or 3 ranks as prefill, as decode, or one of each; maybe with a worker beside a group.
+        In most of them ranks are killed, paused, or fail."""
+        rng = random.Random(f"groups {seed}")
+        world = Scenario._drawn(GROUPED + seed)
+        has_prefill, has_decode = rng.choice(((True, False), (False, True), (True, True)))
+        faults = world.faults
+        if world.kind not in ("calm", "cuts"):
+            faults += tuple(_fault(rng, OF_RANKS, 0.6) for _ in range(rng.choice((1, 1, 2))))
+        return replace(
+            world,
+            faults=faults,
+            num_prefills=rng.choice((0, 0, 1)) if has_prefill else world.num_prefills,
+            num_decodes=rng.choice((0, 0, 1)) if has_decode else world.num_decodes,
+            prefill_ranks=rng.choice((2, 2, 3)) if has_prefill else 0,
+            decode_ranks=rng.choice((2, 2, 3)) if has_decode else 0,
+            collective_s=rng.choice((2.0, 30.0)),
+        )
+
+    @staticmethod
+    def _drawn(seed: int) -> "Scenario":
         rng = random.Random(f"handoff {seed}")
         num_steps = random.Random(f"draft {seed}").choice((0, 1, 3)) if seed >= FIRST_WITH_DRAFT else 0
         tree = random_tree(seed, num_steps) if seed >= FIRST_WITH_TREES else (1, 0)
@@ -279,7 +312,8 @@ def _faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     }.get(kind, ())
     if not kinds:
         return ()
-    return tuple(
-        Fault(FIRST_S + rng.random() * 1.5, rng.choice(kinds), f"fault {rng.getrandbits(40)}")
-        for _ in range(rng.randint(4, 12) if kind == "cuts" else rng.randint(1, 4))
-    )
+    return tuple(_fault(rng, kinds) for _ in range(rng.randint(4, 12) if kind == "cuts" else rng.randint(1, 4)))
+
+
+def _fault(rng: random.Random, kinds: Sequence[str], within_s: float = 1.5) -> Fault:
+    return Fault(FIRST_S + rng.random() * within_s, rng.choice(kinds), f"fault {rng.getrandbits(40)}")

@@ -20,7 +20,7 @@ from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
-from protocol.errors import Unavailable
+from protocol.errors import GroupBroken, Unavailable
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddress
 from runtime.bus import Dealer, Router
@@ -37,11 +37,12 @@ from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
 from tests.explore_handoff.agenda import Agenda
-from tests.explore_handoff.compute import TimedStream
 from tests.explore_handoff.data_plane import DataPlane, SimulatedArrivals, SimulatedWire
+from tests.explore_handoff.groups import Group
 from tests.explore_handoff.memory import SourceMemory, TargetMemory
 from tests.explore_handoff.network import Network
 from tests.explore_handoff.scenario import CONTEXT, Scenario
+from tests.explore_handoff.seats import Seat
 from tests.explore_handoff.shared_pages import SharedPool, way_into
 from tests.explore_handoff.sockets import SimulatedContext
 from tests.explore_handoff.story import Story
@@ -75,9 +76,10 @@ class Surroundings:
 
 @dataclass
 class _Stop:
-    """For the loop's StopSignal, which nobody raises."""
+    """For the loop's StopSignal."""
 
     received: None = None
+    count: int = 0
 
 
 @dataclass
@@ -88,7 +90,7 @@ class _Wake:
 
 
 class WorkerProcess:
-    """`on_turn` is called after each turn, `on_end` when the process ends by itself."""
+    """`on_turn` is called after each turn, `on_end` when the process ends by itself. `seat`: see seats.py."""
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class WorkerProcess:
         instance: int,
         on_turn: Callable[["WorkerProcess"], None],
         on_end: Callable[["WorkerProcess"], None],
+        seat: Seat | None = None,
     ) -> None:
         self.world = world
         self.role, self.worker_id, self.instance = role, worker_id, instance
@@ -111,15 +114,18 @@ class WorkerProcess:
         self._on_turn, self._on_end = on_turn, on_end
         self._turn_at = float("inf")
         scenario = world.scenario
-        self.runner = FakeRunner(
-            vocab_size=VOCAB,
-            context_length=CONTEXT,
-            before_forward=self._maybe_fail,
-            draft_seed=1 if scenario.num_steps else None,
-            num_draft_layers=scenario.num_layers,
+        self._seat = seat or Seat()
+        self.forward = self._seat.stream(world.agenda, world.story, self, world.rng, scenario.pace_s)
+        self.runner = self._seat.seated(
+            FakeRunner(
+                vocab_size=VOCAB,
+                context_length=CONTEXT,
+                before_forward=self._maybe_fail,
+                draft_seed=1 if scenario.num_steps else None,
+                num_draft_layers=scenario.num_layers,
+            )
         )
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
-        self.forward = TimedStream(world.agenda, world.story, self, world.rng, scenario.pace_s)
         num_tokens = scenario.num_tokens if role is Role.PREFILL else scenario.decode_tokens
         num_pages = 1 + num_tokens // page_size
         num_slots = 0 if role is Role.PREFILL else scenario.num_slots
@@ -146,11 +152,12 @@ class WorkerProcess:
             host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
             launches=launches_for(self.runner.draft, shape),
+            agreement=self._seat.agreement,
         )
         speculation = Speculation(shape, begins_with(draft)) if draft else None
         self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
         if speculation is not None:
-            Proposals(self.planner, self.runner, scenario.varied_steps)
+            Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
         world.vintages.watch(self.planner, instance, is_prefill=role is Role.PREFILL)
         gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
         self.sender: FrameSender | None = None
@@ -158,18 +165,30 @@ class WorkerProcess:
         self.core: PrefillWorker | DecodeWorker
         link: DecodeLink | PrefillLink
         self.core, link, address = self._prefill() if role is Role.PREFILL else self._decode()
+        self._stop = _Stop()
         self.loop = WorkerLoop(
             self.core,
             link,
             gateway,
             self._register(address),
             cast(Any, _Wake()),
-            cast(StopSignal, _Stop()),
+            cast(StopSignal, self._stop),
             world.agenda.clock,
             on_ready=lambda: None,
+            ranks=self._seat.link(self, self.executor, world.agenda.clock),
         )
         self.loop.begin()
         self.wake()
+
+    @property
+    def group(self) -> Group | None:
+        """The group of which it is a rank; None: it is a worker of its own."""
+        return self._seat.group
+
+    @property
+    def num_launches(self) -> int:
+        """Plans that it has made."""
+        return self.planner.num_launches
 
     # ---- its life ----
 
@@ -181,18 +200,23 @@ class WorkerProcess:
         """It does nothing for a while; what arrives waits."""
         now = self.world.agenda.now
         self.paused_until = now + seconds
+        if self.group is not None:
+            self.group.paused(seconds)
         self.world.agenda.at(self.paused_until, self.wake)
 
     def end(self, silently: bool = False) -> None:
         """The process is gone, with everything that it held."""
         self.alive = False
+        if self.group is not None:
+            self.group.hurts(f"{self.name} has ended")
         self.world.network.end_of(self, silently)
         self.world.plane.end_of(self)
 
-    def leave(self) -> None:
-        """It ends by itself, and says so."""
-        self.loop.leave()
-        self.end()
+    def leave(self, bound_s: float) -> None:
+        """It is told to end, and has that long to finish what it has begun."""
+        self._stop.count += 1
+        self.loop.departure.bound_s = bound_s
+        self.wake()
 
     def _turn_by(self, moment: float) -> None:
         if moment < self._turn_at:
@@ -211,12 +235,26 @@ class WorkerProcess:
         except (RefusedByGateway, Unavailable, WorkerBroken) as error:
             self.world.story.tell(self.world.agenda.now, self.name, f"ends: {error.message}")
             if isinstance(error, WorkerBroken):
-                assert self.num_launch_failures >= TOO_MANY, "it can compute, and ends"
-                self.world.story.fault(self.world.agenda.now, self.name, "broken", "it ends by itself")
+                self._check_broken(error)
+            self._on_end(self)
+            return
+        if self.loop.ends():
+            self.loop.leave()
             self._on_end(self)
             return
         self._turn_by(self.world.agenda.now + (TURN_S if progressed else IDLE_S))
         self._on_turn(self)
+
+    def _check_broken(self, error: WorkerBroken) -> None:
+        """It may end by itself if it can compute no more, or if something was done to a rank of its group."""
+        story, now = self.world.story, self.world.agenda.now
+        if self.group is None:
+            assert self.num_launch_failures >= TOO_MANY, "it can compute, and ends"
+            story.fault(now, self.name, "broken", "it ends by itself")
+            return
+        assert isinstance(error.__cause__, GroupBroken), error.message
+        assert self.group.hurt, f"nothing was done to its group, and it ends: {error.message}"
+        story.fault(now, self.name, "group broken", error.message)
 
     # ---- its parts ----
 
@@ -291,11 +329,14 @@ class WorkerProcess:
             max_total_tokens=capacity,
             stats=self.core.stats(),
             margin=self.planner.book.margin,
+            place=self._seat.place,
         )
 
     def _maybe_fail(self, inp: ModelInput) -> None:
         if self.fails_next or self.fails_always:
             self.fails_next = False
             self.num_launch_failures += 1
+            if self.group is not None:
+                self.group.hurts(f"a forward of {self.name} raises")
             self.world.story.fault(self.world.agenda.now, self.name, "launch fails", "its forward raises")
             raise RuntimeError(INJECTED)

@@ -23,9 +23,11 @@ from tests.explore_handoff.clients import Client
 from tests.explore_handoff.data_plane import DataPlane
 from tests.explore_handoff.faults import KINDS
 from tests.explore_handoff.gateway import GatewayProcess
+from tests.explore_handoff.groups import STARTS_S, Group, Groups
 from tests.explore_handoff.ledger import cached, check_gateway, check_worker, holders, owed, unrest
 from tests.explore_handoff.network import Network, Weather
 from tests.explore_handoff.scenario import Arrival, Fault, Scenario
+from tests.explore_handoff.seats import RankSeat, Seat
 from tests.explore_handoff.story import Story
 from tests.explore_handoff.vintages import Vintages
 from tests.explore_handoff.workers import Surroundings, WorkerProcess
@@ -37,8 +39,9 @@ MILD_REST_S = 10.0  # the same where nothing is lost: no deadline need pass
 CANCELLED_S = 1.0  # after a client has left a mild world, by which nobody knows of its request
 FLUSHED_S = 2.0  # for every worker to answer
 NOTICED_S = 3.0  # by then every broken connection is known at both ends
+MOST_MORE = 8  # requests when all is over: two for each pair, unless there are groups
 LOOK_S = 0.2  # how often it is looked whether everything is
-FAILURES = frozenset({"unavailable", "worker_lost", "kv_not_delivered", "gateway_gone"})
+FAILURES = frozenset({"unavailable", "worker_lost", "worker_left", "kv_not_delivered", "gateway_gone"})
 
 
 class Violation(AssertionError):
@@ -64,11 +67,17 @@ class World:
         self._num_restarting = 0
         self._launch_failures = 0
         self._begun: list[WorkerProcess] = []
+        ranks_rng = random.Random(f"ranks {scenario.seed}")
+        self.groups = Groups(agenda, self.story, ranks_rng, self._start_ranks, self._kill_ranks)
         self.gateway = GatewayProcess(self.surroundings, 1, self._gateway_turned)
-        for index in range(scenario.num_prefills):
-            self._start(Role.PREFILL, f"prefill-{index}")
-        for index in range(scenario.num_decodes):
-            self._start(Role.DECODE, f"decode-{index}")
+        for role, num_workers, num_ranks in (
+            (Role.PREFILL, scenario.num_prefills, scenario.prefill_ranks),
+            (Role.DECODE, scenario.num_decodes, scenario.decode_ranks),
+        ):
+            for index in range(num_workers):
+                self._start(role, f"{role}-{index}")
+            if num_ranks:
+                self.groups.begin(role, str(role), num_ranks)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -125,9 +134,10 @@ class World:
         assert not [*cached(self.workers)], "; ".join(cached(self.workers))
 
     def _afterglow(self) -> None:
-        """Whatever has happened, nothing of it is left: requests are served by every pair as on the first day."""
+        """Whatever has happened, nothing of it is left: requests are served as on the first day."""
         num_retries, num_before = self.num_retries, len(self.clients)
-        num_more = 2 * self.scenario.num_prefills * self.scenario.num_decodes
+        roles = Counter(worker.role for worker in self.workers)
+        num_more = min(MOST_MORE, 2 * roles[Role.PREFILL] * roles[Role.DECODE])
         for index in range(num_more):
             arrival = self.scenario.arrivals[index % len(self.scenario.arrivals)]
             self._ask(replace(arrival, name=f"after-{index}", leaves_at=None))
@@ -155,12 +165,14 @@ class World:
             self._until(self._agenda.now + LOOK_S)
             if self._agenda.now > deadline:
                 waiting = [client.arrival.name for client in self.clients if not client.is_done]
-                held = [*unrest(self.workers, self.gateway.control), *owed(self.workers)]
+                held = [*unrest(self.workers, self.gateway.control), *owed(self.workers), *self.groups.unrest()]
                 raise AssertionError(f"no rest: waiting {waiting}; {'; '.join(held)}")
+        self.groups.check_rest([*self.workers])
 
     def _is_at_rest(self) -> bool:
         return (
             not self._num_restarting
+            and not self.groups.num_ending
             and all(client.is_done for client in self.clients)
             and self.gateway.alive
             and not self.surroundings.network.weather.is_bad(self._agenda.now)
@@ -252,6 +264,9 @@ class World:
         """See faults.Stage."""
         worker.end(silently)
         self.workers.remove(worker)
+        if worker.group is not None:
+            self.groups.end(worker.group, restart_s, silently=silently)
+            return
         self._num_restarting += 1
 
         def again() -> None:
@@ -278,15 +293,25 @@ class World:
 
         self._agenda.after(restart_s, again)
 
-    def _start(self, role: Role, worker_id: str) -> None:
+    def _start_ranks(self, group: Group) -> None:
+        for rank in range(group.collectives.size):
+            self._start(group.role, f"{group.name}.{rank}", RankSeat(group))
+            self.workers[-1].pause(STARTS_S * group.rng.random())
+
+    def _kill_ranks(self, group: Group, silently: bool) -> None:
+        for worker in [each for each in self.workers if each.group is group]:
+            worker.end(silently)
+            self.workers.remove(worker)
+
+    def _start(self, role: Role, worker_id: str, seat: Seat | None = None) -> None:
         instance, self._next_instance = self._next_instance, self._next_instance + 1
-        process = WorkerProcess(self.surroundings, role, worker_id, instance, check_worker, self._ended)
+        process = WorkerProcess(self.surroundings, role, worker_id, instance, check_worker, self._ended, seat)
         self.workers.append(process)
         self._begun.append(process)
         self.story.tell(self._agenda.now, process.name, "starts")
 
     def _ended(self, process: WorkerProcess) -> None:
-        """By itself: it was refused. Its supervisor starts it again."""
+        """By itself: it was refused, or has left. Another one is started in its place."""
         self.kill(process, 0.3, silently=False)
 
     def _gateway_turned(self) -> None:
@@ -315,6 +340,7 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "decode.requests.HANDOVER_DEADLINE_S": handover_s,
         "decode.requests.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
+        "worker.group_watch.COLLECTIVE_S": scenario.collective_s,
         "prefill.decode_peers.JOB_TOKENS": scenario.job_tokens,
         "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.frame_sender.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,

@@ -25,7 +25,8 @@ CONTEXT = 20_000  # tokens: a request may go on for longer than any test waits
 SILENCE_S = 4  # after it a worker is lost; a busy machine's heartbeats come late
 FLAGS = (
     "--port 0 --page-size 4 --chunked-prefill-size 48 --pairing round_robin"
-    f" --silence-limit {SILENCE_S} --hang-limit 60 --context-length {CONTEXT} --max-total-tokens {4 * CONTEXT}"
+    f" --silence-limit {SILENCE_S} --hang-limit 60 --drain-timeout 600"
+    f" --context-length {CONTEXT} --max-total-tokens {4 * CONTEXT}"
 )
 _PAUSE = threading.Event()  # never set: a wait on it is a pause between two looks
 
@@ -144,6 +145,15 @@ class Deployment:
         assert wait_until(self._has_no_more_descriptors), f"{self._descriptors()}, at first {self._rest}"
         assert set(self.pids()) == self._at_start
         assert len(self.baton.children()) == len(self._at_start) - 1, "a process too many"
+
+    def expect_left(self, name: str) -> None:
+        """A worker that was told to end has ended with status 0, and is not started again. The others serve. Ends the
+        deployment."""
+        assert wait_until(lambda: f"info baton {name} has left" in self.baton.log_text())
+        self._at_start.remove(name)
+        del self._rest[name]
+        self.expect_recovery()
+        self.close()
 
     def expect_end(self, status: int) -> None:
         """The launcher has ended, or does so now, and took everything with it."""

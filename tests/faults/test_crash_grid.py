@@ -1,7 +1,8 @@
 """A process is killed, asked to end or paused at every moment of a request's life: nobody gets a wrong token.
 
-The affected request ends in time as it may, requests beside it are exact, what died is started again, and then every
-pair answers exactly, nothing is held, and no process or descriptor is left over. See grid.py for the cells.
+The affected request ends in time as it may, requests beside it are exact, what died is started again and what was told
+to end is not, and then every pair answers exactly, nothing is held, and no process or descriptor is left over. See
+grid.py for the cells.
 """
 
 import os
@@ -92,6 +93,8 @@ def expect_survival(cell: Cell, lender: Lender, topology: str, allowed: set[str]
     assert {each.verdict(RUNNER.expected_tokens) for each in company} <= {"exact", *allowed}
     if cell.ends_all:
         deployment.expect_end(-signal.SIGKILL if cell.fault == "kill" else 0)
+    elif cell.leaves:
+        deployment.expect_left(proof.victim)
     else:
         deployment.expect_recovery()
         after = deployment.pids()

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.process import Gateway
 from protocol.messages_gateway import Role
+from protocol.messages_group import GroupPlace
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
 from tests.doubles.fake_worker import PATIENCE_S, Behaviour, FakeWorker
@@ -32,6 +33,13 @@ class Setting:
         worker = FakeWorker(role, self.gateway.control_endpoint, name, **options)
         self.workers.append(worker)
         return await worker.start()
+
+    async def add_group(self, role: Role, name: str, size: int, epoch: int = 1, **options: Any) -> list[FakeWorker]:
+        """A group of ranks, all welcomed."""
+        places = [GroupPlace(name, epoch, rank, size) for rank in range(size)]
+        return await asyncio.gather(
+            *(self.add(role, f"{name}.{place.rank}", place=place, **options) for place in places)
+        )
 
     async def add_pair(self, behaviour: Behaviour | None = None, **options: Any) -> FakeWorker:
         """A prefill and a decode worker; the decode worker."""

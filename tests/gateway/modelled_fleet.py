@@ -23,19 +23,17 @@ from protocol.fingerprint import pack_weights
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     Assign,
-    CacheNews,
     ChoiceTokens,
     Heartbeat,
-    KvPages,
     Register,
     RequestFailed,
     Role,
     SamplingParams,
     ToWorker,
     WorkerAddress,
-    WorkerStats,
 )
 from protocol.prefixes import HASH_KEY_BYTES, STRIDE, packed, prefix_hashes
+from protocol.worker_facts import CacheNews, KvPages, WorkerStats
 from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
 from scheduler.planning.chunks import plan_chunks

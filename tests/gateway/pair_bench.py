@@ -18,7 +18,6 @@ from protocol.messages_gateway import (
     FinishReason,
     FirstToken,
     Heartbeat,
-    KvPages,
     RankEndpoint,
     Register,
     Role,
@@ -27,8 +26,8 @@ from protocol.messages_gateway import (
     Tokens,
     ToWorker,
     WorkerAddress,
-    WorkerStats,
 )
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.session import Envelope
 from tests.doubles.clock import VirtualClock
 from tests.doubles.fake_worker import LAYOUT

@@ -16,13 +16,14 @@ from protocol.messages_gateway import (
     FirstToken,
     Heartbeat,
     Leaving,
+    Left,
     RequestFailed,
     Role,
-    Stamp,
     ToGateway,
     Tokens,
     WorkerAddress,
 )
+from protocol.worker_facts import Stamp
 from runtime.session import ENVELOPE_BYTES
 from tests.gateway.pair_bench import DECODE, OTHER, OUTPUTS, PREFILL, STATS, PairBench, register
 
@@ -145,6 +146,7 @@ FROM_MEMBER: dict[str, bytes] = {
     "endpoint nul": changed(REGISTER, "address.ranks.0.data", "tcp://\x00"),
     "address of another": changed(REGISTER, "address.worker_id", "p"),
     "leaving of another": TO_GATEWAY.encode(Leaving("p", 11)),
+    "end of another": TO_GATEWAY.encode(Left("p", 11)),
     "token text": changed(TOKENS, "choices.0.token_ids", ["65"]),
     "token none": changed(TOKENS, "choices.0.token_ids", [None] * 100_000),
     "tokens text": changed(TOKENS, "choices.0.token_ids", "ABC"),
@@ -172,7 +174,16 @@ def test_a_member_that_talks_nonsense(name: str, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(
     "message",
-    [TOKENS, FAILED, FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),)), Tokens(()), BEAT, Leaving("d", 12), REGISTER],
+    [
+        TOKENS,
+        FAILED,
+        FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),)),
+        Tokens(()),
+        BEAT,
+        Leaving("d", 12),
+        Left("d", 12),
+        REGISTER,
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
@@ -262,5 +273,5 @@ def test_only_members_have_sessions() -> None:
         bench.say(stranger.identity, replace(register(stranger, Role.DECODE), fingerprint=Fingerprint("tale")))
     sessions = bench.control._sessions
     assert list(sessions) == [key.identity for key in (PREFILL, DECODE, OTHER)]
-    bench.say(DECODE.identity, Leaving(DECODE.worker_id, DECODE.instance))
+    bench.say(DECODE.identity, Left(DECODE.worker_id, DECODE.instance))
     assert list(sessions) == [PREFILL.identity, OTHER.identity]

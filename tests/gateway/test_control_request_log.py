@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.control import Control
-from protocol.messages_gateway import Leaving, Role
+from protocol.messages_gateway import Left, Role
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 
@@ -88,7 +88,7 @@ async def test_a_retry_is_told_with_its_attempt_and_its_workers(
     sending = asyncio.create_task(setting.complete("very private", max_tokens=4))
     await lost.until(lambda: bool(lost.assigned))
     await setting.add(Role.UNIFIED, "second")
-    await lost.send(Leaving(lost.worker_id, lost.instance))
+    await lost.send(Left(lost.worker_id, lost.instance))
     response = await sending
     request_id = f"{response.json()['id']}-0"
     [(level, fields)] = lines(caplog, "request retried")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway import control
-from protocol.messages_gateway import CacheFlushed, FlushCache, Leaving, Role
+from protocol.messages_gateway import CacheFlushed, FlushCache, Left, Role
 from tests.doubles.fake_worker import FakeWorker
 from tests.gateway.conftest import Setting, wait_until
 
@@ -61,7 +61,7 @@ async def test_a_worker_that_leaves_is_not_waited_for(setting: Setting, workers:
     await answer(prefill)
     await answer(decode)
     await told(unified, 0)
-    await unified.send(Leaving(unified.worker_id, unified.instance))
+    await unified.send(Left(unified.worker_id, unified.instance))
     assert (await asking).status_code == 200
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from protocol.messages_gateway import KvPages, Role, WorkerStats
+from protocol.messages_gateway import Role
+from protocol.worker_facts import KvPages, WorkerStats
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, choices_of, chunks_of
 

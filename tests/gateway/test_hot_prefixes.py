@@ -11,8 +11,9 @@ from gateway import hot_prefixes
 from gateway.hot_prefixes import LAUNCH_TOKENS, HotPrefixes
 from gateway.membership import Member, WorkerKey
 from gateway.pairing import Need, Pairer
-from protocol.messages_gateway import CacheNews, Role
+from protocol.messages_gateway import Role
 from protocol.prefixes import STRIDE
+from protocol.worker_facts import CacheNews
 from tests.gateway.modelled_fleet import registered
 
 A, B, C = (WorkerKey(name, 1) for name in "abc")

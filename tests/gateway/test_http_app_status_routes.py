@@ -1,11 +1,14 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.http_app import build_app
-from protocol.messages_gateway import DraftInfo, Role
+from protocol.messages_gateway import Role
+from protocol.worker_facts import DraftInfo
 from runtime.installation import baton_version
+from tests.doubles.fake_worker import STATS
 from tests.gateway.conftest import Setting, running
 from tests.gateway.folders import byte_tokenizer, write_folder
 
@@ -123,6 +126,16 @@ async def test_the_draft_is_named(setting: Setting) -> None:
     assert [found[name] for name in names] == ["eagle3", "/m/story-eagle3", 4]
     drafts = [row["draft"] for row in (await setting.client.get("/workers")).json()]
     assert None in drafts and {"algorithm": "eagle3", "folder": "/m/story-eagle3", "num_steps": 4} in drafts
+
+
+async def test_ranks_show_their_place_and_their_idle_launches(setting: Setting) -> None:
+    stats = replace(STATS, num_launches=9, counters={"idle_launches": 4})
+    await setting.add_group(Role.DECODE, "d", 2, epoch=3, stats=stats)
+    await setting.add(Role.PREFILL, "p")
+    rows = (await setting.client.get("/workers")).json()
+    places = [{"group": "d", "epoch": 3, "rank": rank, "size": 2} for rank in range(2)]
+    assert [(row["id"], row["place"]) for row in rows] == [("d.0", places[0]), ("d.1", places[1]), ("p", None)]
+    assert [(row["launches"], row["idle_launches"]) for row in rows] == [(9, 4), (9, 4), (0, 0)]
 
 
 async def test_a_worker_without_graphs_says_why(setting: Setting) -> None:

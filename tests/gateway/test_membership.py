@@ -6,7 +6,8 @@ import pytest
 from gateway.membership import MOST_LOSSES, Change, Membership, WorkerKey
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
-from protocol.messages_gateway import Heartbeat, KvPages, PeerLost, Refused, RegisterAgain, Role, Welcome, WorkerStats
+from protocol.messages_gateway import Heartbeat, PeerLost, Refused, RegisterAgain, Role, Welcome
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.settings import GatewaySettings
 from tests.gateway.worker_ends import LAYOUT, MODEL, STATS, register
 
@@ -22,7 +23,7 @@ def table() -> Membership:
 
 def test_admits_and_knows_the_roles(table: Membership) -> None:
     change = table.register(register("p", 1, Role.PREFILL), 0.0)
-    assert messages(change) == [Welcome(77)] and change.joined is not None
+    assert messages(change) == [Welcome(77)] and len(change.joined) == 1
     assert table.missing == "no decode worker is ready yet"
     table.register(register("d", 2), 0.0)
     assert table.missing is None
@@ -38,7 +39,7 @@ def test_registering_again_is_welcome_and_changes_nothing(table: Membership) -> 
     table.register(register("d", 2), 0.0)
     busy = WorkerStats(KvPages(10, 3, owned=7), 4, 1)
     change = table.register(register("d", 2, stats=busy), 1.0)
-    assert messages(change) == [Welcome(77)] and change.joined is None and change.lost == ()
+    assert messages(change) == [Welcome(77)] and change.joined == () and change.lost == ()
     assert table.members[0].stats == busy and table.members[0].last_seen == 1.0
 
 
@@ -190,7 +191,7 @@ def test_a_new_instance_takes_over_when_the_old_one_is_lost(table: Membership) -
     table.register(register("d", 2, pid=41), 0.0)
     table.heartbeat(Heartbeat("p", 1, STATS), 1.5)
     waiting = table.register(register("d", 3, pid=42), 0.5)
-    assert waiting.outgoing == () and waiting.lost == () and waiting.joined is None
+    assert waiting.outgoing == () and waiting.lost == () and waiting.joined == ()
     assert waiting.kept_waiting == (
         "worker id 'd' is taken by a live decode worker (pid 41 on host); pid 42 may join when that one is gone"
     )

@@ -5,7 +5,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.membership import Member
 from gateway.metrics import WorkerCollector, shown
-from protocol.messages_gateway import KvPages, Role, TimeSpread, WorkerStats
+from protocol.messages_gateway import Role
+from protocol.messages_group import GroupPlace
+from protocol.worker_facts import KvPages, TimeSpread, WorkerStats
 from tests.gateway.worker_ends import register
 
 STATS = WorkerStats(KvPages(total=10, free=4, owned=5, cached=1), running=3, waiting=2, queued_prompt_tokens=7)
@@ -62,6 +64,20 @@ def test_numbers_have_a_subject_a_unit_and_the_right_type() -> None:
     assert len({line for line in lines if line.startswith("# TYPE")}) == sum(
         line.startswith("# TYPE") for line in lines
     )
+
+
+def test_ranks_name_their_group_and_count_idle_launches() -> None:
+    place = GroupPlace("g", 4, 1, 2)
+    rank = Member(register("g.1", 1, place=place), replace(STATS, counters={"idle_launches": 6}), 0.0)
+    lines = page(rank, member("d", Role.DECODE, {"idle_launches": 0}))
+    for line in (
+        "# TYPE baton_idle_launches_total counter",
+        'baton_idle_launches_total{role="decode",worker="g.1"} 6.0',
+        'baton_idle_launches_total{role="decode",worker="d"} 0.0',
+    ):
+        assert line in lines, line
+    rows = [line for line in lines if line.startswith("baton_group_rank_info{")]
+    assert rows == ['baton_group_rank_info{epoch="4",group="g",rank="1",role="decode",size="2",worker="g.1"} 1.0']
 
 
 def test_times_of_phases_are_histograms() -> None:

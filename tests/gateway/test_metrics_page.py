@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway import metrics
-from protocol.messages_gateway import Heartbeat, Leaving, Role, TimeSpread
+from protocol.messages_gateway import Heartbeat, Left, Role
+from protocol.worker_facts import TimeSpread
 from runtime.settings import GatewaySettings
 from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting
@@ -31,6 +32,7 @@ COUNTERS = {
     "spilled_now": 1.0,
     "spec_proposed_0": 5.0,
     "spec_accepted_0": 4.0,
+    "idle_launches": 6.0,
     "refused_messages": 3.0,
     "refused_connections_key": 1.0,
     "refused_connections_handshake": 2.0,
@@ -47,7 +49,7 @@ async def page(setting: Setting) -> list[str]:
     async def leave(worker: FakeWorker) -> None:
         await worker.until(lambda: bool(worker.assigned))
         await setting.add(Role.UNIFIED, "second")
-        await worker.send(Leaving(worker.worker_id, worker.instance))
+        await worker.send(Left(worker.worker_id, worker.instance))
 
     async with setting.client.stream("GET", "/no-such-path"):
         pass

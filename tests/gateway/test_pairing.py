@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gateway.membership import Member
 from gateway.pairing import Load, Loads, Need, Pair, Pairer, cost, decode_load, one_choice_less, prefill_load
-from protocol.messages_gateway import CacheNews, KvPages, Role, WorkerStats
+from protocol.messages_gateway import Role
 from protocol.prefixes import STRIDE
+from protocol.worker_facts import CacheNews, KvPages, WorkerStats
 from tests.gateway.worker_ends import STATS, register
 
 NEED = Need(prompt_tokens=10, num_choices=1, max_tokens=6)

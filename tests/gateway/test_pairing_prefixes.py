@@ -8,8 +8,9 @@ import pytest
 from gateway.membership import WorkerKey
 from gateway.pairing import Load
 from gateway.prefixes import KnownPrefixes
-from protocol.messages_gateway import CacheNews, Heartbeat, Leaving, Role, Welcome
+from protocol.messages_gateway import Heartbeat, Left, Role, Welcome
 from protocol.prefixes import HASH_KEY_BYTES, packed, prefix_hashes
+from protocol.worker_facts import CacheNews
 from tests.doubles.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running, wait_until
 
@@ -134,7 +135,7 @@ async def test_whatever_is_told_the_answers_are_the_same(setting: Setting, worke
 
 async def test_a_worker_that_leaves_is_forgotten(setting: Setting, workers: list[FakeWorker]) -> None:
     await tell(setting, workers[1], 4, added=hashes(workers[1]))
-    await workers[1].send(Leaving("u1", workers[1].instance))
+    await workers[1].send(Left("u1", workers[1].instance))
     await wait_until(lambda: len(setting.gateway.control.membership.members) == 2)
     again = await setting.add(Role.UNIFIED, "u1", max_total_tokens=16_384)
     assert len(known(setting, again)) == 0

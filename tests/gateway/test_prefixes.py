@@ -4,7 +4,7 @@ import pytest
 
 from gateway import prefixes
 from gateway.prefixes import PATIENCE, KnownPrefixes
-from protocol.messages_gateway import CacheNews
+from protocol.worker_facts import CacheNews
 
 A, B, C, D = (bytes([number]) * 8 for number in range(4))
 

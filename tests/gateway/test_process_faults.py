@@ -13,7 +13,7 @@ from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     ChoiceTokens,
     Heartbeat,
-    Leaving,
+    Left,
     PeerLost,
     Refused,
     Register,
@@ -44,7 +44,7 @@ async def test_failure_before_the_first_token_is_a_status(setting: Setting) -> N
             assert response.status_code == status
             assert response.json()["error"]["code"] == code
             assert ("retry-after" in response.headers) == (status in (429, 503))
-        await worker.send(Leaving("u", worker.instance))
+        await worker.send(Left("u", worker.instance))
         await wait_until(lambda: not setting.gateway.control.membership.members)
         await worker.stop()
 
@@ -263,8 +263,8 @@ async def test_a_worker_id_stays_with_its_live_worker(setting: Setting, caplog: 
     waiting = asyncio.create_task(again.start())
     await wait_until(lambda: any("kept waiting" in record.getMessage() for record in caplog.records))
     assert (await setting.complete("x")).status_code == 200 and not again.received
-    holder.silent = True  # a heartbeat after its Leaving would be refused too
-    await holder.send(Leaving("u", holder.instance))
+    holder.silent = True  # a heartbeat after its Left would be refused too
+    await holder.send(Left("u", holder.instance))
     await wait_until(lambda: not setting.gateway.control.membership.members)
     await again.send(again.registration())  # as a worker does every second
     await waiting

@@ -17,7 +17,8 @@ from gateway.translate import (
 from protocol.errors import BadRequest
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, LayerGroup
-from protocol.messages_gateway import KvPages, Register, Role, WorkerAddress, WorkerStats
+from protocol.messages_gateway import Register, Role, WorkerAddress
+from protocol.worker_facts import KvPages, WorkerStats
 
 LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
 

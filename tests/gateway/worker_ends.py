@@ -6,17 +6,8 @@ from typing import Any
 
 from protocol.fingerprint import pack_weights
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import (
-    TO_GATEWAY,
-    TO_WORKER,
-    KvPages,
-    Register,
-    Role,
-    ToGateway,
-    ToWorker,
-    WorkerAddress,
-    WorkerStats,
-)
+from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, Register, Role, ToGateway, ToWorker, WorkerAddress
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.session import Session, open_envelope
 
 

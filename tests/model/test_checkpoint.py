@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import INDEX_FILE, SafetensorsFile, open_checkpoint
+from model.checkpoint import INDEX_FILE, Part, SafetensorsFile, open_checkpoint
+from model.linear import Linear
 from model.runner import ModelRunner
-from model.transformer import Linear
 from protocol.errors import CheckpointError, ConfigError
 from tests.checkpoints import greedy_reference, make_checkpoint
 from tests.model.driving import Lanes
@@ -49,6 +49,27 @@ def test_weights_are_views_over_the_file(tmp_path: Path) -> None:
     assert torch.equal(converted, weights["a"].bfloat16()) and not mapped_files(converted.data_ptr()).endswith(
         "tensors"
     )
+
+
+@pytest.mark.parametrize("part, own", [(Part(0, 2, 2), (slice(2, 4),)), (Part(1, 3, 3), (slice(None), slice(3, 6)))])
+def test_a_part_of_a_tensor_is_a_view_over_its_bytes_in_the_file(
+    tmp_path: Path, part: Part, own: tuple[slice, ...]
+) -> None:
+    weight = torch.randn(4, 6)
+    weight_of_others = weight.clone()
+    weight_of_others[own] = 0
+    weight[weight_of_others != 0] = float("nan")  # the check of values reads the part only
+    save_file({"a": weight}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path, check_values=True)
+    taken = checkpoint.take("a", (4, 6), torch.float32, CPU, part)
+    assert torch.equal(taken, weight[own])
+    assert "model.safetensors" in mapped_files(taken.data_ptr())
+    halved = checkpoint.take("a", (4, 6), torch.bfloat16, CPU, part)
+    assert halved.is_contiguous() and halved.untyped_storage().nbytes() == taken.numel() * 2
+    with pytest.raises(CheckpointError, match="a: 12 of 24 values are NaN or infinite"):
+        checkpoint.take("a", (4, 6), torch.float32, CPU)
+    with pytest.raises(CheckpointError, match="a: got shape"):
+        checkpoint.take("a", (2, 6), torch.float32, CPU, part)
 
 
 def test_a_loaded_model_shares_its_weights_with_the_page_cache(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A forward of no tokens: every runner takes it by shape, reports every layer, and leaves the KV as it was."""
+"""A forward of no tokens: runners and drafts take it by shape, report every layer, and leave the KV as it was."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.graphs import CudaCapture, GraphedRunner
+from model.draft import first_layer
+from model.graphs import CudaCapture, GraphedDraft, GraphedRunner
 from model.inputs import ModelInput
+from model.linear import Linear, pack
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
-from model.runner import ModelRunner, Runner
+from model.runner import DraftSource, ModelRunner, Runner
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
+from tests.drafts import add_mtp, make_draft
 
 NUM_PAGES = 6
 ON_THE_DEVICE = [pytest.param("cuda, triton", marks=pytest.mark.gpu), pytest.param("cuda, fake", marks=pytest.mark.gpu)]
@@ -88,3 +91,71 @@ def test_a_graph_of_padding_is_replayed(name: str, table_width: int, folder: Pat
         logits_LV = runner.forward(idle(table_width, runner.device), kv, on_layer)
         assert logits_LV.shape == (0, 307) and runner.num_replays == num_replays
     assert seen == list(range(kv.layout.num_layers)) and bytes_of(kv, first_page=1) == before
+
+
+ALGORITHMS = ("eagle", "eagle3", "mtp")
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DraftSource]:
+    """Drafts for one model, by their algorithms; the folder of `mtp` is the model's own."""
+    root = tmp_path_factory.mktemp("drafts")
+    target = make_checkpoint(root / "target", "qwen3")
+    add_mtp(target, 2)
+    own = {each: DraftSource(each, make_draft(root / each, target, each, "qwen3")) for each in ("eagle", "eagle3")}
+    return {**own, "mtp": DraftSource("mtp", target, 2)}
+
+
+def with_draft(drafts: dict[str, DraftSource], algorithm: str, *, cpu_kernels: bool = True) -> ModelRunner:
+    return ModelRunner.load(
+        drafts["mtp"].folder, device="cpu", dtype="float32", draft=drafts[algorithm], cpu_kernels=cpu_kernels
+    )
+
+
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("cpu_kernels", [True, False])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_draft_reads_no_tokens(
+    algorithm: str, cpu_kernels: bool, attends: bool, drafts: dict[str, DraftSource]
+) -> None:
+    """Its layers are reported behind those of the model. Without `attends` it only writes."""
+    runner = with_draft(drafts, algorithm, cpu_kernels=cpu_kernels)
+    kv, draft, inp, seen = filled(PagedKv, runner), runner.draft, idle(3, runner.device), list[int]()
+    assert draft is not None
+    before = bytes_of(kv)
+    logits_LV, features_TF = runner.forward_with_features(inp, kv, seen.append)
+    hidden_TE = draft.fuse(features_TF)
+    for layer in range(draft.num_layers if attends else 1):
+        hidden_TE = draft.run_layer(layer, inp, hidden_TE, kv, seen.append, attends=attends)
+    assert logits_LV.shape == (0, 307) and hidden_TE.shape == (0, draft.hidden_size)
+    assert draft.logits(hidden_TE).shape == (0, 307)
+    assert seen == list(range(runner.config.num_layers + (draft.num_layers if attends else 1)))
+    assert bytes_of(kv) == before
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_graphs_of_a_draft_are_replayed(algorithm: str, drafts: dict[str, DraftSource]) -> None:
+    runner = GraphedRunner(with_draft(drafts, algorithm), lambda run: run)
+    kv, draft = PagedKv(runner.kv_layout(4), NUM_PAGES, runner.device), runner.draft
+    assert isinstance(draft, GraphedDraft)
+    runner.capture(kv, 3, NUM_PAGES - 1, 4)
+    kv.layer(1)[1:] = 0.5
+    before, inp = bytes_of(kv, first_page=1), idle(0, runner.device)
+    logits_LV, features_TF = runner.forward_with_features(inp, kv)
+    proposals_LV, hidden_LE = first_layer(draft, inp, draft.fuse(features_TF), kv)
+    draft.run_layer(0, inp, hidden_LE, kv, attends=False)
+    assert logits_LV.shape == (0, 307) and proposals_LV.shape[0] == hidden_LE.shape[0] == 0
+    first, *_, writes = draft.graphs
+    assert runner.num_replays == first.num_replays == writes.num_replays == 1
+    assert bytes_of(kv, first_page=1) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_linear_of_no_rows(has_bias: bool, dtype: torch.dtype) -> None:
+    """Packed for oneDNN, where this CPU can, or not."""
+    plain = Linear(torch.ones(24, 16, dtype=dtype), torch.ones(24, dtype=dtype) if has_bias else None)
+    for linear in (plain, pack(plain)):
+        x_TI, residual_TO = torch.empty(0, 16, dtype=dtype), torch.empty(0, 24, dtype=dtype)
+        assert linear(x_TI).shape == linear.added_to(residual_TO, x_TI).shape == (0, 24)
+        assert linear(x_TI).dtype == dtype

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model.kv_sizing import worth_packing
+from model.linear import Linear, PackedLinear, can_pack, pack, parallel_linears
 from model.runner import ModelRunner, Runner, choose_device
-from model.transformer import Linear, PackedLinear, can_pack, pack, parallel_linears
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
 from tests.checkpoints import ARCHITECTURES, make_checkpoint

@@ -15,8 +15,8 @@ class Mutant:
     any file. `old` fits exactly once in all of that name. If it fits in several files, `function` begins with the path
     or the folder of the right one: "prefill/ Worker.step".
 
-    `strategies` are those of make explore, SEEDS seeds each, with `detect` under the race detector; `tests` are for
-    what no schedule of a fake model shows.
+    `strategies` are those of make explore, SEEDS seeds each, with `detect` under the race detector, with `groups` of
+    workloads with groups of ranks; `tests` are for what no schedule of a fake model shows.
     """
 
     name: str
@@ -27,4 +27,5 @@ class Mutant:
     strategies: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     detect: bool = False
+    groups: bool = False
     worlds: int = 0  # of make explore-handoff

@@ -6,14 +6,20 @@ from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_futures import FUTURES
 from tests.mutants.mutants_of_gateway import GATEWAY
+from tests.mutants.mutants_of_groups import GROUPS
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_http import HTTP
+from tests.mutants.mutants_of_idle import IDLE
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
+from tests.mutants.mutants_of_leaving import LEAVING
 from tests.mutants.mutants_of_masks import MASKS
+from tests.mutants.mutants_of_mlps import MLPS
 from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
+from tests.mutants.mutants_of_ranks import RANKS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_speculation import SPECULATION
+from tests.mutants.mutants_of_steps import STEPS
 
 SCHEDULER = "tests/scheduler"
 
@@ -152,17 +158,17 @@ MUTANTS = (
     Mutant(
         "sentinels are not resolved",
         "PlainLaunches.resolve",
-        "replace(inp, input_ids_T=resolved_T)",
-        "inp",
+        "replace(inp, input_ids_T=resolved_T, step=__step)",
+        "replace(inp, step=__step)",
         "the model reads minus a row as a token",
         ANY,
     ),
     Mutant(
         "sentinels are resolved twice",
         "PlainLaunches.resolve",
-        "replace(inp, input_ids_T=resolved_T)",
+        "replace(inp, input_ids_T=resolved_T, step=__step)",
         "replace(inp, input_ids_T=self._device.future_map.resolve_future("
-        "inp.input_ids_T, launch.batch.decode_owners_D))",
+        "inp.input_ids_T, launch.batch.decode_owners_D), step=__step)",
         "the second gather finds what the first has taken",
         ANY,
     ),
@@ -228,7 +234,7 @@ MUTANTS = (
     Mutant(
         "an empty plan skips a stage",
         "ForwardBatch.init_new",
-        "chunks or not len(running)",
+        "chunks or not has_decodes",
         "chunks",
         "an idle rank would miss what the others wait for",
         (),
@@ -335,5 +341,11 @@ MUTANTS = (
     *GATEWAY,
     *DEVICES,
     *FUTURES,
+    *IDLE,
     *MASKS,
+    *GROUPS,
+    *LEAVING,
+    *RANKS,
+    *STEPS,
+    *MLPS,
 )

@@ -1,7 +1,9 @@
-"""Sabotages of KV that a device writes into another process's memory."""
+"""Sabotages of what Baton asks of a device: streams, memory, KV that one writes into another process's memory."""
 
 from tests.mutants.mutant import Mutant
 
+STREAMS = "tests/scheduler/execution/test_streams_cuda.py"
+LIFETIMES = "tests/explore/test_lifetimes.py"
 DEVICES = (
     Mutant(
         "a header leaves before the device has copied",
@@ -101,6 +103,94 @@ DEVICES = (
         "a copy that is on its way meets memory that is gone",
         (),
         ("tests/model/test_pinned_memory.py",),
+    ),
+    Mutant(
+        "a stream tells the allocator of no tensor",
+        "CudaStream.launch",
+        "tensor.record_stream(self._stream)",
+        "pass",
+        "memory of the schedule stream is overwritten while a forward reads it",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "segments run on whatever stream is current",
+        "CudaStream.launch",
+        "with torch.cuda.stream(self._stream): ...",
+        "for segment in segments: segment(*used)",
+        "forwards are in the schedule stream's order, and nothing overlaps",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "a stream waits for no event",
+        "CudaStream.wait",
+        "self._stream.wait_event(event.event)",
+        "pass",
+        "a forward reads inputs that are not there yet",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "an event is not waited for",
+        "CudaEvent.synchronize",
+        "self.event.synchronize()",
+        "pass",
+        "the host reads results before they are there",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "an event is recorded on whatever stream is current",
+        "CudaEvent.__init__",
+        "self.event.record(stream)",
+        "self.event.record(torch.cuda.current_stream())",
+        "it is reached before the work that it stands behind",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "a copy of results waits for the device",
+        "CudaStream.to_host",
+        "target.copy_(source, non_blocking=True)",
+        "target.copy_(source)",
+        "the host prepares nothing while a forward runs",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "forwards of a GPU run on the schedule stream",
+        "open_streams",
+        "torch.cuda.Stream(device)",
+        "torch.cuda.current_stream(device)",
+        "inputs of the next launch wait for the forward before",
+        tests=("tests/worker/test_boot_streams.py",),
+    ),
+    Mutant(
+        "a worker waits for a device that cannot wake it",
+        "WorkerLoop._wait",
+        'self.register.device.startswith("cuda")',
+        "False",
+        "each launch of a GPU takes as long as an idle poll",
+        tests=("tests/worker/test_loop.py",),
+    ),
+    Mutant(
+        "a launch does not name the inputs of its forward",
+        "scheduler/execution/launch.py Launch.tensors",
+        "(*self.relay, *inputs, *written)",
+        "(*self.relay, *written)",
+        "what a draft has still to read is overwritten",
+        tests=(LIFETIMES,),
+    ),
+    Mutant(
+        "a launch does not name what its draft reads",
+        "DraftLaunch.tensors",
+        "self.draft.tensors if self.draft is not None else ()",
+        "()",
+        "what a draft has still to read of rows that begin is overwritten",
+        tests=(LIFETIMES,),
+    ),
+    Mutant(
+        "padding in the place of a launch has logits",
+        "scheduler/execution/launch.py Launch.padding",
+        "inp.logit_indices_L[:0]",
+        "inp.logit_indices_L",
+        "those of a long prompt take more memory than there is",
+        tests=("tests/scheduler/execution/test_launches_padding.py",),
     ),
     Mutant(
         "a stream waits for a broken device",

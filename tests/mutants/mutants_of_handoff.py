@@ -57,8 +57,8 @@ HANDOFF = (
     ),
     _mutant(
         "an instance that was declared lost may come back",
-        "Membership._lose",
-        "self.losses[member.key] = __loss",
+        "Membership._note_loss",
+        "self.losses[key] = __loss",
         "",
         "what it holds, and whom it knows, is of another time",
     ),

@@ -100,8 +100,8 @@ MASKS = (
     Mutant(
         "a tree runs in a graph without a tree mask",
         "Graphs.replay",
-        "inp.tree_mask is not None and lanes.input.tree_mask is None",
-        "False",
+        "inp.tree_mask is None or lanes.input.tree_mask is not None",
+        "True",
         "a node sees its siblings",
         tests=(GRAPHS,),
     ),

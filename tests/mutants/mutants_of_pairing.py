@@ -28,7 +28,7 @@ PAIRING = (
     ),
     Mutant(
         "a prompt's salt does not reach its hashes",
-        "Dispatch._pick",
+        "Picker._pick",
         "prefix_hashes(hash_key, prompt.cache_salt, __ids)",
         "prefix_hashes(hash_key, '', __ids)",
         "the choice of workers tells one tenant what another has asked",

@@ -4,6 +4,8 @@ from tests.mutants.mutant import ANY, Mutant
 
 LAUNCHES = "tests/scheduler/speculation/test_draft_launches.py"
 UNIFIED = "tests/unified/test_worker_speculation.py"
+BY_SHAPE = "tests/scheduler/speculation/test_draft_launches_by_shape.py"
+UNWRITTEN = "tests/scheduler/speculation/test_unwritten.py"
 HANDED_OVER = "tests/handoff/test_speculation.py"
 
 SPECULATION = (
@@ -96,12 +98,36 @@ SPECULATION = (
         tests=(LAUNCHES,),
     ),
     Mutant(
+        "a launch that cannot be built does not write what waits",
+        "DraftLaunches.write",
+        "self._unwritten.write(...)",
+        "self._unwritten.write(self._draft, self._device.kv) if launch.batch is not None else None",
+        "the next launch that proposes writes into pages that others own by then",
+        tests=(UNWRITTEN,),
+    ),
+    Mutant(
+        "plans without rows must not propose",
+        "DraftLaunches.enqueue",
+        "owners = owners_drawn(plan, running)",
+        "assert len(running) or not proposes, 'nobody proposes'; owners = owners_drawn(plan, running)",
+        "a rank without work ends its group",
+        tests=(BY_SHAPE,),
+    ),
+    Mutant(
+        "a launch without tokens leaves them to the draft",
+        "Unwritten.add",
+        "if not inp.num_decodes: return",
+        "",
+        "a rank that is idle for hours keeps the tensors of each launch",
+        tests=(BY_SHAPE,),
+    ),
+    Mutant(
         "hidden states that a draft has still to read are those of the newest launch",
         "Unwritten.add",
         "hidden_TE.clone()",
         "hidden_TE",
         "the draft's KV of several tokens is that of another one",
-        tests=("tests/scheduler/speculation/test_unwritten.py",),
+        tests=(UNWRITTEN,),
     ),
     Mutant(
         "what a draft has still to write is written when its pages have other owners",

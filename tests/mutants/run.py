@@ -23,7 +23,7 @@ from tests.processes import python_path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 3600.0  # for killers without any sabotage
 KILLER_S = 120.0  # a killer of a sabotaged tree may take at least so long
-NOT_COPIED = ("models/", "docs/", "deploy/", "loadtest/", "bench/")  # no killer needs them
+NOT_COPIED = ("models/", "docs/", "loadtest/", "bench/")  # no killer needs them
 
 
 def sources(root: Path) -> dict[str, str]:
@@ -101,10 +101,10 @@ class Copy:
                 name, _ = sabotage(mutant, self.texts)
                 self._write(name, ast.unparse(ast.parse(self.texts[name])))
 
-    def explore(self, strategies: Sequence[str], detect: bool = False) -> tuple[int, str]:
+    def explore(self, strategies: Sequence[str], detect: bool = False, groups: bool = False) -> tuple[int, str]:
         """Exit status and output of SEEDS seeds under each of `strategies`."""
         command = ["tests.explore", "--seeds", str(SEEDS), "--jobs", "1", "--strategies", ",".join(strategies)]
-        return self._run([*command, *(["--detect"] if detect else [])])
+        return self._run([*command, *(["--detect"] if detect else []), *(["--groups"] if groups else [])])
 
     def explore_handoff(self, worlds: int) -> tuple[int, str]:
         """Exit status and output of the first `worlds` seeds."""
@@ -116,7 +116,7 @@ class Copy:
 
     def _run_killers(self, mutant: Mutant) -> Verdict:
         if mutant.strategies:
-            status, output = self.explore(mutant.strategies, mutant.detect)
+            status, output = self.explore(mutant.strategies, mutant.detect, mutant.groups)
             if status == 1 and (found := re.search(r"^seed (\d+), strategy ([\w-]+): (.*)", output, re.MULTILINE)):
                 who = f"the race detector, {found[2]}" if found[3].startswith("race: ") else found[2]
                 return Verdict(mutant, f"{who}, seed {found[1]}: {_short(found[3])}")
@@ -160,7 +160,9 @@ def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     copy.rewrite(mutants)
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     detecting = sorted({strategy for mutant in mutants if mutant.detect for strategy in mutant.strategies})
-    explored = [copy.explore(ANY), *([copy.explore(detecting, detect=True)] if detecting else [])]
+    grouped = sorted({strategy for mutant in mutants if mutant.groups for strategy in mutant.strategies})
+    explored = [copy.explore(ANY), *([copy.explore(grouped, groups=True)] if grouped else [])]
+    explored += [copy.explore(detecting, detect=True)] if detecting else []
     for status, output in (*explored, *([copy.pytest(tests)] if tests else [])):
         if status != 0:
             return output[-3000:]

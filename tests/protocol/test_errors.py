@@ -12,7 +12,7 @@ KINDS = [
 
 def test_every_code_is_its_own() -> None:
     codes = [kind.code for kind in KINDS]
-    assert len(set(codes)) == len(codes) == 16
+    assert len(set(codes)) == len(codes) == 18
 
 
 @pytest.mark.parametrize("kind", KINDS)

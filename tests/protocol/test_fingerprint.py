@@ -19,8 +19,9 @@ from protocol.fingerprint import (
 )
 from protocol.kv_layout import KvLayout
 from protocol.message import MAX_STRANGER_BYTES
-from protocol.messages_gateway import TO_GATEWAY, KvPages, RankEndpoint, Register, Role, WorkerAddress, WorkerStats
+from protocol.messages_gateway import TO_GATEWAY, RankEndpoint, Register, Role, WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, Hello
+from protocol.worker_facts import KvPages, WorkerStats
 
 LAYOUT = KvLayout.uniform(2, 1, 4, 16, "float32")
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")

@@ -23,7 +23,7 @@ from protocol.frame import (
     verify_checksum,
 )
 from protocol.message import MAX_BLOB_BYTES
-from protocol.messages_gateway import Stamp
+from protocol.worker_facts import Stamp
 
 HEADER = FrameHeader(
     layer=3,

@@ -11,8 +11,9 @@ from protocol.errors import WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.message import VERSION, Boundary
-from protocol.messages_gateway import TO_WORKER, Assign, ChoiceTokens, KvPages, Role, SamplingParams, WorkerAddress
+from protocol.messages_gateway import TO_WORKER, Assign, ChoiceTokens, Role, SamplingParams, WorkerAddress
 from protocol.messages_handoff import TO_PREFILL, Hello
+from protocol.worker_facts import KvPages
 from tests.protocol.values import BOUNDARIES, KINDS, name, values_of
 
 

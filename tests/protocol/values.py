@@ -26,12 +26,9 @@ from protocol.message import (
 from protocol.messages_gateway import (
     FIRST_PRIORITY,
     LAST_PRIORITY,
-    TIME_EDGES_S,
     TO_GATEWAY,
     TO_WORKER,
-    BucketCounts,
     HashKey,
-    PrefixHash,
     Priority,
     RankEndpoint,
     RankEndpoints,
@@ -40,6 +37,7 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode, ToPrefill
+from protocol.worker_facts import TIME_EDGES_S, BucketCounts, PrefixHash
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
 from transfer.offers import ANSWER, OFFER, Answer, IpcHandle, PoolOffer
 

@@ -19,7 +19,7 @@ from protocol.messages_gateway import (
     Assign,
     FinishReason,
     Heartbeat,
-    Leaving,
+    Left,
     Register,
     Role,
     SamplingParams,
@@ -140,7 +140,7 @@ class Controlled(Cluster):
         del self.addresses[key.instance]
         if loss == "leaving":
             self._silent.add(key.identity)
-            self.say(key, Leaving(key.worker_id, key.instance))
+            self.say(key, Left(key.worker_id, key.instance))
         elif loss == "gone":
             self.control.look()
         else:

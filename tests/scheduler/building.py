@@ -16,6 +16,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
@@ -159,6 +160,8 @@ def make_executor(
     host: HostCopies | None = None,
     staging: Stream | None = None,
     shape: DraftShape = CHAIN_OF_3,
+    agreement: Agreement | None = None,
+    schedule: Stream | None = None,
 ) -> Executor:
     """An executor over a fake model of 97 tokens, for contexts of 64 tokens. `shape` is that of its draft, if any."""
     runner = runner or FakeRunner(vocab_size=97, context_length=64)
@@ -169,12 +172,13 @@ def make_executor(
         num_rows=max_requests + 1,
         max_pages=kv.layout.num_pages(64),
         forward=forward,
-        schedule=InlineStream(),
+        schedule=schedule or InlineStream(),
         forward_clock=forward_clock,
         host=host,
         staging=staging,
         debug=debug,
         launches=launches_for(runner.draft, shape),
+        agreement=agreement,
     )
 
 

@@ -11,7 +11,8 @@ import zmq
 
 from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import RankEndpoint, Stamp, WorkerAddress
+from protocol.messages_gateway import RankEndpoint, WorkerAddress
+from protocol.worker_facts import Stamp
 from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import (
@@ -26,8 +27,7 @@ from transfer.landing.transfer import (
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES, Target
 
-PREFILL, DECODE = 11, 22
-NUM_PAGES = 12
+PREFILL, DECODE, NUM_PAGES = 11, 22, 12
 E = TypeVar("E")
 
 

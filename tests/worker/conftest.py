@@ -1,7 +1,5 @@
 """A worker loop on a virtual clock and real sockets; a test plays the gateway."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +12,6 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
-    KvPages,
     Refused,
     Register,
     RegisterAgain,
@@ -22,14 +19,15 @@ from protocol.messages_gateway import (
     ToGateway,
     ToWorker,
     WorkerAddress,
-    WorkerStats,
 )
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.bus import Dealer, Router, Wake
 from runtime.process_life import StopSignal
 from runtime.session import Envelope, Session, open_envelope
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
+from tests.worker.stopping import Stop
 from worker.loop import PeerLink, WorkerLoop
 from worker.requests import Outbox
 
@@ -85,24 +83,6 @@ class Peers(PeerLink):
             self.calls.append(name)
 
 
-class Stop:
-    """A StopSignal that a test sets."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-        self.received: signal.Signals | None = None
-
-    def is_set(self) -> bool:
-        return self.received is not None
-
-    def clear_wakeup(self) -> None:
-        return
-
-    def close(self) -> None:
-        os.close(self.fd)
-        os.close(self._write_fd)
-
-
 class Bench:
     """One worker loop on a virtual clock; `play` is the gateway, called at every turn with what has arrived."""
 
@@ -110,6 +90,7 @@ class Bench:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         play: Callable[["Bench", list[ToGateway]], None],
+        device: str = "cpu",
     ) -> None:
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
@@ -132,6 +113,7 @@ class Bench:
             9,
             STATS,
             "",
+            device=device,
         )
         self.loop = WorkerLoop(
             self.core,
@@ -168,7 +150,7 @@ class Bench:
             self.clock.advance(0.3)
 
     def stop(self) -> None:
-        self._stop.received = signal.SIGTERM
+        self._stop.set()
 
     def close(self) -> None:
         self._dealer.close()

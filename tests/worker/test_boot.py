@@ -1,4 +1,4 @@
-"""What a worker makes of its settings: keys, before it loads anything, and where its KV is."""
+"""A worker loads its model and its draft, and places its KV, as its settings say."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from deploy.keys import new
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
-from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
@@ -20,48 +18,12 @@ from scheduler.execution.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from worker.boot import build_executor, costs_of, draft_source, graphs_info, load_runner, read_trust, speculation_of
+from worker.boot import build_executor, costs_of, draft_source, load_runner, speculation_of
 from worker.memory import bytes_for_spills, has_twin, memory_budgets
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
     return WorkerSettings(worker_id="w", role=role, gateway="tcp://127.0.0.1:1", model="/m", **fields)
-
-
-@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
-def test_what_others_reach_is_bound_with_keys_or_on_a_word(role: Role, tmp_path: Path) -> None:
-    new(tmp_path / "keys", [])
-    with pytest.raises(ConfigError, match="can be reached from other machines") as caught:
-        read_trust(settings(role, host="0.0.0.0"))
-    assert caught.value.param == "keys"
-    assert read_trust(settings(role, host="0.0.0.0", trust_network=True)) is None
-    keys = read_trust(settings(role, host="0.0.0.0", keys=str(tmp_path / "keys/worker")))
-    assert keys is not None and not keys.is_gateway
-
-
-def test_who_binds_nothing_needs_no_keys() -> None:
-    assert read_trust(settings(Role.UNIFIED, host="0.0.0.0")) is None
-
-
-def test_encryption_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    new(tmp_path / "keys", [])
-    with pytest.raises(ConfigError, match="--encrypt-data needs --keys DIR"):
-        read_trust(settings(Role.DECODE, encrypt_data=True))
-    folder = str(tmp_path / "keys/worker")
-    with pytest.raises(ConfigError, match="nixl has connections that Baton cannot encrypt"):
-        read_trust(settings(Role.PREFILL, encrypt_data=True, keys=folder, transfer_backend="nixl"))
-    assert read_trust(settings(Role.PREFILL, encrypt_data=True, keys=folder, transfer_backend="zmq")) is not None
-
-
-def test_kv_that_others_may_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    new(tmp_path / "keys", [])
-    caplog.set_level("INFO")
-    folder = str(tmp_path / "keys/worker")
-    read_trust(settings(Role.DECODE, keys=folder))
-    read_trust(settings(Role.DECODE, keys=folder, host="0.0.0.0", encrypt_data=True))
-    assert caplog.messages == []
-    read_trust(settings(Role.DECODE, keys=folder, host="0.0.0.0"))
-    assert caplog.messages == ["KV from other hosts is not encrypted"]
 
 
 @pytest.mark.parametrize(
@@ -219,14 +181,3 @@ def test_a_draft_needs_a_folder() -> None:
     assert draft_source(named) == DraftSource("eagle", Path("/drafts/one"), named.speculative_num_steps)
     with pytest.raises(ConfigError, match="got none, expected the folder of the draft for eagle"):
         draft_source(replace(named, speculative_draft_model_path=None))
-
-
-def test_the_gateway_hears_of_graphs_and_why_there_are_none() -> None:
-    plain, on_gpu = FakeRunner(context_length=64), FakeRunner(device=torch.device("cuda"))
-    graphed = GraphedRunner(plain, lambda run: run)
-    graphed.capture(PagedKv(plain.kv_layout(4), 9), 4, 8)
-    unified, prefill = settings(Role.UNIFIED, disable_cuda_graph=True), settings(Role.PREFILL)
-    assert graphs_info(graphed, unified) == "captured"
-    assert graphs_info(GraphedRunner(plain), unified) == "none: not captured yet"
-    assert graphs_info(on_gpu, unified) == "none: --disable-cuda-graph"
-    assert graphs_info(on_gpu, prefill) == graphs_info(plain, unified) == ""

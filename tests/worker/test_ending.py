@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from protocol.errors import GroupBroken
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import TO_GATEWAY, KvPages, Leaving, Register, Role, WorkerAddress, WorkerStats
+from protocol.messages_gateway import TO_GATEWAY, Left, Register, Role, WorkerAddress
+from protocol.worker_facts import KvPages, WorkerStats
 from runtime.process_life import EXIT_BROKEN
 from runtime.session import open_envelope
 from runtime.settings import WorkerSettings
@@ -29,9 +31,17 @@ REGISTER = Register(
 
 
 @pytest.mark.parametrize(
-    "error", [DeviceBroken(ASSERTED), torch.AcceleratorError(ASSERTED + MORE_LINES)], ids=["stream", "torch"]
+    "error, why",
+    [
+        (DeviceBroken(ASSERTED), f"cuda:1 cannot compute any more: {ASSERTED}"),
+        (torch.AcceleratorError(ASSERTED + MORE_LINES), f"cuda:1 cannot compute any more: {ASSERTED}"),
+        (GroupBroken("step 7 has failed"), "the ranks cannot go on together: step 7 has failed"),
+    ],
+    ids=["stream", "torch", "group"],
 )
-def test_a_worker_whose_device_breaks_tells_the_gateway_that_it_leaves_and_names_the_cause(error: Exception) -> None:
+def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_and_names_the_cause(
+    error: Exception, why: str
+) -> None:
     sent: list[bytes] = []
     gateway: Any = SimpleNamespace(receive=list, send=sent.append)
 
@@ -45,9 +55,9 @@ def test_a_worker_whose_device_breaks_tells_the_gateway_that_it_leaves_and_names
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()
-    assert caught.value.message == f"cuda:1 cannot compute any more: {ASSERTED}"
+    assert caught.value.message == why
     assert caught.value.at_device and caught.value.__cause__ is error
-    assert [TO_GATEWAY.decode(open_envelope(raw).body) for raw in sent] == [Leaving("unified-0", 5)]
+    assert [TO_GATEWAY.decode(open_envelope(raw).body) for raw in sent] == [Left("unified-0", 5)]
 
 
 class Noted:
@@ -61,19 +71,19 @@ class Noted:
 
 
 @pytest.mark.parametrize(
-    "device_is_broken, expected",
+    "waits, expected",
     [
-        (False, ["link.close", "gateway.close", "executor.close", "security.close", "context.term"]),
-        # link and executor would wait for the device
-        (True, ["gateway.close", "security.close", "context.destroy"]),
+        (True, ["ranks.close", "link.close", "gateway.close", "executor.close", "security.close", "context.term"]),
+        # link and executor would wait for the device, or for a forward that waits for another rank
+        (False, ["ranks.close", "gateway.close", "security.close", "context.destroy"]),
     ],
 )
-def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device(
-    device_is_broken: bool, expected: list[str]
+def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device_or_group(
+    waits: bool, expected: list[str]
 ) -> None:
     calls: list[str] = []
-    parts: list[Any] = [Noted(name, calls) for name in ("link", "gateway", "executor", "security", "context")]
-    close_all(*parts, device_is_broken=device_is_broken)
+    parts: list[Any] = [Noted(name, calls) for name in ("link", "ranks", "gateway", "executor", "security", "context")]
+    close_all(*parts, waits=waits)
     assert calls == expected
 
 
@@ -95,7 +105,7 @@ def breaking(started):
     core.step = step
     return core, Link(), address
 
-sys.exit(main(breaking))
+main(breaking)
 """
 
 

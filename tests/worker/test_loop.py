@@ -7,10 +7,10 @@ import pytest
 import zmq
 
 from protocol.errors import Unavailable
-from protocol.messages_gateway import Heartbeat, Leaving, Register, RegisterAgain, RequestFailed, ToGateway, Welcome
+from protocol.messages_gateway import Heartbeat, Left, Register, RegisterAgain, RequestFailed, ToGateway, Welcome
 from tests.runtime.rebinding import bound_again
 from tests.worker.conftest import Bench
-from worker.loop import JOIN_DEADLINE_S, WorkerBroken
+from worker.loop import HEARTBEAT_S, IDLE_POLL_S, JOIN_DEADLINE_S, WorkerBroken
 
 
 def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(context: Any) -> None:
@@ -40,7 +40,7 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
     assert bench.peers.calls.count("forget_all") == 1
     last = bench.heard()
     bench.close()
-    assert not last or isinstance(last[-1], Leaving)
+    assert not last or isinstance(last[-1], Left)
 
 
 def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_each(
@@ -124,6 +124,47 @@ def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> N
     assert bench.core.book._flushes == 1, "what was cached under the gateway before is kept"
 
 
+@pytest.mark.parametrize(
+    "device, is_busy, spins", [("cuda:1", True, True), ("cuda:1", False, False), ("cpu", True, False)]
+)
+def test_a_busy_worker_polls_without_waiting_if_its_device_cannot_wake_it(
+    device: str, is_busy: bool, spins: bool, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[int] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        if len(timeouts) == 4:
+            bench.stop()
+
+    bench = Bench(context, play, device)
+    bench.core.busy = is_busy
+    monkeypatch.setattr(bench.loop, "_poll", timeouts.append)
+    bench.loop.run()
+    bench.close()
+    wanted = 0 if spins else 1000 * (IDLE_POLL_S if is_busy else HEARTBEAT_S)
+    assert timeouts[1:] == [wanted] * 3, f"milliseconds that it waits on {device} while its core is busy: {is_busy}"
+
+
+@pytest.mark.parametrize("holds_pages", [True, False])
+def test_a_worker_without_pages_sleeps_until_its_next_heartbeat(
+    holds_pages: bool, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside pages a transport may have news that no socket tells."""
+    timeouts: list[int] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        if len(timeouts) == 3:
+            bench.stop()
+
+    bench = Bench(context, play)
+    if holds_pages:
+        assert bench.core.book.admit(64, 64, 1)
+    monkeypatch.setattr(bench.loop, "_poll", timeouts.append)
+    bench.loop.run()
+    bench.close()
+    assert timeouts[1:] == [1000 * (IDLE_POLL_S if holds_pages else HEARTBEAT_S)] * 2
+
+
 def test_a_gateway_that_never_answers_is_given_up(context: Any) -> None:
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         bench.clock.advance(JOIN_DEADLINE_S / 4)
@@ -149,10 +190,10 @@ def test_a_broken_worker_tells_what_has_failed_and_leaves_before_it_ends(context
         bench.loop.run()
     assert bench.router.socket.poll(120_000)
     said: list[ToGateway] = []
-    while not said or not isinstance(said[-1], Leaving):
+    while not said or not isinstance(said[-1], Left):
         said += bench.heard()
     bench.close()
-    assert said[-2:] == [RequestFailed("r", 0, "launch_failed", "broken kernel"), Leaving("unified-0", 5)]
+    assert said[-2:] == [RequestFailed("r", 0, "launch_failed", "broken kernel"), Left("unified-0", 5)]
 
 
 def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from protocol.messages_gateway import CacheNews, Heartbeat, Register, ToGateway, Welcome
+from protocol.messages_gateway import Heartbeat, Register, ToGateway, Welcome
 from protocol.prefixes import packed, prefix_hashes
+from protocol.worker_facts import CacheNews
 from scheduler.planning.kv_book import CacheKey, KvBook
 from tests.worker.conftest import Bench
 

@@ -1,6 +1,7 @@
 import pytest
 
-from protocol.messages_gateway import TIME_EDGES_S, Assign, SamplingParams, Stamp
+from protocol.messages_gateway import Assign, SamplingParams
+from protocol.worker_facts import TIME_EDGES_S, Stamp
 from tests.doubles.clock import VirtualClock
 from worker.requests import Assigned, PhaseTimes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.memory.pool import Request, within
-from bench.memory.side import Answer, Side, answer_of, in_turns
+from bench.memory.side import Answer, Side, answer_of, run_jobs
 from loadtest.http_exchange import Server
 from tests.doubles.clock import VirtualClock
 
@@ -64,7 +64,7 @@ async def test_so_many_run_at_a_time_and_results_keep_their_order() -> None:
 
         return lambda: asyncio.ensure_future(run())
 
-    assert await in_turns([job(index) for index in range(10)], 3) == list(range(10))
+    assert await run_jobs([job(index) for index in range(10)], 3) == list(range(10))
     assert most == 3
 
 

@@ -1,4 +1,4 @@
-"""A short soak run on a real deployment: three faults, clients that leave, nothing wrong or lost."""
+"""Short soak runs on real deployments: faults, clients that leave, rests; nothing wrong or lost."""
 
 import json
 
@@ -25,3 +25,17 @@ def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.Captur
     assert len(told) == len(hits), said
     for line, (fault, role) in zip(told, hits, strict=True):
         assert line.startswith(f"{fault} of {role}, served again after "), said
+
+
+@pytest.mark.broad
+def test_ranks_rest_between_two_times_of_load_and_all_answers_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pools hold one large request each, so some give way if two meet."""
+    asked = "--seconds 24 --fault-every 0 --clients 8 --asks 6 --prefill 0 --decode 0 --unified 1 --pause 0.2 --seed 3"
+    served = "--dp-size 2 --enable-dp-attention --retract-to host --max-total-tokens 832"
+    status = main([*asked.split(), "--work", "6", "--rest", "3", "--", *served.split()])
+    said = capsys.readouterr().out
+    found = json.loads(said.splitlines()[-1])
+    assert (status, found["problems"], found["verdict"]) == (0, [], "pass"), said
+    assert set(found["counted"]["launches"]) == {"unified-0.0", "unified-0.1"}
+    assert found["rests"] and not any(rest["launches"] for rest in found["rests"])
+    assert found["requests"]["exact"] > 0 and found["faults"] == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.soak.__main__ import Outcome, last_line
+from bench.soak.__main__ import Outcome, endings, last_line, serve_flags
 from bench.soak.faults import Fault, Hit
 from bench.soak.run import Findings, describe
 from bench.soak.watch import Growth
@@ -42,3 +42,18 @@ def test_the_last_line(flat: list[bool | None], wrong: int, says: str) -> None:
     findings.verdicts.update({Verdict.EXACT: 5, Verdict.WRONG: wrong})
     growths = [Growth(f"p{number}", 1, 1.0, 1.0, 0.0, 1, 0.0, one) for number, one in enumerate(flat)]
     assert last_line(Outcome(findings, growths, [], [])) == says
+
+
+def test_flags_of_the_command_line_replace_those_of_the_soak() -> None:
+    flags = {"--dtype": "float32", "--max-total-tokens": "16384", "--decode": "2"}
+    assert serve_flags(flags, ["--max-total-tokens", "1024", "--decode=4"]) == ["--dtype=float32"]
+    assert serve_flags(flags, []) == ["--dtype=float32", "--max-total-tokens=16384", "--decode=2"]
+
+
+def test_lines_in_which_the_launcher_names_processes_that_ended() -> None:
+    ended = "2026-11-23T23:20:54.389Z error baton unified-1.1 was killed by SIGKILL; it is started again at once"
+    others = (
+        "2026-11-23T23:20:54.1Z error unified-0.2 the group is broken why=x",
+        "2026-11-23T23:21:03Z info baton stopping",
+    )
+    assert endings([others[0], ended, others[1]]) == [ended]

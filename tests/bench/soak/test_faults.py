@@ -25,15 +25,14 @@ def victim() -> Iterator[psutil.Popen]:
 
 def test_every_role_meets_every_fault() -> None:
     roles = ["gateway", "prefill", "decode"]
-    found = list(islice(schedule(1, roles), 18))
-    assert set(Counter(found).values()) == {2} and len(set(found)) == 9
-    assert found[:9] != found[9:]
-    assert found != list(islice(schedule(2, roles), 18))
+    found = list(islice(schedule(1, roles), 12))
+    assert set(Counter(found).values()) == {2} and len(set(found)) == 6
+    assert found[:6] != found[6:]
+    assert found != list(islice(schedule(2, roles), 12))
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.TERM])
-async def test_it_is_gone(fault: Fault, victim: psutil.Popen) -> None:
-    assert await inject(fault, psutil.Process(victim.pid))
+async def test_it_is_gone(victim: psutil.Popen) -> None:
+    assert await inject(Fault.KILL, psutil.Process(victim.pid))
     assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
 
 
@@ -48,13 +47,10 @@ async def test_it_stands_still_and_goes_on(victim: psutil.Popen, monkeypatch: py
 
 async def test_a_fault_that_has_no_effect_is_told(victim: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "GONE_S", 0.1)
-    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS
-    with psutil.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
-        deaf.stdout.readline()
-        assert not await inject(Fault.TERM, psutil.Process(deaf.pid))
-        gone = psutil.Process(deaf.pid)
-        deaf.kill()
-        deaf.wait()
+    assert not await faults._comes_to(psutil.Process(victim.pid), None, 0.1), "nothing was done to it"
+    with psutil.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as other:
+        gone = psutil.Process(other.pid)
+        other.kill()
     assert not await inject(Fault.KILL, gone)
     assert not await faults._comes_to(gone, psutil.STATUS_STOPPED, 0.1)
 

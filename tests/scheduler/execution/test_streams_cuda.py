@@ -1,9 +1,12 @@
-"""Streams of a CUDA device, with a recorder in the place of `torch.cuda`: what becomes of a device that breaks."""
+"""Streams of a CUDA device, with a recorder in the place of `torch.cuda`: what they ask of it, and what becomes of a
+device that breaks."""
 
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,71 @@ ROOT = Path(__file__).resolve().parents[3]
 def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaRecorder:
     return CudaRecorder.installed(monkeypatch)
 
+
+# ---- what the streams ask of the device ----
+
+
+def test_segments_run_with_their_stream_current(cuda: CudaRecorder) -> None:
+    current = list[int]()
+
+    def segment() -> None:
+        current.append(torch.cuda.current_stream().number)  # type: ignore[attr-defined]
+
+    forward, staging = CudaStream(torch.cuda.Stream()), CudaStream(torch.cuda.Stream())
+    staging.launch([lambda: forward.launch([segment, segment]), segment])
+    segment()
+    assert current == [1, 1, 2, 0], "the streams that were current in two launches, in the outer one, and outside"
+
+
+def test_the_allocator_hears_of_every_device_tensor_of_a_launch_before_its_segments_run(cuda: CudaRecorder) -> None:
+    """Else it gives memory of another stream away while this one still reads it."""
+    batch = SimpleNamespace(tensors=(cuda.tensor(2), torch.tensor([3]), cuda.tensor(4)))
+    CudaStream(torch.cuda.Stream()).launch([lambda *_: cuda.note("segment")], cuda.tensor(1), batch)
+    recorded = [("record_stream", [value], 1) for value in (1, 2, 4)]
+    assert cuda.calls == [*recorded, ("segment",)], "record_stream of each tensor, for stream 1"
+
+
+def test_a_stream_waits_on_the_device_for_an_event_of_another_one(cuda: CudaRecorder) -> None:
+    forward, schedule = CudaStream(torch.cuda.Stream()), CudaStream(torch.cuda.current_stream())
+    forward.wait(schedule.record())
+    assert cuda.calls == [("event.record", 1, 0), ("stream.wait_event", 1, 1)], "stream 1 must wait for event 1"
+    assert cuda.waits == [], "the host must not wait"
+
+
+def test_a_stream_waits_on_the_host_for_an_event_of_a_thread(cuda: CudaRecorder) -> None:
+    waited = list[str]()
+    event: Any = SimpleNamespace(synchronize=lambda: waited.append("host"))
+    CudaStream(torch.cuda.Stream()).wait(event)
+    assert waited == ["host"] and cuda.calls == []
+
+
+@pytest.mark.parametrize("name", ["record", "mark"])
+def test_an_event_is_recorded_on_its_stream_and_the_host_waits_for_it(name: str, cuda: CudaRecorder) -> None:
+    event = getattr(CudaStream(torch.cuda.Stream()), name)()
+    assert event.done()
+    event.synchronize()
+    wanted = [("event.record", 1, 1), ("event.query", 1), ("event.synchronize", 1)]
+    assert cuda.calls == wanted, "the event is recorded, asked and waited for"
+
+
+def test_results_are_copied_to_pinned_memory_in_the_order_of_their_stream(cuda: CudaRecorder) -> None:
+    stream, made = CudaStream(torch.cuda.Stream()), list[torch.Tensor]()
+    stream.launch([lambda: made.append(stream.to_host(torch.tensor([5, 6])))])
+    stream.launch([lambda: made.append(stream.to_host(torch.empty(0)))])  # of a launch without rows
+    assert cuda.calls == [("copy to pinned memory", 1, "queued")] * 2
+    assert stream.read_host(made[0]) == [5, 6] and stream.read_host(made[1]) == []
+
+
+def test_a_copy_of_pages_runs_behind_what_the_schedule_stream_has_made(cuda: CudaRecorder) -> None:
+    made = executor()
+    made.submit(CopyPages(1, (1,), (2,)))
+    orders = [call for call in cuda.calls if call[0] in ("event.record", "stream.wait_event")]
+    assert orders == [("event.record", 1, 2), ("stream.wait_event", 1, 1), ("event.record", 2, 1)], (
+        "event 1 of the schedule stream (2), for which the forward stream (1) waits, and event 2 behind the copy"
+    )
+
+
+# ---- a device that breaks ----
 
 CALLS: dict[str, Callable[[CudaStream, CudaEvent], object]] = {
     "done": lambda stream, event: event.done(),

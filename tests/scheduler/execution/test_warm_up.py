@@ -15,7 +15,9 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from protocol.errors import InternalError
 from protocol.messages_gateway import Role
+from protocol.messages_group import StepShape
 from runtime.settings import WorkerSettings
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
@@ -45,6 +47,15 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
         assert (executor.kv.layer(layer)[0] == 0.0).all()
     assert not executor.launches and executor.poll() == [] and not executor.page_table.req_to_page.any()
     executor.close()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_all_ranks_run_the_same_forwards(size: int) -> None:
+    seen: list[ModelInput] = []
+    executor = executor_of(seen, InlineStream())
+    executor.agreement = Agreement(1, size - 1, size)
+    executor.warm_up()
+    assert [inp.step for inp in seen] == [StepShape(0, (1,) * size)] * 2
 
 
 def test_a_draft_runs_behind_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from math import lcm
 import pytest
 
 from gateway.prefixes import KnownPrefixes
-from protocol.messages_gateway import MAX_CACHE_NEWS, CacheNews
 from protocol.prefixes import STRIDE, packed, prefix_hashes
+from protocol.worker_facts import MAX_CACHE_NEWS, CacheNews
 from scheduler.planning import prefix_news
 from scheduler.planning.kv_book import CacheKey, KvBook
 from scheduler.planning.prefix_news import PrefixNews

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from model.inputs import ModelInput
 from protocol.errors import InternalError
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import DraftShape
 from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, StepCosts, best_steps
 from scheduler.speculation.step_costs import LONG_S, measure_step_costs
@@ -129,6 +131,27 @@ def test_a_slow_machine_is_timed_with_two_sizes() -> None:
     costs = measure_step_costs(executor, 8, 3, clock)
     assert costs.num_rows == (1, 2)
     assert costs.launch_s(4)[3] == pytest.approx(16 * 2 * LONG_S)
+
+
+def test_a_group_times_a_list_of_launches_that_no_clock_ends() -> None:
+    """All ranks launch the same list, however slow one of them is."""
+
+    def steps(slow_s: float) -> list[tuple[int, ...]]:
+        clock, seen = VirtualClock(), list[tuple[int, ...]]()
+
+        def before(inp: ModelInput) -> None:
+            assert inp.step is not None
+            seen.append((inp.step.step, *inp.step.num_tokens))
+            clock.advance(slow_s)
+
+        slow = FakeRunner(draft_seed=1, before_forward=before)
+        executor = make_executor(ManualStream(), runner=slow, agreement=Agreement(1, 0, 2))
+        assert measure_step_costs(executor, 5, 3, clock).num_rows == (1, 4, 5)
+        executor.agreement.begin()
+        return seen
+
+    fast = steps(0.0)
+    assert steps(2 * LONG_S) == fast and len(fast) == 3 * (1 + 3 * 5) + 1
 
 
 def test_a_slow_round_does_not_count() -> None:

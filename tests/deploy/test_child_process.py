@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.launcher import MAX_LINE_BYTES, ChildProcess, LineReader, parse_status
+from deploy.child_process import MAX_LINE_BYTES, ChildProcess, LineReader, parse_status
 from deploy.layout import ProcessSpec
 from deploy.sentences import describe_exit
 from tests.processes import command_line, num_open_files

@@ -1,0 +1,87 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.ray.config_file import Claim, read_cluster, read_cluster_file
+from protocol.errors import ConfigError
+from tests.deploy.ray.files import FILE, KNOWN, with_change
+
+APP = "applications.0."
+DECODE = f"{APP}deployments.2."
+
+
+def test_what_each_deployment_claims() -> None:
+    found = read_cluster(FILE, KNOWN)
+    assert (found.application, found.has_proxies) == ("baton", False)
+    assert found.claims == (Claim("Gateway", 1, 1, 0), Claim("Prefill", 2, 2, 0), Claim("Decode", 2, 1, 0))
+
+
+def test_a_deployment_that_is_not_named_has_one_replica() -> None:
+    found = read_cluster(with_change(f"{APP}deployments", ...), KNOWN)
+    assert found.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
+
+
+def test_autoscaling_claims_the_most_that_it_may_have() -> None:
+    change = with_change(DECODE + "autoscaling_config", {"min_replicas": 1, "max_replicas": 7})
+    assert read_cluster(change, KNOWN).claims[2] == Claim("Decode", 7, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("proxy_loction", 1, "the file: unknown key 'proxy_loction', did you mean 'proxy_location'?"),
+        ("applications", [], "applications: got '[]', expected a list"),
+        (APP + "import_path", "deploy.rai:app", "import_path: got 'deploy.rai:app', expected deploy.ray:app once"),
+        (APP + "route_prefix", "/", "route_prefix: got '/', expected null"),
+        (APP + "arguments", {}, "the application: unknown key 'arguments', did you mean 'args'?"),
+        (APP + "args", {"rolls": []}, "args: unknown key 'rolls'"),
+        (APP + "args", [1], "args: got '[1]', expected keys"),
+        (APP + "deployments", {}, ...),
+        (APP + "deployments", 3, "deployments: got '3', expected a list"),
+        (DECODE + "name", "Unified",
+            "deployments: got the name 'Unified', expected one of Gateway, Prefill, Decode; a role is"),
+        (DECODE + "name", "decode", "deployments: got the name 'decode', expected one of Gateway, Prefill, Decode"),
+        (DECODE + "name", "Prefill", "deployments: Prefill is there twice"),
+        (DECODE + "num_replica", 2, "deployments: unknown key 'num_replica', did you mean 'num_replicas'?"),
+        (DECODE + "num_replicas", 0, "num_replicas of Decode: got '0', expected an integer of at least 1; a role"),
+        (DECODE + "num_replicas", True, "num_replicas of Decode: got 'True'"),
+        (DECODE + "user_config", {"page-size": 0},
+            "page-size in user_config of Decode: got 0, expected an integer from 1"),
+        (DECODE + "ray_actor_options", {"num_cpus": -1}, "num_cpus of Decode: got '-1', expected a number"),
+        (DECODE + "ray_actor_options", {"num_cpus": 0}, "ray_actor_options of Decode: got num_cpus 0 and num_gpus 0"),
+        (DECODE + "ray_actor_options", {"num_gpus": 1.5}, "ray_actor_options of Decode: got num_gpus 1.5"),
+        (f"{APP}deployments.0.num_replicas", 2, "num_replicas of Gateway: got 2, expected 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(path: str, value: Any, said: Any) -> None:
+    changed = with_change(path, value)
+    if said is ...:  # an empty mapping counts as not there
+        assert read_cluster(changed, KNOWN).claims[0].deployment == "Gateway"
+        return
+    with pytest.raises(ConfigError) as raised:
+        read_cluster(changed, KNOWN)
+    assert raised.value.message.startswith(said)
+
+
+@pytest.mark.parametrize("found", [None, [], "text", 5])
+def test_a_file_that_is_no_mapping_is_refused(found: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the file: got .* expected keys with values"):
+        read_cluster(found, KNOWN)
+
+
+def test_errors_of_a_file_begin_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("yaml", reason="the extra `ray` is not installed")
+    monkeypatch.chdir(tmp_path)  # errors shorten long paths
+    path = Path("baton.yaml")
+    for text, said in {
+        "applications: [": "not valid YAML",
+        "applications: !!python/object:os.system {}": "not valid YAML",
+        "applications: 3": "applications: got '3'",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError) as raised:
+            read_cluster_file(str(path), KNOWN)
+        assert said in raised.value.message and "baton.yaml" in raised.value.message
+    with pytest.raises(ConfigError, match=r"nowhere.yaml.: cannot be read: .*would take the name for Python's"):
+        read_cluster_file("nowhere.yaml", KNOWN)

@@ -1,0 +1,208 @@
+"""What is lost, changed and wrong on a real Ray cluster of one node: who comes back, and what else is left alone."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
+import yaml
+
+from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, until
+from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
+from tests.reference import Reference, reference
+
+pytestmark = [pytest.mark.slow, pytest.mark.broad]
+
+
+class Deployed:
+    """A pair of a tiny model on a cluster, by a file that tests change."""
+
+    def __init__(self, cluster: HeadNode, known: Reference) -> None:
+        self.cluster = cluster
+        (port,) = free_ports(1)
+        self.url = f"http://{cluster.host}:{port}"
+        text = cluster.say("baton", "ray", "config", *flags_of(known, port))[1]
+        self.file: dict[str, Any] = yaml.safe_load(text)
+
+    @property
+    def application(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.file["applications"][0]
+        return found
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(each for each in self.application["deployments"] if each["name"] == name)
+        return found
+
+    def deploy(self) -> None:
+        path = self.cluster.folder / "baton.yaml"
+        path.write_text(yaml.safe_dump(self.file))
+        status, text = self.cluster.say("serve", "deploy", str(path))
+        assert status == 0, text
+
+    def pids(self) -> dict[str, set[int]]:
+        """The processes of each role."""
+        roles = ("gateway", "prefill", "decode")
+        words = {each.pid: each.cmdline()[3:4] for each in self.cluster.ours()}
+        return {role: {pid for pid, word in words.items() if word == [role]} for role in roles}
+
+    def joined(self, **counts: int) -> bool:
+        """Whether so many processes of each role run, and the gateway has admitted these and no others."""
+        wanted, found = {"gateway": 1, "prefill": 1, "decode": 1, **counts}, self.pids()
+        admitted = all(members(self.url, role) == found[role] for role in ("prefill", "decode"))
+        return admitted and {role: len(pids) for role, pids in found.items()} == wanted and ready(self.url)
+
+    def said(self) -> str:
+        return self.cluster.say("serve", "status")[1]
+
+
+@pytest.fixture(scope="module")
+def known() -> Reference:
+    return reference("llama")
+
+
+@pytest.fixture(scope="module")
+def pair(known: Reference) -> Iterator[Deployed]:
+    with head_node(num_cpus=5) as cluster:
+        found = Deployed(cluster, known)
+        found.deploy()
+        until(found.joined, cluster)
+        yield found
+
+
+def wait_for(pair: Deployed, **counts: int) -> None:
+    until(lambda: pair.joined(**counts), pair.cluster)
+
+
+def kill_holder(pair: Deployed, role: str) -> dict[str, set[int]]:
+    """Kills the holder of a role, and returns the processes of before. The process that it held ends with it."""
+    before = pair.pids()
+    child = pair.cluster.ours_of(role)
+    holder = child.parent()
+    assert holder is not None
+    holder.kill()
+    assert not psutil.wait_procs([child], PATIENCE_S)[1]
+    until(lambda: pair.pids()[role] and not pair.pids()[role] & before[role], pair.cluster)
+    return before
+
+
+def test_a_holder_that_is_killed_takes_its_process_along_and_is_replaced(pair: Deployed, known: Reference) -> None:
+    before = kill_holder(pair, "decode")
+    wait_for(pair)
+    check_tokens(pair.url, known)
+    after = pair.pids()
+    assert (after["gateway"], after["prefill"]) == (before["gateway"], before["prefill"])
+
+
+def test_workers_follow_a_gateway_that_was_replaced(pair: Deployed, known: Reference) -> None:
+    before = kill_holder(pair, "gateway")
+    wait_for(pair)
+    check_tokens(pair.url, known)
+    after = pair.pids()
+    assert not any(after[role] & before[role] for role in after), "it has another key and another control port"
+
+
+def test_a_flag_restarts_the_processes_of_its_deployment_alone(pair: Deployed, known: Reference) -> None:
+    before = pair.pids()
+    holder = pair.cluster.ours_of("prefill").parent()
+    pair.deployment("Prefill")["user_config"]["chunked-prefill-size"] = 32
+    pair.deploy()
+    until(lambda: pair.pids()["prefill"] and not pair.pids()["prefill"] & before["prefill"], pair.cluster)
+    wait_for(pair)
+    check_tokens(pair.url, known)
+    after = pair.pids()
+    assert (after["gateway"], after["decode"]) == (before["gateway"], before["decode"])
+    prefill = pair.cluster.ours_of("prefill")
+    assert prefill.parent() == holder and '"chunked_prefill_size": 32' in " ".join(prefill.cmdline())
+
+
+def test_counts_go_up_and_down(pair: Deployed, known: Reference) -> None:
+    before = pair.pids()
+    for count in (2, 1):
+        pair.deployment("Decode")["num_replicas"] = count
+        pair.deploy()
+        wait_for(pair, decode=count)
+        check_tokens(pair.url, known)
+        assert all(pair.pids()[role] == before[role] for role in ("gateway", "prefill"))
+
+
+def test_serves_controller_may_die(pair: Deployed, known: Reference) -> None:
+    before = pair.pids()
+    node = psutil.Process(pair.cluster.process.pid)
+    (controller,) = [each for each in node.children(recursive=True) if "ServeController" in " ".join(each.cmdline())]
+    controller.kill()
+    psutil.wait_procs([controller], PATIENCE_S)
+    check_tokens(pair.url, known)
+    until(lambda: "RUNNING" in pair.said(), pair.cluster)
+    assert pair.pids() == before
+
+
+def no_model(_pair: Deployed, wrong: Deployed) -> str:
+    wrong.application["args"]["model"] = "/no/such/model"
+    return "args.model: folder '/no/such/model' does not exist"
+
+
+def unknown_argument(_pair: Deployed, wrong: Deployed) -> str:
+    wrong.application["args"]["modell"] = "x"
+    return "args: unknown key 'modell', expected one of model, roles"
+
+
+def unknown_flag(_pair: Deployed, wrong: Deployed) -> str:
+    wrong.deployment("Decode")["user_config"]["page-sise"] = 8
+    return "user_config of Decode: unknown key 'page-sise', did you mean 'page-size'?"
+
+
+def port_in_use(pair: Deployed, wrong: Deployed) -> str:
+    port = pair.deployment("Gateway")["user_config"]["port"]
+    wrong.deployment("Gateway")["user_config"]["port"] = port
+    return f"port in user_config of Gateway: {port} on {pair.cluster.host} is in use by another process"
+
+
+def hidden_package(pair: Deployed, wrong: Deployed) -> str:
+    folder = pair.cluster.folder / "work"
+    (folder / "worker").mkdir(parents=True)
+    (folder / "worker/__init__.py").write_text("")
+    wrong.application["runtime_env"] = {"working_dir": f"local://{folder}"}
+    return f"the package 'worker' comes from {folder}"
+
+
+def no_claim(_pair: Deployed, wrong: Deployed) -> str:
+    wrong.deployment("Prefill")["ray_actor_options"] = {"num_cpus": 0}
+    return "ray_actor_options of Prefill: got num_cpus 0 and num_gpus 0, expected a claim of either"
+
+
+@pytest.mark.parametrize("spoil", [no_model, no_claim, unknown_argument, unknown_flag, port_in_use, hidden_package])
+def test_what_is_wrong_is_in_serve_status(
+    known: Reference, pair: Deployed, spoil: Callable[[Deployed, Deployed], str]
+) -> None:
+    """The other application goes on, and nothing of the wrong one is left behind."""
+    before = pair.pids()
+    wrong = Deployed(pair.cluster, known)
+    wrong.application["name"] = "wrong"
+    for each in wrong.application["deployments"]:
+        each["ray_actor_options"] = {"num_cpus": 0.1}
+    words = spoil(pair, wrong)
+    pair.file["applications"].append(wrong.application)
+    pair.deploy()
+    try:
+        until(lambda: words in " ".join(pair.said().split()), pair.cluster)
+    finally:
+        pair.file["applications"].remove(wrong.application)
+        pair.deploy()
+    until(lambda: "wrong" not in pair.said(), pair.cluster)
+    until(lambda: pair.pids() == before, pair.cluster)
+    check_tokens(pair.url, known)
+
+
+def test_a_wrong_flag_of_what_runs_can_be_taken_back(pair: Deployed, known: Reference) -> None:
+    before, flags = pair.pids(), pair.deployment("Prefill")["user_config"]
+    flags["page-sise"] = 8
+    pair.deploy()
+    words = "user_config of Prefill: unknown key 'page-sise'"
+    until(lambda: words in " ".join(pair.said().split()), pair.cluster)
+    del flags["page-sise"]
+    pair.deploy()
+    wait_for(pair)
+    check_tokens(pair.url, known)
+    assert all(pair.pids()[role] == before[role] for role in ("gateway", "decode"))

@@ -1,0 +1,109 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from deploy.ray.meeting import AWAITED_FOR_S, FORGOTTEN_AFTER_S, Announcement, Facts, Members, Welcome
+
+FACTS = Facts(baton="1.0", python="3.11.7", ray="2.60.0", model="/models/story", fingerprint="abc")
+PREFILL = Announcement(name="prefill-a", public_key="p", node="10.0.0.7", state="waiting", facts=FACTS)
+DECODE = replace(PREFILL, name="decode-b", public_key="d")
+
+
+def test_members_know_one_another_by_their_keys() -> None:
+    members = Members(FACTS, "g")
+    assert members.hear(PREFILL.to_json(), 0.0) == members.hear(DECODE.to_json(), 1.0) == ""
+    assert members.keys() == {"gateway": "g", "prefill-a": "p", "decode-b": "d"}
+    members.forget("prefill-a")
+    assert members.keys() == {"gateway": "g", "decode-b": "d"}
+
+
+def test_who_says_nothing_for_long_is_forgotten_and_may_come_back() -> None:
+    members = Members(FACTS, "g")
+    members.hear(PREFILL.to_json(), 0.0)
+    members.hear(DECODE.to_json(), FORGOTTEN_AFTER_S)
+    assert set(members.keys()) == {"gateway", "prefill-a", "decode-b"}
+    members.hear(DECODE.to_json(), FORGOTTEN_AFTER_S + 1)
+    assert set(members.keys()) == {"gateway", "decode-b"}
+    members.hear(PREFILL.to_json(), FORGOTTEN_AFTER_S + 2)
+    assert set(members.keys()) == {"gateway", "decode-b", "prefill-a"}
+
+
+def test_what_a_member_says_last_counts() -> None:
+    members = Members(FACTS, "g")
+    members.hear(PREFILL.to_json(), 0.0)
+    members.hear(replace(PREFILL, state="serving").to_json(), 1.0)
+    assert [each.state for each in members.told()] == ["serving"]
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "said"),
+    [
+        ("baton", "0.9", "node 10.0.0.7: Baton is 0.9, expected 1.0 as at the gateway: install the same version"),
+        ("python", "3.12.1", "node 10.0.0.7: Python is 3.12.1, expected 3.11.7"),
+        ("ray", "2.61.0", "node 10.0.0.7: Ray is 2.61.0, expected 2.60.0"),
+        ("model", "/other", "node 10.0.0.7: args.model is /other, expected /models/story"),
+        ("fingerprint", "x", "node 10.0.0.7: the fingerprint of the model's folder is x, expected abc"),
+    ],
+)
+def test_a_node_that_differs_is_refused_in_one_sentence(fact: str, value: str, said: str) -> None:
+    members = Members(FACTS, "g")
+    text = replace(PREFILL, facts=replace(FACTS, **{fact: value})).to_json()
+    assert members.hear(text, 0.0).startswith(said)
+    assert members.keys() == {"gateway": "g"}
+
+
+def test_another_version_may_say_other_things() -> None:
+    raw = json.loads(PREFILL.to_json())
+    newer = {**raw, "colour": "red", "facts": {**raw["facts"], "baton": "2.0"}}
+    assert "Baton is 2.0, expected 1.0" in Members(FACTS, "g").hear(json.dumps(newer), 0.0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1}', '{"node": "n", "facts": 3}', "null"])
+def test_nonsense_is_refused(text: str) -> None:
+    members = Members(FACTS, "g")
+    assert "makes no sense" in members.hear(text, 0.0)
+    assert members.told() == []
+
+
+def said_by(member: Announcement, *knows: str, gateway_key: str = "g") -> str:
+    return replace(member, gateway_key=gateway_key, knows=knows).to_json()
+
+
+def test_a_member_may_start_when_the_others_know_it() -> None:
+    members = Members(FACTS, "g")
+    assert members.answer(said_by(PREFILL), 0.0, "").settled, "there is no other"
+    assert not members.answer(said_by(DECODE), 0.1, "").settled, "the first has not asked since"
+    told = members.answer(said_by(PREFILL, "g", "p"), 1.0, "")
+    assert set(told.keys.values()) == {"g", "p", "d"}
+    assert not members.answer(said_by(DECODE), 1.1, "").settled, "it was told, and may not have listened yet"
+    members.answer(said_by(PREFILL, "g", "p", "d"), 2.0, "")
+    assert members.answer(said_by(DECODE), 2.1, "").settled
+
+
+def test_a_list_of_another_gateway_does_not_count() -> None:
+    """It is about to be replaced by a list of this one, on which others may still be missing."""
+    members = Members(FACTS, "g")
+    members.answer(said_by(PREFILL, "p", "d", gateway_key="before"), 0.0, "")
+    assert not members.answer(said_by(DECODE), 0.1, "").settled
+
+
+def test_nobody_waits_long_for_a_member_that_says_nothing() -> None:
+    members = Members(FACTS, "g")
+    members.answer(said_by(PREFILL), 0.0, "")
+    assert not members.answer(said_by(DECODE), AWAITED_FOR_S, "").settled
+    assert members.answer(said_by(DECODE), AWAITED_FOR_S + 0.1, "").settled
+    assert "p" in members.keys().values(), "it may come back"
+
+
+def test_an_answer_tells_the_address_or_why_not() -> None:
+    members = Members(FACTS, "g")
+    assert members.answer(PREFILL.to_json(), 0.0, "tcp://10.0.0.5:7000").control == "tcp://10.0.0.5:7000"
+    refused = members.answer(replace(PREFILL, facts=replace(FACTS, ray="3")).to_json(), 0.0, "tcp://10.0.0.5:7000")
+    assert "Ray is 3" in refused.refused and (refused.control, dict(refused.keys)) == ("", {})
+
+
+def test_a_welcome_travels_as_json() -> None:
+    welcome = Welcome(control="tcp://10.0.0.5:7000", gateway_key="g", keys={"gateway": "g"})
+    assert Welcome.from_json(welcome.to_json()) == welcome
+    assert Welcome.from_json(Welcome(refused="no").to_json()).control == ""

@@ -1,0 +1,65 @@
+import pytest
+
+from deploy.ray.config_file import Claim, read_cluster
+from deploy.ray.placement import Node, missing, place, plan_lines
+from tests.deploy.ray.files import FILE, KNOWN, with_change
+
+GATEWAY = Claim("Gateway", 1, 1, 0)
+
+
+def where(claims: list[Claim], nodes: list[Node]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in place(claims, nodes):
+        found.setdefault(each.deployment, []).append(each.node)
+    return found
+
+
+def test_replicas_are_spread_and_the_head_comes_last() -> None:
+    nodes = [Node("head", 8, 0, is_head=True), Node("a", 4, 0), Node("b", 4, 0)]
+    assert where([GATEWAY, Claim("Prefill", 2, 2, 0)], nodes) == {"Gateway": ["a"], "Prefill": ["a", "b"]}
+    assert where([Claim("Prefill", 5, 2, 0)], nodes) == {"Prefill": ["a", "b", "a", "b", "head"]}
+
+
+def test_a_group_of_ranks_needs_its_gpus_on_one_node() -> None:
+    nodes = [Node("a", 64, 8), Node("b", 64, 8)]
+    claims = [GATEWAY, Claim("Prefill", 8, 1, 1), Claim("Decode", 1, 8, 8)]
+    found = where(claims, nodes)
+    assert len(set(found["Prefill"])) == 1 and found["Decode"] != found["Prefill"][:1]
+    halves = [Node("a", 64, 4), Node("b", 64, 4)]
+    assert where([Claim("Decode", 1, 8, 8)], halves) == {"Decode": [""]}
+
+
+@pytest.mark.parametrize(
+    ("claim", "nodes", "said"),
+    [
+        (Claim("Decode", 1, 1, 8), [Node("a", 9, 4), Node("b", 9, 0)],
+            "Decode needs 8 GPUs (1 x 8), the cluster has 4 free on 1 host: no room for 1 of 1"),
+        (Claim("Prefill", 3, 2, 0), [Node("a", 4, 0), Node("b", 1, 0)],
+            "Prefill needs 6 CPUs (3 x 2), the cluster has 5 free on 2 hosts: no room for 1 of 3"),
+        (Claim("Prefill", 1, 1, 0), [],
+            "Prefill needs 1 CPU (1 x 1), the cluster has 0 free on 0 hosts: no room for 1 of 1"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_counted(claim: Claim, nodes: list[Node], said: str) -> None:
+    assert missing([claim], nodes, place([claim], nodes)) == [said]
+
+
+def test_a_plan_names_each_node() -> None:
+    file = read_cluster(FILE, KNOWN)
+    lines, lacks = plan_lines(file, [Node("10.0.0.1", 0, 0, is_head=True), Node("10.0.0.2", 16, 0)])
+    assert lines[:3] == [
+        "baton: 5 processes on 2 nodes",
+        "  10.0.0.1  0 CPUs, 0 GPUs free (head): nothing",
+        "  10.0.0.2  16 CPUs, 0 GPUs free: 1 Gateway, 2 Prefill, 2 Decode",
+    ]
+    assert lacks == []
+    assert not any("takes replicas" in line or "proxies" in line for line in lines)
+
+
+def test_a_plan_says_what_to_know() -> None:
+    file = read_cluster(with_change("proxy_location", "EveryNode"), KNOWN)
+    lines, lacks = plan_lines(file, [Node("a", 1, 0, is_head=True), Node("b", 1, 0)], runs=True)
+    said = " ".join(lines)
+    for words in ("runs already", "proxy_location: Disabled", "The head a takes replicas", "RAY_worker_niceness=0"):
+        assert words in said
+    assert len(lacks) == 2

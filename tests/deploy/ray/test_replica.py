@@ -1,0 +1,53 @@
+import pytest
+
+pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
+
+from deploy.ray import replica
+from deploy.ray.replica import as_endpoint, check_token, one_sentence, reachable, written_flags
+from protocol.errors import ConfigError
+from runtime.address import is_loopback
+
+
+@pytest.mark.parametrize(("node", "has_token"), [("10.0.0.5", True), ("127.0.0.1", False), ("::1", False)])
+def test_a_cluster_is_closed_or_of_this_machine(monkeypatch: pytest.MonkeyPatch, node: str, has_token: bool) -> None:
+    monkeypatch.setattr(replica, "is_token_auth_enabled", lambda: has_token)
+    check_token(node)
+    assert is_loopback(node) != has_token, "a case with both, or neither, shows nothing"
+
+
+def test_an_open_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "is_token_auth_enabled", lambda: False)
+    with pytest.raises(
+        ConfigError, match=r"RAY_AUTH_MODE: got no token authentication, .*expected RAY_AUTH_MODE=token"
+    ):
+        check_token("10.0.0.5")
+
+
+def test_an_error_names_its_node_and_the_key_of_the_file() -> None:
+    with pytest.raises(RuntimeError) as raised, one_sentence("10.0.0.7"):
+        raise ConfigError("--model: folder '/m' does not exist", param="model")
+    assert str(raised.value) == "node 10.0.0.7: args.model: folder '/m' does not exist"
+    assert raised.value.__suppress_context__, "Serve would show both"
+
+
+@pytest.mark.parametrize("written", [None, [], 3, "x"])
+def test_user_config_holds_flags(written: object) -> None:
+    with pytest.raises(ConfigError, match=r"user_config: got .*, expected flags"):
+        written_flags(written)
+
+
+@pytest.mark.parametrize(
+    ("http", "node", "told"),
+    [
+        ("http://0.0.0.0:8000", "10.0.0.5", "http://10.0.0.5:8000"),
+        ("http://[::]:8000", "fd00::1", "http://[fd00::1]:8000"),
+        ("http://10.0.0.6:8000", "10.0.0.5", "http://10.0.0.6:8000"),
+        ("", "10.0.0.5", ""),
+    ],
+)
+def test_clients_are_told_an_address_that_they_reach(http: str, node: str, told: str) -> None:
+    assert reachable(http, node) == told
+
+
+def test_an_endpoint_may_have_an_ipv6_address() -> None:
+    assert (as_endpoint("10.0.0.5", 7000), as_endpoint("fd00::1", 0)) == ("tcp://10.0.0.5:7000", "tcp://[fd00::1]:0")

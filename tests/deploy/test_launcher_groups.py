@@ -1,0 +1,215 @@
+"""Groups of ranks with stand-in processes: what ends, is killed and starts again together."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.console import Console
+from deploy.launcher import GRACE_S, Launcher, StartFailed
+from deploy.layout import ProcessSpec, rank_fields
+from deploy.sentences import Ended
+from protocol.messages_gateway import Role
+from runtime.process_life import StopSignal
+from runtime.settings import WorkerSettings
+from tests.deploy.running import PATIENCE_S
+from tests.doubles.clock import VirtualClock
+from tests.processes import command_line, num_open_files
+
+READY = """echo '{"event": "ready"}' >&$2; """
+WAITS = READY + "sleep 1000 & wait"
+BROKEN = """echo '{"event": "failed", "error": "rank 1 is gone", "code": "group_broken"}' >&$2; exit 4"""
+
+
+@pytest.fixture
+def launcher(base: Path) -> Iterator[Launcher]:
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, VirtualClock()) as found:
+        yield found
+    assert list(base.iterdir()) == []
+
+
+def group(*scripts: str) -> list[ProcessSpec]:
+    """A group with one script for each rank. A script finds the settings in $0 and its status pipe in $2."""
+    settings = [
+        WorkerSettings(role=Role.DECODE, gateway="", model="m", **fields) for fields in rank_fields("d", len(scripts))
+    ]
+    return [
+        ProcessSpec(each.worker_id, ("bash", "-c", script, each.to_json()), {}, group="d")
+        for each, script in zip(settings, scripts, strict=True)
+    ]
+
+
+def settings_of(process: psutil.Process) -> WorkerSettings:
+    return WorkerSettings.from_json(next(word for word in command_line(process) if word.startswith("{")))
+
+
+def end_of(launcher: Launcher) -> Ended:
+    while not (found := launcher.turn(PATIENCE_S)):
+        pass
+    (ended,) = found
+    return ended
+
+
+def test_when_one_has_ended_the_others_are_killed_at_once(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher.start(group(WAITS, WAITS, WAITS))
+    pids = [child.popen.pid for child in launcher.children.values()]
+    kill, killed = os.killpg, []
+
+    def killpg(pid: int, number: int) -> None:
+        killed.append(pid)
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    os.kill(pids[1], signal.SIGTERM)
+    os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
+    launcher.turn(0.0)
+    assert killed == pids
+
+
+def test_the_others_of_a_group_are_killed_and_its_end_is_told_once(launcher: Launcher, base: Path) -> None:
+    launcher.start(group(WAITS, WAITS, WAITS))
+    processes = [psutil.Process(child.popen.pid) for child in launcher.children.values()]
+    everything = processes + [each for process in processes for each in process.children()]
+    (folder,) = (path for root in base.iterdir() for path in root.iterdir())
+    launcher.children["d.1"].popen.terminate()
+    assert end_of(launcher) == Ended("d.1", -signal.SIGTERM, "")
+    assert psutil.wait_procs(everything, PATIENCE_S)[1] == []
+    assert not folder.exists()
+    assert launcher.turn(0.0) == []
+
+
+def test_who_only_says_that_the_group_is_broken_did_not_end_it(launcher: Launcher, base: Path) -> None:
+    """They notice each other's end, and the launcher may see all ends at once."""
+    go = base / "go"
+    os.mkfifo(go)
+    launcher.start(group(READY + f"read < {go}; {BROKEN}", READY + "sleep 1000", READY + "sleep 1000"))
+    pids = [launcher.children[name].popen.pid for name in ("d.0", "d.2")]
+    go.write_text("now\n")
+    os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
+    os.kill(pids[1], signal.SIGSEGV)
+    os.waitid(os.P_PID, pids[1], os.WEXITED | os.WNOWAIT)
+    go.unlink()
+    assert end_of(launcher) == Ended("d.2", -signal.SIGSEGV, "")
+
+
+def test_a_group_that_breaks_by_itself_says_why(launcher: Launcher, base: Path) -> None:
+    go = base / "go"
+    os.mkfifo(go)
+    launcher.start(group(WAITS, WAITS, READY + f"read < {go}; {BROKEN}"))
+    go.write_text("now\n")
+    go.unlink()
+    assert end_of(launcher) == Ended("d.2", 4, "", "rank 1 is gone", "group_broken")
+
+
+LEAVES = "trap 'exit 0' TERM; " + READY + "sleep 1000 & wait"
+
+
+def test_when_one_has_left_the_others_have_a_moment_to_leave_too(launcher: Launcher, base: Path) -> None:
+    go = base / "go"
+    os.mkfifo(go)
+    launcher.start(group(LEAVES, READY + f"read < {go}; exit 0"))
+    first, second = (launcher.children[name].popen for name in ("d.0", "d.1"))
+    first.terminate()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    assert launcher.turn(0.0) == []
+    go.write_text("now\n")
+    go.unlink()
+    assert end_of(launcher) == Ended("d.0", 0, "")
+    assert second.returncode == 0
+
+
+def test_what_does_not_leave_with_its_group_is_killed(base: Path) -> None:
+    clock = VirtualClock()
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, clock) as launcher:
+        launcher.start(group(WAITS, LEAVES))
+        stays, leaves = (launcher.children[name].popen for name in ("d.0", "d.1"))
+        leaves.terminate()
+        os.waitid(os.P_PID, leaves.pid, os.WEXITED | os.WNOWAIT)
+        launcher.turn(0.0)
+        clock.advance(GRACE_S - 0.1)
+        assert launcher.turn(0.0) == [] and stays.poll() is None
+        clock.advance(0.2)
+        assert launcher.turn(0.0) == [], "it has just been killed"
+        assert end_of(launcher) == Ended("d.1", 0, ""), "it has left, and is not started again"
+        assert stays.returncode == -signal.SIGKILL
+
+
+def test_a_rank_that_is_killed_for_its_silence_is_named(launcher: Launcher) -> None:
+    launcher.start(group(WAITS, WAITS))
+    launcher.kill("d.1", "gave no sign of life for 11 s")
+    ended = end_of(launcher)
+    assert (ended.name, ended.killed_because) == ("d.1", "gave no sign of life for 11 s")
+
+
+def test_each_start_has_its_epoch_and_its_folder(launcher: Launcher) -> None:
+    specs, seen = group(WAITS, WAITS, WAITS), set()
+    launcher.start(specs)
+    for epoch in (1, 2, 3):
+        found = [settings_of(psutil.Process(launcher.children[spec.name].popen.pid)) for spec in specs]
+        assert [(each.group, each.group_rank, each.group_size, each.group_epoch) for each in found] == [
+            ("d", rank, 3, epoch) for rank in range(3)
+        ]
+        (folder,) = {each.group_folder for each in found}
+        assert Path(folder).is_dir() and folder not in seen
+        seen.add(folder)
+        launcher.kill("d.0", "is in the way")
+        end_of(launcher)
+        assert not Path(folder).exists()
+        launcher.start_again(specs, epoch + 1)
+
+
+def test_a_later_command_has_later_epochs(base: Path) -> None:
+    console, clock = Console(with_logs=False), VirtualClock()
+    with StopSignal() as stop, Launcher(console, stop, clock, epochs_after=500) as launcher:
+        launcher.start(group(WAITS, WAITS))
+        found = settings_of(psutil.Process(launcher.children["d.1"].popen.pid))
+        assert found.group_epoch == 501
+    assert list(base.iterdir()) == []
+
+
+def test_restarts_of_a_group_keep_no_descriptor(launcher: Launcher) -> None:
+    specs, counts = group(WAITS, WAITS), set()
+    launcher.start(specs)
+    for epoch in range(2, 12):
+        launcher.kill("d.0", "is in the way")
+        end_of(launcher)
+        launcher.start_again(specs, epoch)
+        counts.add(num_open_files())
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    "script, says",
+    [
+        ("exit 3", "d.1 ended while starting (exit status 3)"),
+        ("""echo '{"event": "failed", "error": "another model"}' >&$2; exit 2""", "d.1 cannot start: another model"),
+        ("kill -9 $$", "d.1 ended while starting (killed by SIGKILL)"),
+    ],
+)
+def test_a_rank_that_cannot_start_is_one_sentence_and_nothing_is_left(base: Path, script: str, says: str) -> None:
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, VirtualClock()) as launcher:
+        with pytest.raises(StartFailed) as caught:
+            launcher.start(group(WAITS, script, "sleep 1000"))
+        assert caught.value.message == says
+    assert list(base.iterdir()) == []
+
+
+def test_a_rank_that_the_system_cannot_start_takes_the_others_with_it(launcher: Launcher, base: Path) -> None:
+    """At the first start and at a later one, which is tried again."""
+    first, second = group(WAITS, WAITS)
+    missing = ProcessSpec("d.1", (str(base / "none"), first.command[-1]), {}, group="d")
+    before = psutil.Process().children()
+    with pytest.raises(StartFailed, match=r"^d cannot be started: .*No such file"):
+        launcher.start([first, missing])
+    assert psutil.Process().children() == before and [list(root.iterdir()) for root in base.iterdir()] == [[]]
+    launcher.start([first, second])
+    launcher.kill("d.0", "is in the way")
+    end_of(launcher)
+    with pytest.raises(FileNotFoundError):
+        launcher.start_again([first, missing], num_starts=2)
+    assert psutil.Process().children() == before and [list(root.iterdir()) for root in base.iterdir()] == [[]]
+    launcher.start_again([first, second], num_starts=3)
+    assert len(psutil.Process().children()) == len(before) + 2

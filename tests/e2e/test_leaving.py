@@ -1,0 +1,158 @@
+"""What is told to end in mid-stream: it finishes, or others go on, no client notices, and nothing counts as lost."""
+
+import re
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.doubles.hash_model import FakeRunner
+from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
+from tests.faults.client import Client
+from tests.processes import has_ended
+from tests.selecting import broad
+
+pytestmark = pytest.mark.slow
+RUNNER = FakeRunner()
+MAX_TOKENS = 1500
+BOUND = 600  # seconds, whose end no stream here waits for
+NUM_STREAMS = 4
+
+
+def streams_of(baton: BatonProcess, number: int = NUM_STREAMS) -> list[Client]:
+    """Streams that have begun."""
+    clients = [Client(baton.url, [5, 6, index], MAX_TOKENS).start() for index in range(number)]
+    assert all(client.has_begun() for client in clients)
+    return clients
+
+
+def verdicts(clients: Sequence[Client]) -> list[str]:
+    assert all(client.has_ended() for client in clients)
+    return [client.verdict(RUNNER.expected_tokens) for client in clients]
+
+
+def total(baton: BatonProcess, name: str, labels: str = "") -> float:
+    """The sum of a metric of the gateway over all that have these labels."""
+    page = baton.http.get("/metrics").text
+    return sum(
+        float(value) for value in re.findall(rf"^baton_{name}{{[^}}]*{labels}[^}}]*}} (\S+)$", page, re.MULTILINE)
+    )
+
+
+def row(baton: BatonProcess, worker_id: str) -> dict[str, object]:
+    return next((each for each in baton.workers() if each["id"] == worker_id), {})
+
+
+def serve(folder: Path, log: Path, *flags: str) -> BatonProcess:
+    shared = ("--port", "0", "--page-size", "16", "--pairing", "round_robin", "--max-total-tokens", "30000")
+    bound = () if "--drain-timeout" in flags else ("--drain-timeout", str(BOUND))
+    return BatonProcess(str(folder), *shared, *bound, *flags, log=log, program=FAKE)
+
+
+RUN = rf"baton decode-1: [12] requests? runs?; ending in at most {BOUND} s"
+PAIRS = ("--prefill", "1", "--decode", "2")
+
+
+def test_scaling_down_breaks_no_stream(fake_folder: Path, tmp_path: Path) -> None:
+    """One of two decode workers finishes what it has, and the other one gets what is new."""
+    with serve(fake_folder, tmp_path / "log", *PAIRS) as baton:
+        clients = streams_of(baton)
+        leaves = baton.worker("decode-1")
+        assert baton.wait_until(lambda: row(baton, "decode-1")["running"])
+        leaves.send_signal(signal.SIGTERM)
+        assert baton.wait_until(lambda: re.search(RUN, baton.log_text())), "the signal came while streams ran"
+        assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
+        assert verdicts(clients) == ["exact"] * NUM_STREAMS
+        assert baton.wait_until(lambda: has_ended(leaves) and "decode-1 has left" in baton.log_text())
+        assert total(baton, "workers_lost_total") == total(baton, "request_retries_total") == 0
+        assert total(baton, "workers_left_total") == 1
+        assert baton.tokens([9, 8], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 8], 5)
+        assert baton.wait_for_rest() and len(baton.children()) == 3, "it is not started again"
+        assert not re.search(r" (warning|error) ", baton.log_text().partition("decode-1 ready")[2])
+
+
+@pytest.mark.parametrize("how", [broad("no bound"), broad("a second signal")])
+def test_what_is_not_finished_in_time_goes_on_elsewhere(how: str, fake_folder: Path, tmp_path: Path) -> None:
+    bound = ("--drain-timeout", "0") if how == "no bound" else ()
+    with serve(fake_folder, tmp_path / "log", *PAIRS, *bound) as baton:
+        clients = streams_of(baton)
+        leaves = baton.worker("decode-1")
+        leaves.send_signal(signal.SIGTERM)
+        if how == "a second signal":
+            assert baton.wait_until(lambda: row(baton, "decode-1").get("state") == "leaving")
+            leaves.send_signal(signal.SIGTERM)
+        assert verdicts(clients) == ["exact"] * NUM_STREAMS
+        assert baton.wait_until(lambda: has_ended(leaves) and "decode-1 has left" in baton.log_text())
+        assert total(baton, "request_retries_total", 'reason="worker_left"') >= 1, "streams ran there"
+        assert total(baton, "request_retries_total") == total(baton, "request_retries_total", 'reason="worker_left"')
+        assert total(baton, "workers_lost_total") == 0 and baton.wait_for_rest()
+
+
+@pytest.mark.broad
+def test_a_prefill_worker_that_leaves_breaks_no_stream(fake_folder: Path, tmp_path: Path) -> None:
+    with serve(fake_folder, tmp_path / "log", "--prefill", "2", "--decode", "1") as baton:
+        clients = [Client(baton.url, [index, *range(900)], 20).start() for index in range(24)]
+        leaves = baton.worker("prefill-1")
+        assert baton.wait_until(lambda: row(baton, "prefill-1")["running"])
+        leaves.send_signal(signal.SIGTERM)
+        assert verdicts(clients) == ["exact"] * 24
+        assert baton.wait_until(lambda: has_ended(leaves) and "prefill-1 has left" in baton.log_text())
+        assert total(baton, "workers_lost_total") == 0 and baton.wait_for_rest()
+        assert total(baton, "request_retries_total") == total(baton, "request_retries_total", 'reason="worker_left"')
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("signalled", [("unified-1.0", "unified-1.1"), ("unified-1.1",)], ids=["all", "the idle one"])
+def test_a_group_leaves_as_one(signalled: Sequence[str], fake_folder: Path, tmp_path: Path) -> None:
+    """Its idle rank stays as long as the other one has a stream, whose steps need both."""
+    ranks = ("--dp-size", "2", "--enable-dp-attention", "--prefill", "0", "--decode", "0", "--unified", "2")
+    with serve(fake_folder, tmp_path / "log", *ranks) as baton:
+        clients = streams_of(baton, 3)  # in turns: the last one is alone in its group
+        members = {name: baton.worker(name) for name in ("unified-1.0", "unified-1.1")}
+        for name in signalled:
+            members[name].send_signal(signal.SIGTERM)
+        assert baton.wait_until(lambda: {row(baton, name).get("state") for name in members} == {"leaving"})
+        assert not clients[2].ended_at, "it runs on while its group leaves"
+
+        assert verdicts(clients) == ["exact"] * 3
+        assert baton.wait_until(lambda: all(map(has_ended, members.values())))
+        assert baton.wait_until(lambda: "info baton unified-1 has left" in baton.log_text())
+        assert "group is broken" not in baton.log_text()
+        assert total(baton, "workers_lost_total") == total(baton, "request_retries_total") == 0
+        assert total(baton, "workers_left_total") == 2 and baton.wait_for_rest()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, broad(signal.SIGINT)])
+def test_the_gateway_leaves_its_port_and_finishes_its_streams(
+    number: signal.Signals, fake_folder: Path, tmp_path: Path
+) -> None:
+    with serve(fake_folder, tmp_path / "log", *PAIRS) as baton:
+        clients, children = streams_of(baton), baton.children()
+        url = httpx.URL(baton.url)
+        baton.http.close()
+        baton.process.send_signal(number)
+        said = f"gateway: {NUM_STREAMS} requests run; ending in at most {BOUND} s; again to end now"
+        assert baton.wait_until(lambda: said in baton.log_text())
+        assert url.port is not None
+        with socket.create_server((url.host, url.port)):
+            assert any(not client.ended_at for client in clients), "the port is free while streams run"
+        assert verdicts(clients) == ["exact"] * NUM_STREAMS
+        assert baton.process.wait(PATIENCE_S) == 0
+        assert all(map(has_ended, children))
+        assert baton.process.stdout is not None
+        baton.process.stdout.close()
+
+
+@pytest.mark.broad
+def test_a_second_ctrl_c_ends_streams_with_an_error(fake_folder: Path, tmp_path: Path) -> None:
+    with serve(fake_folder, tmp_path / "log", *PAIRS) as baton:
+        clients = streams_of(baton)
+        baton.http.close()
+        baton.process.send_signal(signal.SIGINT)
+        assert baton.wait_until(lambda: f"requests run; ending in at most {BOUND} s" in baton.log_text())
+        assert baton.end(signal.SIGINT) == 0
+        assert set(verdicts(clients)) == {"error"}
+        assert {client.error["message"] for client in clients if client.error} == {"the gateway is stopping"}

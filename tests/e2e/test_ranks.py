@@ -1,0 +1,111 @@
+"""Groups of ranks as real processes: tokens are those of one rank, and of transformers."""
+
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from protocol.messages_gateway import SamplingParams
+from tests.e2e.baton_process import BatonProcess
+from tests.parity.margins import margins
+from tests.reference import NUM_TOKENS, reference, reference_in_thirds
+from tests.selecting import first
+
+pytestmark = pytest.mark.slow
+STORY = Path("models/story")
+PAIR, UNIFIED = "--prefill 1 --decode 1", "--prefill 0 --decode 0 --unified 1"
+EXACT = "--port 0 --dtype float32 --max-total-tokens 2048 --pairing round_robin --enable-dp-attention"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Flags of `baton serve` beside EXACT, and the model: an architecture, or `thirds`."""
+
+    arch: str
+    flags: str
+
+    def __str__(self) -> str:
+        return re.sub(r"[ -]+", "-", f"{self.arch} {self.flags}")
+
+
+CASES = (
+    Case("llama", f"{PAIR} --decode-dp-size 2"),
+    Case("qwen3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --page-size 1"),
+    Case("qwen3", f"{UNIFIED} --dp-size 2"),
+    Case("llama", f"{UNIFIED} --dp-size 4"),
+    Case("qwen3", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
+    Case("thirds", f"{UNIFIED} --dp-size 3"),
+    Case("llama", f"{PAIR} --prefill-dp-size 2"),
+    Case("qwen3", f"{PAIR} --dp-size 2"),
+    Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
+    Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
+)
+
+
+@pytest.mark.parametrize("case", first(2, CASES), ids=str)
+def test_greedy_tokens_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    """Prompts of several lengths at once, so ranks have work of different sizes, and none."""
+    expected = reference_in_thirds() if case.arch == "thirds" else reference(case.arch)
+    argv = ["serve", "--model", str(expected.folder), *EXACT.split(), *case.flags.split()]
+    with BatonProcess(*argv, log=tmp_path / "log") as baton, ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda p: baton.tokens(p, max_tokens=NUM_TOKENS, temperature=0), expected.prompts)
+        for index, (got, continuation) in enumerate(zip(answers, expected.continuations, strict=True)):
+            assert tuple(got) == continuation, f"prompt {index}"
+        alone = baton.tokens(expected.prompts[-1], max_tokens=NUM_TOKENS, temperature=0)
+        assert tuple(alone) == expected.continuations[-1], "with idle ranks"
+        assert baton.wait_for_rest()
+        assert sum(row["idle_launches"] for row in baton.workers()) > 0, "no rank was ever idle"
+
+
+DRAFT = "--speculative-algorithm eagle --speculative-adaptive false"
+WITH_MARGINS = (
+    f"{UNIFIED} --dp-size 2",
+    f"{PAIR} --dp-size 2 {DRAFT}",
+    f"{UNIFIED} --dp-size 2 {DRAFT}",
+    f"{UNIFIED} --dp-size 2 --speculative-algorithm eagle",
+    f"{UNIFIED} --dp-size 2 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
+    f"{PAIR} --decode-dp-size 2 --retract-to host --max-total-tokens 512",
+    f"{UNIFIED} --dp-size 4 --retract-to host --max-total-tokens 512",
+)
+
+
+@cache
+def transformers_model() -> torch.nn.Module:
+    """The bundled model."""
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(STORY, dtype=torch.float32).eval()
+    return model
+
+
+@pytest.mark.parametrize("flags", first(1, WITH_MARGINS))
+def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_path: Path) -> None:
+    """The bundled model: greedy and seeded requests at once, with drafts, and where requests give way."""
+    tokenizer, rng = Tokenizer.from_file(str(STORY / "tokenizer.json")), random.Random(25)
+    starts = ("Once upon a time there was", "The little dog saw", "In the garden", "Tom and his friend")
+    prompts = [tokenizer.encode(start + " a" * rng.randint(0, 30)).ids for start in starts for _ in range(3)]
+    greedy = SamplingParams(max_tokens=48, temperature=0.0)
+    seeded = [replace(greedy, temperature=0.9, top_k=40, top_p=0.9, seed=index) for index in range(len(prompts))]
+    asked = [params if index % 2 else greedy for index, params in enumerate(seeded)]
+
+    def ask(prompt: list[int], params: SamplingParams) -> list[int]:
+        how = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+        return baton.tokens(prompt, ignore_eos=True, **how)
+
+    argv = ["serve", "--enable-dp-attention", "--port", "0", "--dtype", "float32", *flags.split()]
+    with BatonProcess(*argv, log=tmp_path / "log") as baton, ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts, asked))
+        assert baton.wait_for_rest()
+
+    num_safe = 0
+    for prompt, params, answer in zip(prompts, asked, answers, strict=True):
+        assert len(answer) == params.max_tokens
+        for margin, token in zip(margins(transformers_model(), prompt, answer, params), answer, strict=True):
+            assert token == margin.token or not margin.is_safe
+            num_safe += margin.is_safe
+    assert num_safe > 0.9 * len(prompts) * greedy.max_tokens

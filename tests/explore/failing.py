@@ -1,0 +1,107 @@
+"""Failures for the test: forwards that raise, collectives that break, launches that cannot be built. Notes who is hit.
+
+A failure of a launch fails the requests in it. If it breaks a group, they go on elsewhere, so none is hit.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from model.inputs import ModelInput
+from protocol.messages_group import StepShape
+from scheduler.execution.batches import ScheduleBatch
+from scheduler.execution.executor import Executor
+from scheduler.execution.launch import Launch
+from scheduler.plan import Plan
+from tests.doubles.collectives_simulated import Tag
+
+INJECTED = "a failure for the test"
+MOST = 4  # forwards that fail in a run with groups, each of which begins all its requests again
+
+
+class Failures:
+    """`failing`: how likely a forward raises. `unbuilt`: how likely a launch cannot be built."""
+
+    def __init__(self, seed: int, failing: float, unbuilt: float, *, is_grouped: bool) -> None:
+        self.is_grouped = is_grouped
+        self.num_failed = 0  # launches
+        self.num_unbuilt = 0
+        self.hit: set[str] = set()  # requests that were in a failed launch
+        self.breaks_group: Callable[[Executor], bool] = lambda executor: False  # asked when a forward fails
+        self._failing, self._unbuilt = failing, unbuilt
+        self._rng, self._builds = random.Random(f"failures {seed}"), random.Random(f"builds {seed}")
+        self._at = threading.local()  # of the launch whose forward runs in this thread: see `computing`
+
+    def before_forward(self, inp: ModelInput) -> None:
+        """On the forward stream: at random, the launch fails."""
+        if self._rng.random() >= self._failing or (self.is_grouped and self.num_failed == MOST):
+            return
+        self.num_failed += 1
+        executor: Executor = self._at.executor
+        if not self.breaks_group(executor):
+            self.hit |= self._at.members
+        elif place := self._rng.randrange(2 * executor.runner.config.num_layers):
+            self._at.breaks_at = place
+            return
+        raise RuntimeError(INJECTED)
+
+    def before_call(self, rank: int, tag: Tag) -> None:
+        """A rank is about to enter a collective: it may break in the middle of a forward."""
+        if self._at.breaks_at is not None and self._at.breaks_at <= tag.call:
+            self._at.breaks_at = None
+            raise RuntimeError(INJECTED)
+
+    @contextmanager
+    def computing(self, executor: Executor, members: set[str]) -> Iterator[None]:
+        """While the forward of a launch with these requests runs, which may break at a collective."""
+        self._at.executor, self._at.members, self._at.breaks_at = executor, members, None
+        yield
+
+    def watch(self, executor: Executor, members_of: Callable[[int], set[str]]) -> None:
+        """Launches of this executor cannot be built at random. `members_of` tells the requests of a ticket."""
+        if not self._unbuilt:
+            return
+        launcher, device = executor.launcher, executor.device
+        enqueue = launcher.enqueue
+
+        def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape) -> Launch:
+            places: list[tuple[Any, str]] = [(running, "check_mirrors")]
+            places += [(launcher._shipping, "prepare")] if plan.ships else []  # type: ignore[attr-defined]
+            places += [] if device.runner.draft is None else [(launcher._mode(plan), "build")]  # type: ignore[attr-defined]
+            with self._maybe(places, members_of(plan.ticket)):
+                return enqueue(plan, running, step)
+
+        vars(launcher)["enqueue"] = enqueued
+        name = "resolve" if device.runner.draft is None else "propose"
+        segment = getattr(launcher, name)
+
+        @wraps(segment)
+        def begun(launch: Launch) -> None:
+            places: list[tuple[Any, str]] = [] if launch.batch is None else [(device.future_map, "resolve_future")]
+            places += [(launch.mode, "propose")] if name == "propose" and launch.batch else []  # type: ignore[attr-defined]
+            with self._maybe(places, members_of(launch.ticket)):
+                segment(launch)
+
+        vars(launcher)[name] = begun
+
+    @contextmanager
+    def _maybe(self, places: list[tuple[Any, str]], members: set[str]) -> Iterator[None]:
+        """At random, one of these methods raises."""
+        if not places or self._builds.random() >= self._unbuilt:
+            yield
+            return
+        owner, name = self._builds.choice(places)
+
+        def fails(*args: Any, **more: Any) -> None:
+            self.num_unbuilt += 1
+            self.hit.update(members)
+            raise RuntimeError(INJECTED)
+
+        vars(owner)[name] = fails
+        try:
+            yield
+        finally:
+            del vars(owner)[name]

@@ -1,0 +1,24 @@
+"""Percentiles are values that were measured, and only those that enough values support."""
+
+import pytest
+
+from loadtest.figures.distribution import Distribution, jain
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    found = Distribution.of(float(value) for value in range(1000, 0, -1))
+    assert found is not None
+    assert (found.count, found.least, found.most, found.mean) == (1000, 1, 1000, 500.5)
+    assert (found.p50, found.p90, found.p95, found.p99, found.p999) == (500, 900, 950, 990, 999)
+
+
+def test_a_tail_that_only_the_maximum_supports_is_left_out() -> None:
+    found = Distribution.of([3.0, 1.0, 2.0])
+    assert found is not None and (found.p50, found.p90, found.p99) == (2.0, None, None)
+    assert Distribution.of([]) is None
+
+
+def test_fairness_is_one_for_equals_and_one_nth_for_a_monopoly() -> None:
+    assert jain([4, 4, 4]) == pytest.approx(1)
+    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
+    assert jain([]) is jain([0]) is None

@@ -1,0 +1,87 @@
+"""Each figure equals that of the schedule by which the answers came."""
+
+import pytest
+
+from loadtest.figures.figures import Window, figures_of
+from loadtest.figures.record import Counting, Ending
+from tests.loadtest.records import Schedule, record, recorded
+
+ALL = Window(0.0, 10.0)
+
+
+def test_figures_are_the_schedules_own() -> None:
+    """One request each 0.1 s: 5 tokens in 0.4 s."""
+    found = figures_of([record(number * 0.1, num_prompt=30, num_cached=10) for number in range(50)], ALL, {})
+    assert found.ttft_ms and found.itl_ms and found.tpot_ms and found.gap_ms and found.e2e_ms and found.held_ms
+    assert (found.unit, found.counted_by, found.num_sent) == ("tokens", ("token ids",), 50)
+    assert found.ttft_ms.p50 == found.ttft_ms.p90 == pytest.approx(200)
+    assert (found.itl_ms.count, found.itl_ms.p50, found.itl_ms.mean) == (200, pytest.approx(50), pytest.approx(50))
+    assert (found.tpot_ms.p50, found.gap_ms.most, found.e2e_ms.p50) == tuple(map(pytest.approx, (50, 50, 400)))
+    assert (found.tokens_per_s, found.requests_per_s) == (pytest.approx(25), pytest.approx(5))
+    assert found.tokens_per_s_per_user and found.tokens_per_s_per_user.p50 == pytest.approx(20)
+    assert (found.prompt_tokens_per_s, found.cached_share) == (pytest.approx(150), pytest.approx(1 / 3))
+    assert (found.mean_prompt, found.mean_answer, found.fairness) == (30, 5, pytest.approx(1))
+    assert found.held_ms.most == 0 and found.goodput_per_s is None
+
+
+def test_an_event_of_several_tokens_is_as_many_short_gaps() -> None:
+    found = figures_of([record(0.0, Schedule(num_events=3, per_event=4, itl_s=0.1))], ALL, {})
+    assert found.itl_ms and (found.itl_ms.count, found.itl_ms.p50) == (8, pytest.approx(25))
+    assert found.gap_ms and found.gap_ms.most == pytest.approx(100)
+    assert found.tpot_ms and found.tpot_ms.p50 == pytest.approx(200 / 11)
+
+
+def test_a_stall_is_the_worst_gap_and_the_mean_hides_it() -> None:
+    found = figures_of([recorded(0.0, [0.1, 0.2, 1.2, 1.3], [1, 1, 1, 1])], ALL, {})
+    assert (
+        found.gap_ms
+        and found.tpot_ms
+        and (found.gap_ms.most, found.tpot_ms.p50) == tuple(map(pytest.approx, (1000, 400)))
+    )
+
+
+def test_only_what_lies_in_the_window_counts() -> None:
+    slow = Schedule(ttft_s=1.0, itl_s=1.0, num_events=4)
+    found = figures_of([record(0.0), record(1.5, slow), record(4.0), record(6.0)], Window(1.0, 5.0), {})
+    assert (found.num_sent, found.requests_per_s) == (2, pytest.approx((1 + 1) / 4 - 1 / 4))
+    assert found.tokens_per_s == pytest.approx((3 + 5) / 4)
+    assert found.ttft_ms and (found.ttft_ms.least, found.ttft_ms.most) == (pytest.approx(200), pytest.approx(1000))
+
+
+def test_what_did_not_end_well_is_counted_and_in_no_latency() -> None:
+    records = [
+        record(0.0),
+        record(0.1, Schedule(ttft_s=5.0), ending=Ending.UNFINISHED),
+        record(0.2, Schedule(num_events=0), ending=Ending.FAILED, kind="HTTP 503", error="full"),
+        record(0.3, Schedule(num_events=0), ending=Ending.FAILED, kind="HTTP 503", error="later"),
+        record(0.4, Schedule(num_events=2), ending=Ending.CANCELLED),
+    ]
+    found = figures_of(records, ALL, {"ttft": 300})
+    assert found.endings == {"done": 1, "failed": 2, "cancelled": 1, "unfinished": 1}
+    assert (found.errors, found.first_errors) == ({"HTTP 503": 2}, {"HTTP 503": "full"})
+    assert found.ttft_ms and found.ttft_ms.count == 1
+    assert found.tokens_per_s == pytest.approx((5 + 5 + 2) / 10)
+    assert (found.goodput_per_s, found.good_share) == (pytest.approx(0.1), pytest.approx(1 / 4))
+
+
+def test_goodput_asks_for_every_limit() -> None:
+    slow_start, stalls = Schedule(ttft_s=0.6), recorded(0.0, [0.1, 0.2, 0.9], [1, 1, 1])
+    records = [record(0.0), record(1.0, slow_start), stalls]
+    assert [
+        figures_of(records, ALL, slos).good_share for slos in ({"ttft": 500}, {"gap": 500}, {"ttft": 500, "gap": 500})
+    ] == [pytest.approx(share) for share in (2 / 3, 2 / 3, 1 / 3)]
+
+
+def test_one_request_whose_tokens_nothing_counts_makes_all_of_them_chunks() -> None:
+    found = figures_of([record(0.0), record(1.0, counting=Counting.CHUNKS)], ALL, {})
+    assert (found.unit, found.counted_by) == ("chunks", ("chunks", "token ids"))
+
+
+def test_unequal_speeds_are_unfair() -> None:
+    found = figures_of([record(0.0), record(0.0, Schedule(itl_s=0.5))], ALL, {})
+    assert found.fairness == pytest.approx((20 + 2) ** 2 / (2 * (20**2 + 2**2)))
+
+
+def test_without_requests_there_are_no_figures() -> None:
+    found = figures_of([], ALL, {"ttft": 1})
+    assert (found.ttft_ms, found.tokens_per_s, found.good_share, found.cached_share) == (None, 0, None, None)

@@ -1,0 +1,103 @@
+"""Connections that stay open for the next request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from loadtest.http_exchange import IDLE_S, Broken, Connections, Server
+from tests.doubles.clock import VirtualClock
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi\n"
+
+
+class Keeping:
+    """A server that keeps its connections; counts them, and answers each request with `answer`."""
+
+    def __init__(self, answer: bytes = ANSWER) -> None:
+        self.answer, self.num_connections, self.requests = answer, 0, list[bytes]()
+        self.writers: list[asyncio.StreamWriter] = []
+        self.serving: set[asyncio.Task[None]] = set()
+        self.clock = VirtualClock()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Called by the listener; `serving` is kept so that nothing outlives the test."""
+        self.serving.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self.writers.append(writer)
+        try:
+            while True:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(self.answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+async def asked(connections: Connections, *, leaves: bool = False) -> int:
+    return await connections.exchange("GET", "/", b"", lambda _now, _line: not leaves, 10.0)
+
+
+@asynccontextmanager
+async def served_by(keeping: Keeping) -> AsyncIterator[Connections]:
+    listener = await asyncio.start_server(keeping.serve, "127.0.0.1", 0)
+    connections = Connections(Server("127.0.0.1", listener.sockets[0].getsockname()[1]), keeping.clock)
+    try:
+        yield connections
+    finally:
+        connections.close()
+        listener.close()
+        await asyncio.gather(*keeping.serving)
+        for writer in keeping.writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # transports close a turn later
+
+
+async def test_one_connection_serves_one_request_after_another() -> None:
+    keeping = Keeping()
+    async with served_by(keeping) as connections:
+        assert [await asked(connections) for _ in range(3)] == [200] * 3
+        assert (keeping.num_connections, len(keeping.requests)) == (1, 3)
+        assert b"Connection:" not in keeping.requests[0]
+
+        keeping.clock.advance(IDLE_S)
+        await asked(connections)
+        assert keeping.num_connections == 2, "one that was idle for long is not used again"
+
+        await asyncio.gather(asked(connections), asked(connections))
+        assert keeping.num_connections == 3, "two requests at a time have two"
+
+
+async def test_a_connection_that_a_client_left_or_the_server_closes_is_not_used_again() -> None:
+    keeping = Keeping()
+    async with served_by(keeping) as connections:
+        await asked(connections, leaves=True)
+        await asked(connections)
+        assert keeping.num_connections == 2
+
+        keeping.answer = ANSWER.replace(b"\r\nContent", b"\r\nConnection: close\r\nContent")
+        await asked(connections)
+        keeping.answer = ANSWER
+        await asked(connections)
+        assert keeping.num_connections == 3
+
+
+async def test_a_kept_connection_that_is_closed_meanwhile_costs_a_new_one_and_no_request() -> None:
+    keeping = Keeping()
+    async with served_by(keeping) as connections:
+        await asked(connections)
+        keeping.writers[0].close()  # the client has not noticed when it sends
+        assert (await asked(connections), keeping.num_connections) == (200, 2)
+
+
+async def test_a_late_or_broken_answer_is_no_status() -> None:
+    keeping = Keeping(b"")
+    async with served_by(keeping) as connections:
+        with pytest.raises(Broken, match=r"no end within 0.05 s"):
+            await connections.exchange("GET", "/", b"", lambda _now, _line: True, 0.05)
+        keeping.answer = b"nonsense\r\n"
+        with pytest.raises(Broken, match=r"^not HTTP: ") as broken:
+            await asked(connections)
+        assert broken.value.kind == "not HTTP"

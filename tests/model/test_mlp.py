@@ -1,0 +1,221 @@
+"""A sharded MLP gives what the whole one gives: whatever the other ranks compute, padded or not, with a bias or not."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.linear import Linear, ParallelLinears
+from model.mlp import Mlp, ShardedMlp, check_divides, is_sharded, with_padding, without_padding
+from model.passes import Passes, TorchPasses
+from protocol.errors import ConfigError
+from protocol.messages_group import StepShape
+from tests.model.ranks import MetCollectives, met
+
+HIDDEN, INTERMEDIATE = 6, 12
+PASSES = TorchPasses(1, HIDDEN, 1e-6)
+
+
+@dataclass(frozen=True)
+class Products(TorchPasses):
+    """The gate is a product, so that whole numbers give whole numbers, which no order of additions rounds."""
+
+    def gated(self, gate_up: tuple[Tensor, ...]) -> Tensor:
+        """gate * up."""
+        gate_TI, up_TI = gate_up
+        return gate_TI * up_TI
+
+
+WHOLE_NUMBERS = Products(1, HIDDEN, 1e-6)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one MLP."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    @classmethod
+    def random(cls, *, bias: bool, whole: bool, seed: int = 0) -> "Weights":
+        """Numbers around 0."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(*shape: int) -> Tensor:
+            if whole:
+                return torch.randint(-4, 5, shape, generator=generator).float()
+            return torch.randn(shape, generator=generator)
+
+        def linear(outputs: int, inputs: int) -> Linear:
+            return Linear(made(outputs, inputs), made(outputs) if bias else None)
+
+        return cls(linear(INTERMEDIATE, HIDDEN), linear(INTERMEDIATE, HIDDEN), linear(HIDDEN, INTERMEDIATE))
+
+    @property
+    def mlp(self) -> Mlp:
+        """The whole of it."""
+        return Mlp(ParallelLinears((self.gate, self.up)), self.down)
+
+    def shard(self, ranks: MetCollectives) -> ShardedMlp:
+        """The share of a rank."""
+        size = INTERMEDIATE // ranks.size
+        own = slice(ranks.rank * size, (ranks.rank + 1) * size)
+
+        def rows(linear: Linear) -> Linear:
+            return Linear(linear.weight_OI[own], None if linear.bias_O is None else linear.bias_O[own])
+
+        joined = ParallelLinears((rows(self.gate), rows(self.up)))
+        return ShardedMlp(joined, Linear(self.down.weight_OI[:, own]), self.down.bias_O, ranks)
+
+
+def tokens(count: int, seed: int, *, whole: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if whole:
+        return torch.randint(-4, 5, (count, HIDDEN), generator=generator).float()
+    return torch.randn((count, HIDDEN), generator=generator)
+
+
+def computed(weights: Weights, own: list[Tensor], step: StepShape, passes: Passes) -> list[Tensor]:
+    """By rank, `own` as the residual with the MLP of twice of it."""
+    return met(
+        len(own), lambda ranks: weights.shard(ranks).added_to(own[ranks.rank], 2 * own[ranks.rank], passes, step)
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("counts", [(1, 1), (3, 0), (0, 5), (0, 0), (4, 1, 2), (0, 1, 0), (2, 3, 2, 0)])
+def test_each_rank_gets_what_the_whole_mlp_gives_its_tokens(counts: tuple[int, ...], bias: bool) -> None:
+    weights = Weights.random(bias=bias, whole=False)
+    own = [tokens(count, seed) for seed, count in enumerate(counts)]
+    for x_TE, found in zip(own, computed(weights, own, StepShape(1, counts), PASSES), strict=True):
+        torch.testing.assert_close(found, weights.mlp.added_to(x_TE, 2 * x_TE, PASSES, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_other_ranks_compute_changes_no_bit(bias: bool) -> None:
+    weights = Weights.random(bias=bias, whole=True)
+    own_3E = tokens(3, 0, whole=True)
+    expected = weights.mlp.added_to(own_3E, 2 * own_3E, WHOLE_NUMBERS, None)
+    for others in ((0, 0), (3, 3), (1, 7), (9, 0)):
+        all_own = [tokens(others[0], 1, whole=True), own_3E, tokens(others[1], 2, whole=True)]
+        found = computed(weights, all_own, StepShape(1, (others[0], 3, others[1])), WHOLE_NUMBERS)
+        assert torch.equal(found[1], expected)
+
+
+class Parts:
+    """Collectives of which every rank but this one has given `parts`: no other rank is needed."""
+
+    doing = ""
+
+    def __init__(self, rank: int, parts: list[float]) -> None:
+        self.rank, self.size, self.parts = rank, len(parts), parts
+
+    def gather(self, own_PE: Tensor, step: StepShape) -> Tensor:
+        """The own tokens for each rank."""
+        return own_PE.expand(self.size, *own_PE.shape)
+
+    def exchange(self, parts_RPE: Tensor, step: StepShape) -> Tensor:
+        """The parts."""
+        column = torch.tensor(self.parts, dtype=parts_RPE.dtype)
+        return column[:, None, None].expand(self.size, *parts_RPE.shape[1:])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_parts_are_added_in_the_order_of_ranks(rank: int) -> None:
+    """So all ranks would round alike: (1e8 + 1) - 1e8 + 1 is 1, in other orders it is 0 or 2."""
+    linear = Linear(torch.zeros(HIDDEN, HIDDEN))
+    parts = Parts(rank, [1e8, 1.0, -1e8, 1.0])
+    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, None, parts)
+    x_2E = torch.zeros(2, HIDDEN)
+    assert mlp.added_to(x_2E, x_2E, PASSES, StepShape(1, (2, 2, 2, 2))).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_of_few_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    linear = Linear(torch.zeros(HIDDEN, HIDDEN, dtype=dtype))
+    bias_E = torch.full((HIDDEN,), 0.5, dtype=dtype)
+    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, bias_E, Parts(0, [2048.0, 0.5, 0.5, 0.5]))
+    x_1E = torch.zeros(1, HIDDEN, dtype=dtype)
+    found = mlp.added_to(x_1E, x_1E, PASSES, StepShape(1, (1, 1, 1, 1)))
+    assert found.dtype == dtype and torch.equal(found, torch.full((1, HIDDEN), 2050.0).to(dtype))
+
+
+@dataclass
+class Recorder:
+    """A linear that notes how many tokens it computes."""
+
+    seen: list[int] = field(default_factory=list)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Zeros."""
+        self.seen.append(x_TI.shape[0])
+        return torch.zeros(x_TI.shape[0], HIDDEN)
+
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """See Linear."""
+        return residual_TO + self(x_TI)
+
+
+@pytest.mark.parametrize(
+    "counts, graphs, rows",
+    [((1, 5), False, 6), ((0, 2), False, 2), ((0, 0), False, 0), ((4, 4), False, 8), ((3, 3), True, 6)],
+)
+def test_padding_is_sent_but_not_computed(counts: tuple[int, ...], graphs: bool, rows: int) -> None:
+    """Every rank enters one gather and one exchange of the padded size, whatever it computes."""
+    step = StepShape(7, counts, graphs)
+    padded = max(counts)
+
+    def main(ranks: MetCollectives) -> None:
+        seen = Recorder()
+        mlp = ShardedMlp(ParallelLinears((seen, seen)), seen, None, ranks)  # type: ignore[arg-type]
+        x_TE = tokens(counts[ranks.rank], 0)
+        assert torch.equal(mlp.added_to(x_TE, x_TE, PASSES, step), x_TE)
+        assert seen.seen == [rows] * 3
+        assert ranks.entered == [("gather", 7, (padded, HIDDEN)), ("exchange", 7, (2, padded, HIDDEN))]
+
+    met(2, main)
+
+
+def test_lanes_of_a_graph_are_computed_with_their_padding() -> None:
+    """What a graph has captured has one shape, so the idle rank's lanes are computed too."""
+    weights = Weights.random(bias=True, whole=True)
+    own = [tokens(4, seed, whole=True) for seed in range(2)]
+    for x_TE, found in zip(own, computed(weights, own, StepShape(1, (4, 4), True), WHOLE_NUMBERS), strict=True):
+        assert torch.equal(found, weights.mlp.added_to(x_TE, 2 * x_TE, WHOLE_NUMBERS, None))
+
+
+def test_tokens_with_and_without_padding() -> None:
+    given_NE = tokens(6, 0)
+    for counts, padded in (((1, 0, 5), 5), ((3, 3), 3), ((2, 2, 2), 4), ((0, 6), 6)):
+        padded_RPE = with_padding(given_NE, counts, padded)
+        assert padded_RPE.shape == (len(counts), padded, HIDDEN)
+        assert torch.equal(without_padding(padded_RPE, counts), given_NE)
+        assert float(padded_RPE.abs().sum()) == pytest.approx(float(given_NE.abs().sum()))
+
+
+def test_a_forward_without_its_step_or_of_another_size_is_refused() -> None:
+    linear = Linear(torch.zeros(HIDDEN, HIDDEN))
+    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, None, Parts(0, [0.0, 0.0]))
+    x_2E = tokens(2, 0)
+    with pytest.raises(AssertionError, match="without the step of all ranks"):
+        mlp.added_to(x_2E, x_2E, PASSES, None)
+    with pytest.raises(AssertionError, match="step 3: 2 tokens, announced were 1"):
+        mlp.added_to(x_2E, x_2E, PASSES, StepShape(3, (1, 2)))
+
+
+def test_a_size_that_does_not_divide_the_mlp_is_refused() -> None:
+    check_divides(3, 96)
+    expected = "dp_size: got 3, expected a divisor of 80, the intermediate_size of config.json"
+    with pytest.raises(ConfigError, match=expected):
+        check_divides(3, 80)
+
+
+def test_only_the_mlps_of_the_model_are_sharded() -> None:
+    of_layer = "model.layers.11.mlp"
+    shared = ["gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias", "down_proj.weight"]
+    assert all(is_sharded(f"{of_layer}.{name}") for name in shared)
+    others = [f"{of_layer}.down_proj.bias", "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"]
+    drafts = ["model.mtp_layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "midlayer.mlp.up_proj.weight"]
+    assert not any(is_sharded(name) for name in [*others, *drafts])

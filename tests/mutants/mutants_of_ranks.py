@@ -1,0 +1,82 @@
+"""Sabotages of ranks that serve: how they meet, agree on steps and notice one another's end."""
+
+from tests.mutants.mutant import Mutant
+
+LOOP = ("tests/worker/test_loop_group.py",)
+WATCH = ("tests/worker/test_group_watch.py",)
+SOCKETS = ("tests/worker/test_rank_sockets.py",)
+
+RANKS = (
+    Mutant(
+        "an all-idle group spins",
+        "Planner.launch_idle",
+        "if not self.is_called: ...",
+        "",
+        "every rank launches nothing, again and again",
+        (),
+        LOOP,
+    ),
+    Mutant(
+        "a silent rank is never noticed",
+        "GroupWatch._check_silence",
+        "rank in self._beats and silence_s >= SILENCE_S",
+        "False",
+        "the others wait for it in a collective",
+        (),
+        WATCH,
+    ),
+    Mutant(
+        "silence counts while this process was paused",
+        "GroupWatch.look",
+        "if was_paused: ...",
+        "",
+        "a busy machine ends its groups",
+        (),
+        WATCH,
+    ),
+    Mutant(
+        "a rank that computes is late",
+        "GroupWatch._check_rows",
+        "rank in beats and not beats[rank].running",
+        "rank in beats",
+        "a long prompt ends the group",
+        (),
+        WATCH,
+    ),
+    Mutant(
+        "a row of another epoch is taken",
+        "RankSockets._read",
+        "place.epoch != self.place.epoch",
+        "False",
+        "a rank of an earlier start decides what is launched now",
+        (),
+        SOCKETS,
+    ),
+    Mutant(
+        "ranks of different models are a group",
+        "RankSockets.meet",
+        "_check_alike(own, hellos.popleft())",
+        "hellos.popleft()",
+        "each adds its part of another model",
+        (),
+        SOCKETS,
+    ),
+    Mutant(
+        "what a rank says that serves already is lost",
+        "RankSockets._missing",
+        "self._early.append(message)",
+        "pass",
+        "its first step is never agreed",
+        (),
+        SOCKETS,
+    ),
+    Mutant(
+        "a worker of a broken group waits for its forward",
+        "close_all",
+        "if not waits: ...",
+        "",
+        "the forward waits for a rank that has ended",
+        (),
+        ("tests/worker/test_ending.py",),
+    ),
+)

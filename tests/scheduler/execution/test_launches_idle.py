@@ -1,0 +1,120 @@
+"""A launch without rows, as a rank computes it while others have work: one forward, and nothing else happens."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scheduler.execution.batches import ScheduleBatch
+from scheduler.execution.executor import Executor
+from scheduler.execution.future_map import DraftExtras, FutureMap
+from scheduler.execution.streams import Event, InlineStream, Stream
+from scheduler.plan import Outcome, Plan, StepResult
+from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
+from tests.scheduler.building import (
+    CPU,
+    ManualStream,
+    admitted,
+    decode,
+    finish_all,
+    greedy,
+    make_executor,
+    make_planner,
+    prompt_chunk,
+)
+from tests.scheduler.grouped import OTHERS, Answered, Counting, fill, futures_of, of_ticket, pages_of
+
+NONE = torch.zeros(0, dtype=torch.int64)
+
+
+def rank(counting: Counting, stream: Stream) -> Executor:
+    runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting)
+    return make_executor(stream, runner=runner, agreement=Answered(counting.size), forward_clock=VirtualClock(7.0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("relay", [False, True])
+def test_it_is_one_forward_and_touches_nothing(relay: bool, size: int) -> None:
+    counting = Counting(size=size)
+    executor = rank(counting, InlineStream())
+    fill(executor.kv)
+    pages, futures = pages_of(executor.kv), futures_of(executor)
+    outcomes: list[Outcome] = []
+    for ticket in (1, 2, 3):
+        executor.submit(Plan(ticket, relay=relay))
+        outcomes += executor.poll()
+
+    assert of_ticket(outcomes, 1) == [StepResult(1, (), (), computed_at=7.0)]
+    assert not any(result.error for result in outcomes if isinstance(result, StepResult))
+    assert torch.equal(pages_of(executor.kv), pages) and futures_of(executor) == futures
+    assert not executor.page_table.req_to_page.any() and not executor.page_table.req_to_page_cpu.any()
+    counting.expect(3)
+    padded = OTHERS if size > 1 else 0
+    assert {shape for _, _, shape in counting.entered} == {(padded, 1), (size, padded, 1)}
+    assert executor.device.group_error is None
+
+
+def test_between_launches_with_rows_it_changes_no_token() -> None:
+    """And a launch with rows enters as many collectives."""
+    counting = Counting()
+    executor = rank(counting, ManualStream())
+    planner = make_planner(executor)
+    planner.launch()
+    req = admitted(planner, (5, 6, 7), greedy(4))
+    planner.launch(prompt_chunk(req))
+    planner.launch()
+    planner.join([req])
+    for _ in range(3):
+        decode(planner)
+    planner.launch()
+    results = finish_all(planner, executor)
+    expected = FakeRunner(vocab_size=97, context_length=64).expected_tokens((5, 6, 7), 4)
+    assert [run[0] for result in results for run in result.tokens] == expected
+    assert [len(inp.input_ids_T) for inp in counting.inputs] == [0, 3, 0, 1, 1, 1, 0]
+    counting.expect(7)
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_the_future_map_returns_first(speculates: bool) -> None:
+    """Given no rows it makes no buffer, waits for no event, and enqueues nothing."""
+    future_map, before = FutureMap(4, CPU), FutureMap(4, CPU)
+    empty, payload = ScheduleBatch.of((), CPU, speculates=speculates), torch.zeros(0, 1, dtype=torch.int64)
+    extras = DraftExtras(payload, payload.float(), torch.zeros(0, 8), payload)
+    ids, lengths = empty.input_ids_B, empty.seq_lens_B
+
+    future_map.stash(NONE, NONE, NONE, extras)
+    future_map.stash_extras(NONE, extras, NONE)
+    future_map.publish(NONE, NONE, NONE)
+    future_map.seed_seq_lens((), NoStream())
+    future_map.resolve_seq_lens_cpu(empty, NoStream())
+    assert future_map.is_ready(empty)
+    assert future_map.resolve_future(NONE, NONE) is NONE
+    assert future_map.resolve_extras(NONE, NONE) == DraftExtras()
+    empty.set_input_ids_sentinel()
+
+    assert empty.input_ids_B is ids and empty.seq_lens_B is lengths and empty._members is None
+    held, wanted = vars(future_map), vars(before)
+    for name in ("output_tokens_buf", "new_seq_lens_buf"):
+        assert torch.equal(held[name], wanted[name])
+    assert [held[name] for name in ("_extras", "_publish_ready", "_seeds")] == [{}, None, []]
+
+
+class NoStream(InlineStream):
+    """Nothing may be enqueued on it."""
+
+    def launch(self, *_: object) -> None:
+        raise AssertionError("there is nothing to do")
+
+    def wait(self, event: Event) -> None:
+        raise AssertionError("there is nothing to wait for")
+
+
+def test_it_has_no_rows_even_where_others_have_a_graph_of_it() -> None:
+    """A rank without rows wants a graph: it is no hindrance to the others."""
+    executor = rank(Counting(), InlineStream())
+    executor.submit(Plan(1))
+    assert [(row.num_tokens, row.wants_graph) for row in executor.agreement.outgoing] == [(0, True)]
+    executor.runner = replace(FakeRunner(), max_graphed=4)
+    executor.submit(Plan(2))
+    assert executor.agreement.outgoing[-1] == replace(executor.agreement.outgoing[0], step=2)

@@ -1,0 +1,146 @@
+"""When ranks may launch: every state, and every message that cannot be true."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import GroupBroken
+from protocol.messages_group import StepRow, StepShape
+from scheduler.agreement import Agreement
+
+
+def group(size: int) -> list[Agreement]:
+    """The ranks of a group that has begun."""
+    ranks = [Agreement(1, rank, size) for rank in range(size)]
+    for each in ranks:
+        each.begin()
+    return ranks
+
+
+def announced(rank: Agreement) -> bool:
+    """Whether this rank has announced the next step."""
+    return bool(rank.outgoing) and rank.outgoing[-1].step == rank.step
+
+
+def deliver(ranks: list[Agreement], sender: int, receiver: int, count: int) -> None:
+    """The receiver takes the sender's row number `count`."""
+    ranks[receiver].take(ranks[sender].outgoing[count])
+
+
+def test_a_lone_worker_agrees_with_itself() -> None:
+    """It launches at once, and has nobody to tell."""
+    alone = Agreement()
+    for step in (1, 2, 3):
+        assert alone.shape is None and not alone.is_called
+        alone.announce(7, wants_graph=True)
+        assert alone.shape == StepShape(step, (7,), graphs=True) and not alone.missing
+        alone.launched()
+    assert not alone.outgoing
+
+
+def test_a_step_is_agreed_when_all_ranks_have_announced_it() -> None:
+    """An idle rank is called; all ranks make the same shape."""
+    first, second, third = ranks = group(3)
+    assert not any(rank.is_called for rank in ranks)
+
+    first.announce(5)
+    assert first.missing == (1, 2) and not first.is_called
+    deliver(ranks, 0, 1, 0)
+    assert second.is_called and second.missing == (1, 2)
+    second.announce(0, wants_graph=True)
+    assert not second.is_called and second.missing == (2,)
+    third.announce(2, wants_graph=True)
+    deliver(ranks, 0, 2, 0)
+
+    for sender, receiver in ((1, 0), (2, 0), (2, 1), (1, 2)):
+        assert ranks[receiver].shape is None
+        deliver(ranks, sender, receiver, 0)
+    assert {rank.shape for rank in ranks} == {StepShape(1, (5, 0, 2), graphs=False)}
+    assert first.shape is not None and first.shape.padded == 5
+
+
+def test_a_rank_may_be_one_step_ahead() -> None:
+    """It has launched; this one has not, and keeps the row for later."""
+    first, second = ranks = group(2)
+    first.announce(1, wants_graph=True)
+    second.announce(1, wants_graph=True)
+    deliver(ranks, 1, 0, 0)
+    first.launched()
+    first.announce(3)
+    deliver(ranks, 0, 1, 0)
+    deliver(ranks, 0, 1, 1)
+    assert second.shape == StepShape(1, (1, 1), graphs=True)
+    second.launched()
+    assert second.is_called and second.missing == (1,)
+    assert second.step == 2
+
+
+def test_before_it_begins_every_rank_launches_the_same() -> None:
+    """Nobody is told; the steps that are agreed on begin at 1."""
+    rank = Agreement(1, 1, 4)
+    for _ in range(3):
+        rank.announce(2)
+        assert rank.shape is not None and rank.shape.num_tokens == (2, 2, 2, 2)
+        rank.launched()
+    rank.begin()
+    assert rank.step == 1 and not rank.outgoing
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (StepRow(2, 1, 1, 1), "rank 1 of epoch 2 announced a step to rank 0 of 2 in epoch 1"),
+        (StepRow(1, 1, 0, 1), "rank 0 of epoch 1 announced a step to rank 0 of 2"),
+        (StepRow(1, 1, 2, 1), "rank 2 of epoch 1 announced"),
+        (StepRow(1, 3, 1, 1), "rank 1 announced step 3, but the next one here is 1"),
+    ],
+)
+def test_a_row_that_cannot_be_true_breaks_the_group(row: StepRow, said: str) -> None:
+    """The message names step, rank and both values."""
+    with pytest.raises(GroupBroken, match=said):
+        group(2)[0].take(row)
+
+
+def test_two_rows_of_one_rank_for_one_step_break_the_group() -> None:
+    """The same row twice is no contradiction."""
+    rank = group(2)[0]
+    rank.take(StepRow(1, 1, 1, 4))
+    rank.take(StepRow(1, 1, 1, 4))
+    with pytest.raises(GroupBroken, match="step 1 twice: 4 tokens, then 4 tokens by a graph"):
+        rank.take(StepRow(1, 1, 1, 4, wants_graph=True))
+
+
+@given(st.integers(2, 4), st.randoms(use_true_random=False))
+def test_any_order_of_messages_gives_every_rank_the_same_steps(size: int, rng: random.Random) -> None:
+    """Ranks with work and without, messages that wait for any time: nobody is stuck while somebody has work."""
+    ranks, work = group(size), [rng.randint(0, 6) for _ in range(size)]
+    links = {(a, b): [0] for a in range(size) for b in range(size) if a != b}  # how many rows have arrived
+    shapes: list[list[StepShape]] = [[] for _ in ranks]
+
+    def options() -> list[tuple[str, int, int]]:
+        found = [("row", a, b) for (a, b), (count,) in links.items() if count < len(ranks[a].outgoing)]
+        for index, rank in enumerate(ranks):
+            if rank.shape is not None:
+                found.append(("launch", index, 0))
+            elif not announced(rank) and (work[index] or rank.is_called):
+                found.append(("announce", index, 0))
+        return found
+
+    while able := options():
+        what, rank, to = rng.choice(able)
+        if what == "row":
+            deliver(ranks, rank, to, links[rank, to][0])
+            links[rank, to][0] += 1
+        elif what == "announce":
+            ranks[rank].announce(rng.randint(1, 9) if work[rank] else 0)
+            work[rank] = max(0, work[rank] - 1)
+        else:
+            shape = ranks[rank].shape
+            assert shape is not None
+            shapes[rank].append(shape)
+            ranks[rank].launched()
+
+    assert not any(work) and all(each == shapes[0] for each in shapes)
+    assert all(any(shape.num_tokens) for shape in shapes[0]), "a step in which nobody computes anything"

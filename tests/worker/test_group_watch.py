@@ -1,0 +1,163 @@
+"""Each row of the table in worker/group_watch.py."""
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import GroupBroken
+from protocol.messages_group import RankBeat
+from worker.group_watch import ANNOUNCE_S, COLLECTIVE_S, JOIN_S, LATE_S, SILENCE_S, GroupWatch
+
+BEAT_S = 0.25
+
+
+def beat(rank: int, step: int = 6, running: int = 0, doing: str = "") -> RankBeat:
+    return RankBeat(1, rank, step, running, doing)
+
+
+class Bench:
+    """The watch of rank 0 of 3, on a clock that goes from beat to beat."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.watch = GroupWatch(0, 3, self.now)
+
+    def fault(self, seconds: float, *others: RankBeat, **how: Any) -> str:
+        """The same, and what the watch raises; "" if nothing."""
+        try:
+            self.run(seconds, *others, **how)
+        except GroupBroken as error:
+            return error.message
+        return ""
+
+    def run(
+        self,
+        seconds: float,
+        *others: RankBeat,
+        own: RankBeat = beat(0),  # noqa: B008 - frozen
+        step: int = 7,
+        missing: tuple[int, ...] = (),
+        turn_s: float = BEAT_S,
+    ) -> None:
+        """So long, `others` beat. Raises what the watch raises."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += turn_s
+            for each in others:
+                self.watch.heard(each, self.now)
+            self.watch.look(own, step, missing, self.now)
+
+
+def test_ranks_that_beat_and_wait_for_nothing_go_on_for_ever() -> None:
+    bench = Bench()
+    assert not bench.fault(3 * JOIN_S, beat(1), beat(2))
+
+
+def test_a_rank_that_falls_silent_is_named() -> None:
+    bench = Bench()
+    bench.run(1.0, beat(1), beat(2))
+    bench.run(SILENCE_S - BEAT_S, beat(1))
+    with pytest.raises(GroupBroken, match=r"^rank 2 has been silent for 2\.0 s$"):
+        bench.run(BEAT_S, beat(1))
+
+
+def test_a_rank_that_has_not_served_yet_may_still_load_and_warm_up() -> None:
+    bench = Bench()
+    bench.run(JOIN_S - BEAT_S, beat(1))
+    with pytest.raises(GroupBroken, match=r"^rank 2 has not begun to serve within 300 s$"):
+        bench.run(BEAT_S, beat(1))
+
+
+def test_silence_while_this_process_was_paused_does_not_count() -> None:
+    bench = Bench()
+    bench.run(1.0, beat(1), beat(2))
+    bench.run(1.0, turn_s=60.0)  # one look, a minute later, before anything was read
+    bench.run(SILENCE_S - BEAT_S)
+    with pytest.raises(GroupBroken, match="rank 1 has been silent"):
+        bench.run(BEAT_S)
+
+
+def test_silence_does_not_count_while_this_process_is_starved() -> None:
+    bench = Bench()
+    assert not bench.fault(1.0, beat(1), beat(2))
+    assert not bench.fault(60.0, turn_s=LATE_S + 0.01)
+
+
+def test_a_rank_that_runs_nothing_and_announces_nothing_is_named_with_its_step() -> None:
+    bench = Bench()
+    bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))
+    with pytest.raises(GroupBroken, match=r"^rank 2 has not announced step 7 for 10 s, although it runs no launch$"):
+        bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
+
+
+def test_this_rank_may_be_the_one_that_announces_nothing() -> None:
+    bench = Bench()
+    with pytest.raises(GroupBroken, match=r"^rank 0 has not announced step 7"):
+        bench.run(2 * ANNOUNCE_S, beat(1), beat(2), missing=(0,))
+
+
+def test_a_rank_that_computes_the_step_before_may_announce_late() -> None:
+    bench = Bench()
+    bench.run(60 * ANNOUNCE_S, beat(1), beat(2, running=6), missing=(2,))
+    bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))  # its launch is over: from now on it counts
+    with pytest.raises(GroupBroken, match="rank 2 has not announced step 7"):
+        bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
+
+
+def test_each_step_has_a_deadline_of_its_own() -> None:
+    bench = Bench()
+    for step in range(7, 20):
+        assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), step=step, missing=(2,))
+
+
+def test_a_rank_that_has_not_served_yet_announces_nothing_and_is_not_late() -> None:
+    bench = Bench()
+    assert not bench.fault(2 * ANNOUNCE_S, beat(1), missing=(2,))
+
+
+def test_a_pause_of_this_process_does_not_make_another_rank_late() -> None:
+    bench = Bench()
+    assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), missing=(2,))
+    assert not bench.fault(1.0, beat(1), beat(2), missing=(2,), turn_s=60.0)
+    assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), missing=(2,))
+
+
+@pytest.mark.parametrize(
+    "others, named",
+    [
+        ((beat(1, 7, 7, "gather 3 of step 7"), beat(2, 7, 7)), "rank 2 is in no collective of step 7"),
+        ((beat(1, 7, 7, "gather 3 of step 7"), beat(2, 6)), "rank 2 runs no launch after step 6"),
+        (
+            (beat(1, 7, 7, "exchange 2 of step 7"), beat(2, 7, 6, "gather 3 of step 6")),
+            "rank 1 is in exchange 2 of step 7, rank 2 is in gather 3 of step 6",
+        ),
+        ((beat(1, 7, 7, "gather 3 of step 7"), beat(2, 7, 7, "gather 3 of step 7")), "so have all others"),
+    ],
+)
+def test_a_collective_that_does_not_end_is_named_with_those_who_are_elsewhere(
+    others: tuple[RankBeat, ...], named: str
+) -> None:
+    bench, own = Bench(), beat(0, 7, 7, "gather 3 of step 7")
+    bench.run(COLLECTIVE_S, *others, own=own)
+    with pytest.raises(GroupBroken) as caught:
+        bench.run(BEAT_S, *others, own=own)
+    assert caught.value.message == f"rank 0 has been in gather 3 of step 7 for 30 s; {named}"
+
+
+def test_a_launch_may_take_long_while_it_goes_from_collective_to_collective() -> None:
+    bench = Bench()
+    for layer in range(20):
+        own = beat(0, 7, 7, f"gather {layer} of step 7")
+        assert not bench.fault(COLLECTIVE_S - BEAT_S, beat(1, 7, 7), beat(2, 7, 7), own=own)
+
+
+def test_the_same_collective_of_the_next_step_begins_anew() -> None:
+    bench = Bench()
+    for step in range(7, 20):
+        own = beat(0, step, step, f"gather 0 of step {step}")
+        assert not bench.fault(COLLECTIVE_S - BEAT_S, beat(1, 7, 7), beat(2, 7, 7), own=own)
+
+
+def test_a_forward_that_is_in_no_collective_waits_for_nobody() -> None:
+    bench = Bench()
+    assert not bench.fault(10 * COLLECTIVE_S, beat(1), beat(2), own=beat(0, 7, 7))
