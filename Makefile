@@ -15,6 +15,7 @@ OUT    ?= gpu-figures
 DEVICE ?= cuda
 MINUTES ?= 25
 PLAN   ?=
+BEFORE ?= HEAD
 
 # SPEC=1, or the name of an algorithm: serve and demo with a draft.
 DRAFT := $(if $(SPEC),--speculative-algorithm $(if $(filter 1,$(SPEC)),eagle,$(SPEC)))
@@ -45,8 +46,8 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-gateway bench-memory bench-overlap \
-  bench-spec bench-transfer soak check test test-slow test-full test-faults explore \
+.PHONY: help setup serve demo bench bench-client bench-commits bench-gateway bench-memory bench-overlap \
+  bench-ranks bench-rest bench-spec bench-transfer soak check test test-slow test-full test-faults explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -64,7 +65,7 @@ serve: $(SERVING) ## set up, then serve on this machine (the bundled model, unle
 demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop; SPEC=1, eagle3 or mtp: with a draft
 	@$(PY) -m deploy demo $(DRAFT) $(ARGS)
 
-bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm), or one deployment beside another
+bench: $(READY) ## baton bench: Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm); ARGS='run --port 8000': a load on an endpoint
 	@$(PY) -m loadtest $(ARGS)
 
 bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
@@ -75,6 +76,18 @@ bench-memory: $(READY) ## measure growth and caches: hit rate and TTFT beside vL
 
 bench-overlap: $(READY) ## measure a decode step (forward alone, with overlap, without) and the cost of scheduling
 	@$(PY) -m bench.overlap $(ARGS)
+
+bench-client: $(READY) ## measure what baton bench itself can do, on a server that answers by a fixed schedule
+	@$(PY) -m bench.client $(ARGS)
+
+bench-commits: $(READY) ## measure served tokens/s beside an earlier commit: BEFORE=COMMIT
+	@$(PY) -m bench.commits $(BEFORE) $(ARGS)
+
+bench-ranks: $(READY) ## measure what a group of ranks costs beside one rank, and agreeing on a step
+	@$(PY) -m bench.ranks $(ARGS)
+
+bench-rest: $(READY) ## measure what the ranks of a group cost without requests, after one rank alone had one
+	@$(PY) -m bench.ranks.rest $(ARGS)
 
 bench-spec: $(READY) ## measure what a speculative launch costs beside a decode step, and the speed that follows
 	@$(PY) -m bench.spec $(ARGS)
@@ -119,10 +132,10 @@ test-faults: $(READY) ## kill, end and pause every process at every phase; cut c
 	@$(PYTEST) -n 2 -m faults -vv --no-header
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy; for a night: SEEDS=100000
-	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect)
+	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect) $(if $(GROUPS),--groups)
 
 explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and decode; for a night: SEEDS=100000
-	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM)
+	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM) $(if $(GROUPS),--groups)
 
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
