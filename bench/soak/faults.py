@@ -38,12 +38,13 @@ class Hit:
 
 
 def schedule(seed: int, roles: Sequence[str]) -> Iterator[tuple[Fault, str]]:
-    """Every fault for every role, in random order, without end."""
+    """Every fault for every role, in random order, without end. Each role is hit once before any is hit again."""
     rng = random.Random(seed)
-    pairs = [(fault, role) for fault in Fault for role in roles]
     while True:
-        rng.shuffle(pairs)
-        yield from pairs
+        faults, order = rng.sample(list(Fault), len(Fault)), rng.sample(roles, len(roles))
+        for turn in range(len(faults)):
+            for number, role in enumerate(order):
+                yield faults[(number + turn) % len(faults)], role
 
 
 def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:

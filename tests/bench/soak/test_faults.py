@@ -28,6 +28,8 @@ def test_every_role_meets_every_fault() -> None:
     found = list(islice(schedule(1, roles), 12))
     assert set(Counter(found).values()) == {2} and len(set(found)) == 6
     assert found[:6] != found[6:]
+    assert all(len({role for _, role in found[start : start + 3]}) == 3 for start in range(0, 12, 3)), "each in turn"
+    assert all(len({fault for fault, _ in found[start : start + 3]}) == 2 for start in range(0, 12, 3))
     assert found != list(islice(schedule(2, roles), 12))
 
 
