@@ -14,6 +14,8 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+from runtime.processor import product_environment
+
 LAUNCHER_PID = "BATON_LAUNCHER_PID"
 EXIT_CONFIG = 2  # cannot start: configuration, model or address
 EXIT_REFUSED = 3  # the gateway refuses this worker
@@ -68,7 +70,7 @@ def thread_environment(num_threads: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # glibc's largest value
         "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
         "MALLOC_TOP_PAD_": str(16 << 20),
-    }
+    } | product_environment()
 
 
 def end_process(status: int) -> NoReturn:

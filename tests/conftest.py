@@ -11,7 +11,10 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from runtime.processor import product_environment
+
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.update(product_environment())
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
