@@ -67,6 +67,7 @@ class ChildProcess:
         self.leaves_until = 0.0  # it was told to end, and has said how long that may take
         self.ready: Mapping[str, Any] | None = None  # its "ready" event
         self.failure = self.failure_code = ""  # of its "failed" event
+        self.failed_at = 0.0  # when it sent that, by its own clock, which all processes of a host share
         self.last_line = ""  # of its log, or a malformed status event
         self.killed_because = ""
         self.ended_for_another = False  # it was killed because another process of its unit had ended

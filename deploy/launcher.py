@@ -57,8 +57,8 @@ class Unit:
         return [child for child in self.children if child.popen.poll() is not None]
 
     def culprit(self) -> ChildProcess:
-        """The process that ended first, once all have ended."""
-        return min(self.children, key=_lateness)
+        """The process that ended first, once all have ended. Of several that blame the group, the first to say so."""
+        return min(self.children, key=lambda child: (_lateness(child), child.failed_at))
 
 
 def _lateness(child: ChildProcess) -> int:
@@ -244,6 +244,7 @@ class Launcher:
             elif event["event"] == "failed":
                 child.failure = str(event.get("error") or "no reason given")
                 child.failure_code = str(event.get("code", ""))
+                child.failed_at = float(event.get("at", child.heard_at))
             elif not child.is_restart:
                 self._console.loading(child.name, event)
 

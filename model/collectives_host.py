@@ -138,8 +138,9 @@ def open_host(place: GroupPlace, folder: str, meet: Callable[[], None], timeout_
         while len(others) < place.size - 1:
             other = undo.enter_context(listener.accept()[0])
             other.settimeout(timeout_s)
-            (rank,) = _RANK.unpack(other.recv(_RANK.size))
-            others[rank] = other
+            if not (number := other.recv(_RANK.size)):
+                raise ConnectionError("a rank has gone while the group connected")
+            others[_RANK.unpack(number)[0]] = other
 
         memory = _hand_out_memory(others, place) if place.rank == 0 else _take_memory(others[0])
         for other in others.values():
@@ -171,7 +172,10 @@ def _hand_out_memory(others: Mapping[int, socket.socket], place: GroupPlace) -> 
 
 
 def _take_memory(first: socket.socket) -> mmap.mmap:
-    _, (fd,), _, _ = socket.recv_fds(first, _RANK.size, 1)
+    _, descriptors, _, _ = socket.recv_fds(first, _RANK.size, 1)
+    if not descriptors:
+        raise ConnectionError("rank 0 has gone while the group connected")
+    (fd,) = descriptors
     try:
         return mmap.mmap(fd, os.fstat(fd).st_size)
     finally:

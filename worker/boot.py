@@ -79,7 +79,8 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
 def _tell(error: BatonError, status: StatusPipe) -> int:
     """Tells the launcher and the log why the process ends. Returns its exit status."""
     is_of_group = isinstance(error, GroupBroken) or isinstance(error.__cause__, GroupBroken)
-    status.failed(error.message, code=GroupBroken.code if is_of_group else error.code)
+    code = GroupBroken.code if is_of_group else error.code
+    status.failed(error.message, code=code, at=MonotonicClock().now())
     if is_of_group:
         log.error("the group is broken", why=error.message)
         return EXIT_BROKEN

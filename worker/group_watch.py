@@ -19,7 +19,7 @@ from protocol.errors import GroupBroken
 from protocol.messages_group import RankBeat
 
 JOIN_S: Final = 300.0  # for starting, loading a model and warming up, beside the other ranks of the host
-SILENCE_S: Final = 2.0
+SILENCE_S: Final = 1.75  # with four looks a second, a silent rank is noticed within 2 s
 ANNOUNCE_S: Final = 10.0  # a rank that runs nothing plans within milliseconds
 COLLECTIVE_S: Final = 30.0  # the slowest rank computes less than a layer meanwhile
 LATE_S: Final = 1.0  # between two looks, of which there are several a second

@@ -210,14 +210,14 @@ class WorkerLoop:
             progressed = self.core.step()
             self._send()
         except (DeviceBroken, torch.AcceleratorError) as error:
-            self.leave()
+            self._give_up()
             why = f"{self.register.device} cannot compute any more: {first_line(error)}"
             raise WorkerBroken(why, at_device=True) from error
         except GroupBroken as error:
-            self.leave()
+            self._give_up()
             raise WorkerBroken(f"the ranks cannot go on together: {error.message}", at_device=True) from error
         if self.core.loop.broken:
-            self.leave()  # so the gateway gives its requests to other workers at once
+            self._give_up()
             raise WorkerBroken(self.core.loop.broken)
         if not self._is_member:
             self._check_joining(self.clock.now())
@@ -228,6 +228,12 @@ class WorkerLoop:
         address = self.register.address
         self._tell_gateway(Left(address.worker_id, address.instance))
         log.info("left", signal=self.stop.received.name if self.stop.received else "")
+
+    def _give_up(self) -> None:
+        """The gateway gives its requests to other workers at once. Of one that leaves, Left would mean a good end: the
+        end of its connection says that it is lost."""
+        if self.departure.state is State.SERVING:
+            self.leave()
 
     def _join_again(self) -> None:
         """Begins another session with the gateway. A Register opens it. A worker that still joins gets no more time."""

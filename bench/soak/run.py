@@ -249,7 +249,7 @@ class Soak:
             self._outage = (at, float("inf"))
 
         landed = await inject(fault, victim)
-        recovered = await self._recovers(None if fault is Fault.STOP else victim.pid)
+        recovered = await self._recovers(None if fault is Fault.STOP else victim.pid, self._clock.now())
         took_s = round(self._clock.now() - at, 2) if recovered else None
 
         self.findings.hits.append(hit := Hit(fault, role, victim.pid, at, landed, took_s))
@@ -262,11 +262,14 @@ class Soak:
             return False
         return True
 
-    async def _recovers(self, gone: int | None) -> bool:
-        """Whether all roles are complete again in time, without the process `gone`."""
+    async def _recovers(self, gone: int | None, since: float) -> bool:
+        """Whether all roles are complete again in time, without the process `gone`, and each worker has beaten since
+        `since`: one that stood still may not have been missed yet."""
         for _ in range(int(RECOVER_S / _LOOK_S)):
+            asked = self._clock.now()
             rows = await self._workers()
-            if _by_role(rows) == self._complete and gone not in {row["pid"] for row in rows}:
+            live = all(row["pid"] != gone and asked - row["heartbeat_age_s"] > since for row in rows)
+            if live and _by_role(rows) == self._complete:
                 return True
             await asyncio.sleep(_LOOK_S)
         return False

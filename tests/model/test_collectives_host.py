@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.collectives import Tag
-from model.collectives_host import REGION_BYTES, HostCollectives, open_host
+from model.collectives_host import _RANK, REGION_BYTES, HostCollectives, _path, open_host
 from protocol.errors import GroupBroken
 from protocol.messages_group import GroupPlace, StepShape
 from tests.model.ranks import LIMIT_S, on_host
@@ -99,3 +99,29 @@ def test_a_rank_that_cannot_meet_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nobody is here"):
         open_host(GroupPlace("g", 1, 0, 2), str(tmp_path), refuse, 1.0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_goes_before_it_has_said_its_number_is_told(tmp_path: Path) -> None:
+    def meet() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(_path(str(tmp_path), 0))
+
+    with pytest.raises(ConnectionError, match="a rank has gone while the group connected"):
+        open_host(GroupPlace("g", 1, 0, 2), str(tmp_path), meet, LIMIT_S)
+
+
+def test_rank_0_that_goes_before_it_has_handed_out_the_memory_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(_path(str(tmp_path), 0))
+        listener.listen(1)
+
+        def rank_0() -> None:
+            other, _ = listener.accept()
+            assert other.recv(_RANK.size)
+            other.close()
+
+        thread = threading.Thread(target=rank_0)
+        thread.start()
+        with pytest.raises(ConnectionError, match="rank 0 has gone while the group connected"):
+            open_host(GroupPlace("g", 1, 1, 2), str(tmp_path), lambda: None, LIMIT_S)
+        thread.join()

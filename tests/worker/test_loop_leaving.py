@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import GroupBroken
 from protocol.messages_gateway import (
+    CacheFlushed,
     Heartbeat,
     Leave,
     Leaving,
@@ -18,6 +20,7 @@ from protocol.messages_gateway import (
 )
 from tests.worker.conftest import STATS, Bench
 from worker.departure import Departure
+from worker.loop import WorkerBroken
 
 BOUND_S = 1e6  # moments of real time, such as a message takes, are long on the clock of these tests
 
@@ -129,6 +132,28 @@ def test_it_ends_in_good_order_when_the_gateway_does_not_know_it_any_more(
     told = Gateway()
     bench, _ = run(context, told, running=1, hears_end=False)
     assert bench.clock.now() < BOUND_S
+
+
+def test_what_breaks_while_it_leaves_does_not_say_that_it_has_left(context: Any) -> None:
+    class Gateway(Told):
+        bench: Bench
+
+        def after(self, bench: Bench) -> None:
+            self.bench = bench
+            bench.core.step = break_group  # type: ignore[method-assign]
+
+    def break_group() -> bool:
+        raise GroupBroken("rank 1 has gone")
+
+    told = Gateway()
+    with pytest.raises(WorkerBroken, match="rank 1 has gone"):
+        run(context, told, hears_end=False)
+    told.bench.loop._tell_gateway(CacheFlushed(7))  # comes behind all that it has said
+    while not told.said(CacheFlushed):
+        assert told.bench.router.socket.poll(60_000)
+        told.seen += told.bench.heard()
+    told.bench.close()
+    assert told.said(Leaving) and not told.said(Left)
 
 
 def test_a_gateway_that_is_gone_is_not_waited_for(context: Any) -> None:
