@@ -33,7 +33,8 @@ from runtime.layered_config import Config
 
 JOIN_S: Final = 1.0  # between two announcements
 ANSWER_S: Final = 5.0  # for the gateway's answer to one, and for the controller's
-HOPELESS: Final = (RayError, RayServeException, TimeoutError)  # of a call that another one may follow
+# Of a call that another one may follow. KeyError: Serve does not know the deployment yet, or any more.
+HOPELESS: Final = (RayError, RayServeException, TimeoutError, KeyError)
 SPARE_S: Final = 15.0  # of Serve's patience, beyond what the processes may take
 _COMMON: Final[dict[str, Any]] = {
     "user_config": {},
