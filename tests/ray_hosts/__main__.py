@@ -27,6 +27,7 @@ from tests.ray_hosts.machines import Machines
 
 NODES = ("one", "two")
 PAIR = {"prefill": 2, "decode": 2}
+CHANGE = "a change of the file"
 SETTLE_S = 5.0  # of load behind each fault
 DISASTER = "kill -9 of Ray's head"  # without a store, all ends after Ray's own time
 
@@ -80,16 +81,17 @@ class Trial:
         clients.gateway_is_hit = False
         self._take(name, hit, noticed, whole)
 
-    def change(self, name: str, wanted: Mapping[str, int], change: Callable[[Mapping[str, Any]], object]) -> None:
-        """The file is changed and deployed. Nobody may notice."""
-        before, self._wanted = self._instances(), wanted
+    def change(self, name: str, said: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, int] = PAIR) -> None:
+        """Says something else of these deployments. Their workers get other instances if it is a flag. Nobody may
+        notice."""
+        self._wanted = wanted
+        rolled = {name.lower() for name, each in said.items() if "user_config" in each}
+        before = frozenset(row["instance"] for row in self._cluster.workers() if row["role"] in rolled)
         begun = time.monotonic()
         self._clients.mark()
-        self._cluster.deploy(change)
-        if wanted == self._cluster.counted():  # a flag is rolled: each worker of the role has another instance then
-            until(lambda: len(before & self._instances()) <= sum(wanted.values()) - 2)
-        self._until_whole(Hit(name))
-        self._take("a change of the file", Hit(name), None, time.monotonic() - begun)
+        self._cluster.deploy(said)
+        self._until_whole(hit := Hit(name, before))
+        self._take(CHANGE, hit, None, time.monotonic() - begun)
 
     def _spread(self) -> None:
         """Serve may have put all workers of a role on one machine. It places one of them again, until it has not."""
@@ -136,6 +138,10 @@ def redis(machines: Machines) -> Iterator[str]:
 
 def run(asked: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
     """Starts everything, does what was asked for, and sees that nothing is left."""
+
+    def is_asked_for(name: str) -> bool:
+        return any(part in name for part in asked.only.split(","))
+
     with ExitStack() as stack:
         machines = stack.enter_context(Machines("head", *NODES))
         store = stack.enter_context(redis(machines)) if asked.redis else ""
@@ -158,10 +164,10 @@ def run(asked: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
             until(lambda: cluster.far_flows() > 0)
             say(f"{cluster.far_flows()} TCP connections between the two machines that compute")
             for number in range(asked.times):
-                for name in [each for each in FAULTS if asked.only in each and (each != DISASTER or asked.redis)]:
+                for name in [each for each in FAULTS if is_asked_for(each) and (each != DISASTER or asked.redis)]:
                     say(f"{name}, time {number + 1} of {asked.times}")
                     trial.hit(name)
-            if "file".startswith(asked.only) or asked.only in "a change of the file":
+            if is_asked_for(CHANGE):
                 _changes(trial)
         finally:
             clients.close()
@@ -170,18 +176,12 @@ def run(asked: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
 
 
 def _changes(trial: Trial) -> None:
-    """From one worker of each role to three, and back to two; then a flag."""
-
-    def count(number: int) -> Callable[[Mapping[str, Any]], object]:
-        return lambda said: [said[name].update(num_replicas=number) for name in ("Prefill", "Decode")]
-
+    """From one worker of each role to three, and back to two; then a flag of each."""
     for number in (1, 2, 3, 2):
-        trial.change(f"{number} of each role", {"prefill": number, "decode": number}, count(number))
-    for name in ("Prefill", "Decode"):
-        flag = {"chunked-prefill-size": 64} if name == "Prefill" else {"max-running-requests": 24}
-        trial.change(
-            f"a flag of {name}", PAIR, lambda said, name=name, flag=flag: said[name]["user_config"].update(flag)
-        )
+        said = {name: {"num_replicas": number} for name in ("Prefill", "Decode")}
+        trial.change(f"{number} of each role", said, {"prefill": number, "decode": number})
+    trial.change("a flag of Prefill", {"Prefill": {"user_config": {"chunked-prefill-size": 64}}})
+    trial.change("a flag of Decode", {"Decode": {"user_config": {"max-running-requests": 24}}})
 
 
 def _shut_down(cluster: Cluster, say: Callable[[str], None]) -> None:
@@ -228,7 +228,7 @@ def main() -> int:
     """Status 1 if anything is wrong, 2 where machines cannot be made."""
     parser = argparse.ArgumentParser(prog="make test-cluster", description=__doc__)
     parser.add_argument("--times", type=int, default=1, help="how often each fault (default 1)")
-    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--only", default="", help="faults whose names contain one of these words, with commas between")
     parser.add_argument("--cpus", type=int, default=6, help="CPUs that each node claims to have (default 6)")
     parser.add_argument("--redis", action="store_true", help="keep the head's state in Redis, and kill the head, too")
     asked = parser.parse_args()

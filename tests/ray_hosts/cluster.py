@@ -50,10 +50,12 @@ class Cluster:
         address = f"{self.machines.address('head')}:6379"
         self.say(name, "ray", "start", "--address", address, "--num-cpus", str(self._cpus), *_LITTLE_MEMORY)
 
-    def deploy(self, change: Callable[[Mapping[str, Any]], object] = lambda _deployments: None) -> None:
-        """`serve deploy` of the file, with a change of its deployments: by name, what the file says of each."""
+    def deploy(self, changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """`serve deploy` of the file, with other values in its deployments: by name, the keys that change."""
         said = yaml.safe_load(self.machines.run("head", "cat", FILE).stdout)
-        change({each["name"]: each for each in said["applications"][0]["deployments"]})
+        for each in said["applications"][0]["deployments"]:
+            for key, value in (changes or {}).get(each["name"], {}).items():
+                each[key] = {**each[key], **value} if isinstance(value, Mapping) else value
         self.machines.write("head", FILE, yaml.safe_dump(said))
         self.say("head", "serve", "deploy", FILE)
 
