@@ -21,7 +21,7 @@ from bench.soak.work import Verdict
 from tests.faults.deployment import pause
 from tests.network.hosts import HERE, can_make_hosts
 from tests.ray_hosts.cluster import FILE, Cluster, until
-from tests.ray_hosts.faults import FAULTS, OF_A_MACHINE, Hit, kill_holder
+from tests.ray_hosts.faults import FAULTS, OF_A_MACHINE, Hit, kill_holder, lose_head
 from tests.ray_hosts.load import Clients, Tally
 from tests.ray_hosts.machines import Machines
 
@@ -30,6 +30,7 @@ PAIR = {"prefill": 2, "decode": 2}
 CHANGE = "a change of the file"
 SETTLE_S = 5.0  # of load behind each fault
 DISASTER = "kill -9 of Ray's head"  # without a store, all ends after Ray's own time
+LOSS = "Ray's head is lost, and no store has its state"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Row:
     exact: int
     errors: Mapping[str, int]
     cut: int
-    wrong: int
+    wrong: int  # or without an end
+    lost: int  # workers that the gateway counted as lost; a gateway that was started anew counts anew
     noticed_s: float | None
     whole_s: float
     told: list[str] = field(default_factory=list)
@@ -60,6 +62,7 @@ class Trial:
         self.rows: list[Row] = []
         self._cluster, self._clients, self._say = cluster, clients, say
         self._wanted: Mapping[str, int] = PAIR
+        self._lost_before = 0
 
     def hit(self, name: str) -> None:
         """One fault: it is noticed, then everything is whole again."""
@@ -67,7 +70,7 @@ class Trial:
         if name in OF_A_MACHINE:
             self._spread()
         until(lambda: any(row["running"] for row in cluster.workers() if row["role"] == "decode"))
-        clients.mark()
+        self._begin()
         clients.gateway_is_hit = "gateway" in name
         begun = time.monotonic()
         hit = FAULTS[name](cluster)
@@ -88,10 +91,23 @@ class Trial:
         rolled = {name.lower() for name, each in said.items() if "user_config" in each}
         before = frozenset(row["instance"] for row in self._cluster.workers() if row["role"] in rolled)
         begun = time.monotonic()
-        self._clients.mark()
+        self._begin()
         self._cluster.deploy(said)
         self._until_whole(hit := Hit(name, before))
         self._take(CHANGE, hit, None, time.monotonic() - begun)
+
+    def lose_head(self) -> None:
+        """Ray's head goes for good, and no store has its state. Everything ends, cleanly."""
+        self._begin()
+        self._clients.gateway_is_hit = True
+        begun = time.monotonic()
+        hit = lose_head(self._cluster)
+        hit.restore()
+        self._take(LOSS, hit, None, time.monotonic() - begun)
+
+    def _begin(self) -> None:
+        self._clients.mark()
+        self._lost_before = self._cluster.num_lost()
 
     def _spread(self) -> None:
         """Serve may have put all workers of a role on one machine. It places one of them again, until it has not."""
@@ -116,10 +132,21 @@ class Trial:
         tally: Tally = self._clients.mark()
         counts = tally.verdicts
         wrong = counts[Verdict.WRONG] + counts[Verdict.LOST]
+        lost = max(0, self._cluster.num_lost() - self._lost_before)
         row = Row(
-            name, hit.what, counts.total(), counts[Verdict.EXACT], dict(tally.codes), counts[Verdict.CUT], wrong,
-            None if noticed is None else round(noticed, 2), round(whole, 1), tally.told, hit.takes_gateway,
-        )  # fmt: skip
+            fault=name,
+            of=hit.what,
+            requests=counts.total(),
+            exact=counts[Verdict.EXACT],
+            errors=dict(tally.codes),
+            cut=counts[Verdict.CUT],
+            wrong=wrong,
+            lost=lost,
+            noticed_s=None if noticed is None else round(noticed, 2),
+            whole_s=round(whole, 1),
+            told=tally.told,
+            may_fail=hit.takes_gateway,
+        )
         self.rows.append(row)
         self._say(f"{name}: {'good' if row.is_good() else 'WRONG'}; {json.dumps(asdict(row))}")
 
@@ -169,6 +196,9 @@ def run(asked: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
                     trial.hit(name)
             if is_asked_for(CHANGE):
                 _changes(trial)
+            if not asked.redis and is_asked_for(LOSS):
+                trial.lose_head()
+                return trial.rows
         finally:
             clients.close()
         _shut_down(cluster, say)
@@ -196,32 +226,22 @@ def _shut_down(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 def shown(rows: list[Row]) -> Table:
     """The table of docs/measurements.md."""
-    table = Table(
-        "fault",
-        "times",
-        "requests",
-        "exact",
-        "clear errors",
-        "cut",
-        "wrong or lost",
-        "noticed after s",
-        "whole after s",
-    )
-    for name in dict.fromkeys((row.fault, row.of if "file" in row.fault else "") for row in rows):
-        these = [row for row in rows if (row.fault, row.of if "file" in row.fault else "") == name]
+    table = Table("fault", "times", "requests", "exact", "clear errors", "cut", "wrong or lost", "workers lost")
+    table.add_column("noticed after s")
+    table.add_column("whole after s")
+    names = [f"{row.fault}: {row.of}" if row.fault == CHANGE else row.fault for row in rows]
+    for name in dict.fromkeys(names):
+        these = [row for row, each in zip(rows, names, strict=True) if each == name]
+        counted = [(row.requests, row.exact, sum(row.errors.values()), row.cut, row.wrong, row.lost) for row in these]
+        sums = map(sum, zip(*counted, strict=True))
         noticed = [row.noticed_s for row in these if row.noticed_s is not None]
-        whole = [row.whole_s for row in these]
-        sums = [
-            sum(figures)
-            for figures in zip(
-                *((row.requests, row.exact, sum(row.errors.values()), row.cut, row.wrong) for row in these), strict=True
-            )
-        ]
-        table.add_row(
-            " ".join(filter(None, name)), str(len(these)), *map(str, sums),
-            f"{min(noticed):.1f} to {max(noticed):.1f}" if noticed else "-", f"{min(whole):.0f} to {max(whole):.0f}",
-        )  # fmt: skip
+        times = (_range(noticed), _range([row.whole_s for row in these]))
+        table.add_row(name, str(len(these)), *map(str, sums), *times)
     return table
+
+
+def _range(figures: list[float]) -> str:
+    return f"{min(figures):.1f} to {max(figures):.1f}" if figures else "-"
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ PATIENCE_S = 300.0
 ANSWER_S = 2.0  # for a look at what may have no network
 _LITTLE_MEMORY = ("--object-store-memory", "100000000")
 _CLIENTS = re.compile(r"Clients talk to (\S+)\. Try:")
+_LOST = re.compile(r"^baton_workers_lost_total (\S+)$", re.MULTILINE)
 _KNOWN_BY = "--settings"  # on the command line of each process of Baton
 
 
@@ -89,6 +90,15 @@ class Cluster:
         except (httpx.HTTPError, json.JSONDecodeError):
             return []
         return found
+
+    def num_lost(self) -> int:
+        """How many workers the gateway has counted as lost since it started."""
+        try:
+            page = httpx.get(f"{self.url}/metrics", timeout=ANSWER_S).text
+        except httpx.HTTPError:
+            return 0
+        found = _LOST.search(page)
+        return int(float(found[1])) if found else 0
 
     def counted(self) -> dict[str, int]:
         """Ready workers by role."""

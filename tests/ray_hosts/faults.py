@@ -103,6 +103,15 @@ def kill_head(cluster: Cluster) -> Hit:
     return Hit("all processes of Ray on the head", restore=cluster.start_head)
 
 
+def lose_head(cluster: Cluster) -> Hit:
+    """The same without a store, and for good: Ray on the other machines ends when it has waited long enough, and Baton
+    with it."""
+    kill_head(cluster)
+    return Hit(
+        "all processes of Ray on the head", takes_gateway=True, restore=lambda: until(lambda: not cluster.ours())
+    )
+
+
 def _node_without_gateway(cluster: Cluster) -> str:
     place, _ = cluster.holder_of("gateway")
     return next(node for node in cluster.nodes if node != place)
