@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-client bench-commits bench-gateway bench-memory bench-overlap \
-  bench-ranks bench-rest bench-spec bench-transfer soak check test test-slow test-full test-faults explore \
+  bench-ranks bench-rest bench-spec bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -55,7 +55,7 @@ help: ## print this list
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, soak, mutants and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, soak, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -130,6 +130,9 @@ test-full: test test-slow ## both, then the exhaustive tests: every topology, pa
 
 test-faults: $(READY) ## kill, end and pause every process at every phase; cut connections, damage frames
 	@$(PYTEST) -n 2 -m faults -vv --no-header
+
+test-cluster: $(READY) ## Ray on three machines (namespaces; needs root), 12 streams, faults, counts and flags that change: 10 minutes; ARGS='--times 5 --redis'
+	@$(PY) -m tests.ray_hosts $(ARGS)
 
 explore: $(READY) ## random schedules of the overlap scheduler under every strategy; for a night: SEEDS=100000
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore --seeds $(SEEDS) --from $(FROM) --strategies '$(STRATEGIES)' $(if $(DETECT),--detect) $(if $(GROUPS),--groups)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rich.console import Console as RichConsole
@@ -40,6 +41,7 @@ Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a 
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
+RAY_CONFIG = "ray config: write the file that `serve deploy` takes, to run this on a Ray cluster"
 _USAGE_OF_WORDS = {"keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
 _ALIKE = 0.8  # similarity of names from which a flag is suggested
 
@@ -170,13 +172,15 @@ class _Foreign(argparse.Action):
             raise ConfigError(wrong, param=option_string)
 
 
-def parse(argv: Sequence[str], version: str) -> CommandLine:
-    """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit."""
+def parse(argv: Sequence[str], version: str, named: Mapping[str, str] = MappingProxyType({})) -> CommandLine:
+    """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit. `named`:
+    another name in the help, and its explanation, of a command that lends its flags."""
     argv = _spelled_out(argv)
     if argv[:2] == ["ray", "config"]:  # takes the flags of `baton serve`
-        return replace(parse(["serve", *argv[2:]], version), command="ray", words=("config",))
+        line = parse(["serve", *argv[2:]], version, {"serve": RAY_CONFIG})
+        return replace(line, command="ray", words=("config",))
     _refuse_unknown_command(argv)
-    found, rest = _parser(version).parse_known_args(argv)
+    found, rest = _parser(version, named).parse_known_args(argv)
     has_model = _has_model(found.command)
     for position, argument in enumerate(rest):
         if argument.startswith("-") or position > 0 or not has_model:
@@ -259,7 +263,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=width)
 
 
-def _parser(version: str) -> argparse.ArgumentParser:
+def _parser(version: str, named: Mapping[str, str]) -> argparse.ArgumentParser:
     width = max(len(name) for name in COMMANDS)
     listed = "\n".join(f"  baton {name:<{width}}  {what}" for name, what in COMMANDS.items())
     parser = _Parser(
@@ -274,17 +278,20 @@ def _parser(version: str) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"baton {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, what in COMMANDS.items():
-        _add_command(commands, name, what)
+        _add_command(commands, name, named.get(name, f"{name}: {what}"))
     return parser
 
 
-def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, what: str) -> None:
+def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, shown: str) -> None:
+    """`shown`: the name in the help, a colon, and what the command does."""
+    called, what = shown.split(": ", 1)
     parser = commands.add_parser(
         name,
-        prog=f"baton {name}",
-        usage=_USAGE_OF_WORDS.get(name) or f"baton {name}{' [MODEL]' if _has_model(name) else ''} [flags]",
+        prog=f"baton {called}",
+        usage=_USAGE_OF_WORDS.get(name) or f"baton {called}{' [MODEL]' if _has_model(name) else ''} [flags]",
         description=what[0].upper() + what[1:] + ".",
-        epilog=f"examples:\n{EXAMPLES[name]}" + ("" if name in _USAGE_OF_WORDS else f"\n\n{_FOOTER}"),
+        epilog=f"examples:\n{EXAMPLES[called.partition(' ')[0]]}"
+        + ("" if name in _USAGE_OF_WORDS else f"\n\n{_FOOTER}"),
         formatter_class=_formatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

@@ -174,6 +174,7 @@ EXAMPLES = {
     "ray": """\
   baton ray config --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 > baton.yaml
   baton ray plan baton.yaml                          who would run where, and what is missing; starts nothing
+  baton ray manifest baton.yaml 2 > rayservice.yaml  the same for Kubernetes, on two pods that compute
   serve deploy baton.yaml                            Ray's own command: starts it, or changes what runs
   baton ray status                                   who runs where, and the address for clients""",
 }

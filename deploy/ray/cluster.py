@@ -123,7 +123,7 @@ def look(application: str) -> Seen:
 
     try:
         told = json.loads(serve.get_deployment_handle(GATEWAY, application).status.remote().result(timeout_s=ANSWER_S))
-    except (RayError, RayServeException, TimeoutError):
+    except (RayError, RayServeException, TimeoutError, KeyError):  # KeyError: Serve has not made the deployment yet
         return seen
     holders = [told["gateway"], *told["members"]]
     http = told["http"]

@@ -51,21 +51,25 @@ class Known:
 
 def read_cluster_file(path: str, known: Known) -> ClusterFile:
     """The file at `path`. ConfigError names the file, the key, its value and what was expected."""
+    found = read_yaml(path)
+    try:
+        return read_cluster(found, known)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", param=error.param) from None
+
+
+def read_yaml(path: str) -> Any:
+    """The content of the file at `path`. ConfigError if it cannot be read."""
     import yaml  # noqa: PLC0415  # of the extra `ray`
 
     try:
-        found = yaml.safe_load(read_text(Path(path).expanduser(), MAX_FILE_BYTES, "utf-8-sig"))
+        return yaml.safe_load(read_text(Path(path).expanduser(), MAX_FILE_BYTES, "utf-8-sig"))
     except (Unreadable, RuntimeError) as error:
         raise ConfigError(
             f"{brief(path)}: cannot be read: {error}; `serve deploy` and `serve run` would take the name for Python's"
         ) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{brief(path)}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
-
-    try:
-        return read_cluster(found, known)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", param=error.param) from None
 
 
 def read_cluster(found: Any, known: Known) -> ClusterFile:

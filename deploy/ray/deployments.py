@@ -20,7 +20,7 @@ from deploy.machine import check_port_free
 from deploy.options import Rules
 from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY, Arguments
 from deploy.ray.flags import read_flags
-from deploy.ray.holder import Errand, HolderState, NotServing, Overtaken, Ready
+from deploy.ray.holder import RUNNING, Errand, NotServing, Overtaken, Ready
 from deploy.ray.meeting import Announcement, Members, Welcome
 from deploy.ray.replica import Replica, as_endpoint, reachable
 from deploy.ray.share import with_share
@@ -33,7 +33,8 @@ from runtime.layered_config import Config
 
 JOIN_S: Final = 1.0  # between two announcements
 ANSWER_S: Final = 5.0  # for the gateway's answer to one, and for the controller's
-HOPELESS: Final = (RayError, RayServeException, TimeoutError)  # of a call that another one may follow
+# Of a call that another one may follow. KeyError: Serve does not know the deployment yet, or any more.
+HOPELESS: Final = (RayError, RayServeException, TimeoutError, KeyError)
 SPARE_S: Final = 15.0  # of Serve's patience, beyond what the processes may take
 _COMMON: Final[dict[str, Any]] = {
     "user_config": {},
@@ -82,7 +83,7 @@ class Gateway(Replica):
 
     async def join(self, announcement: str) -> str:
         """Called by a worker's replica. Returns a Welcome as JSON, without an address while the gateway is starting."""
-        serves = self._http and self.holder.state in (HolderState.SERVING, HolderState.MENDING)
+        serves = self._http and self.holder.state in RUNNING
         welcome = self._members.answer(announcement, self._clock.now(), self._control if serves else "")
         self.keys.trust(self.keys.public, self._members.keys())
         return welcome.to_json()

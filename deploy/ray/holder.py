@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from deploy.console import Console
 from deploy.launcher import GRACE_S, Launcher, StartFailed, Stopped
@@ -42,6 +42,9 @@ class HolderState(StrEnum):
     GIVEN_UP = "given up"
     LEAVING = "leaving"
     GONE = "gone"
+
+
+RUNNING: Final = (HolderState.SERVING, HolderState.MENDING)
 
 
 class NotServing(BatonError):

@@ -19,7 +19,7 @@ from ray._private.authentication.authentication_utils import is_token_auth_enabl
 
 from deploy.model_folder import find_model
 from deploy.ray.arguments import Arguments
-from deploy.ray.holder import Errand, Holder, Overtaken, Ready
+from deploy.ray.holder import RUNNING, Errand, Holder, Overtaken, Ready
 from deploy.ray.meeting import Facts
 from deploy.ray.node import NodeKeys, fingerprint
 from deploy.ray.share import Share
@@ -102,14 +102,22 @@ class Replica:
                 " before `ray start`"
             )
         self._latest: Future[Ready] | None = None
+        self._runs_with: dict[str, Any] | None = None  # the flags of the processes that were started last
 
     async def reconfigure(self, user_config: Any) -> None:
         """Starts the processes with the flags of `user_config`, and returns when they serve. A first start that fails
-        leaves nothing behind."""
+        leaves nothing behind.
+
+        Serve also calls this with the same flags, when it numbers the replicas of a deployment anew because one was
+        lost. Processes that run stay then.
+        """
         is_first = self._latest is None
         with one_sentence(self.place.node):
             try:
-                await self.start_with(written_flags(user_config))
+                written = written_flags(user_config)
+                if written != self._runs_with or self.holder.state not in RUNNING:
+                    await self.start_with(written)
+                    self._runs_with = written
             except BaseException:
                 if is_first:  # Serve ends this replica without a word
                     await self.end()

@@ -51,7 +51,7 @@ class Hosts:
         self._rules: list[tuple[str, ...]] = []
         try:
             for name in ("router", *names):
-                self._holders[name] = subprocess.Popen(tied(("unshare", "-n", "sleep", "infinity")))
+                self._holders[name] = self._hold(name)
             assert wait_until(self._all_hold), "a process did not get a network namespace of its own"
             self._run("router", "sysctl", "-qw", "net.ipv4.ip_forward=1")
             for name in self._names:
@@ -63,6 +63,10 @@ class Hosts:
     def address(self, name: str) -> str:
         """Where the others reach a host."""
         return f"{self._prefix}.{4 * self._names.index(name) + 2}"
+
+    def device_at_router(self, name: str) -> str:
+        """The router's end of a host's link."""
+        return _device("r", self._names.index(name))
 
     def inside(self, name: str) -> tuple[str, ...]:
         """What to put before a command that is to run on a host."""
@@ -108,6 +112,10 @@ class Hosts:
             holder.kill()
             holder.wait()
 
+    def _hold(self, name: str) -> "subprocess.Popen[bytes]":
+        """Starts the process that holds the namespace of the router or of a host."""
+        return subprocess.Popen(tied(("unshare", "-n", "sleep", "infinity")))
+
     def _all_hold(self) -> bool:
         ours = os.readlink("/proc/self/ns/net")
         return all(os.readlink(f"/proc/{holder.pid}/ns/net") != ours for holder in self._holders.values())
@@ -119,15 +127,18 @@ class Hosts:
     def _link(self, name: str) -> None:
         """A pair of interfaces: one at the host, one at the router."""
         index, pid = self._names.index(name), str(self._holders["router"].pid)
-        at_host, at_router = _device("h", index), _device("r", index)
+        at_host, at_router = _device("h", index), self.device_at_router(name)
         gateway = f"{self._prefix}.{4 * index + 1}"
-        self._run(name, "ip", "link", "add", at_host, "type", "veth", "peer", "name", at_router, "netns", pid)
+        there = () if name == HERE else ("netns", str(self._holders[name].pid))
+        peer = ("type", "veth", "peer", "name", at_router, "netns", pid)
+        self._run(HERE, "ip", "link", "add", "name", at_host, *there, *peer)
         self._run("router", "ip", "addr", "add", f"{gateway}/30", "dev", at_router)
         self._run("router", "ip", "link", "set", at_router, "up")
         self._run(name, "ip", "addr", "add", f"{self.address(name)}/30", "dev", at_host)
         for device in (at_host, "lo"):
             self._run(name, "ip", "link", "set", device, "up")
-        self._run(name, "ip", "route", "add", f"{self._prefix}.0/24", "via", gateway)
+        everywhere = f"{self._prefix}.0/24" if name == HERE else "default"  # programs look there for their own address
+        self._run(name, "ip", "route", "add", everywhere, "via", gateway)
 
     def _run(self, name: str, *command: str) -> None:
         done = subprocess.run((*self.inside(name), *command), capture_output=True, text=True, check=False)

@@ -30,8 +30,10 @@ def test_config_needs_no_ray() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "ray: expected one of config, plan, status; baton ray config"),
-        (("stat",), "ray: got 'stat', expected one of config, plan, status"),
+        ((), "ray: expected one of config, plan, manifest, status; baton ray config"),
+        (("stat",), "ray: got 'stat', expected one of config, plan, manifest, status"),
+        (("manifest", "a"), "ray manifest: expected baton ray config"),
+        (("manifest", "a", "many"), "ray manifest: got 'many' pods, expected a number"),
         (("plan",), "ray plan: expected baton ray config"),
         (("plan", "a", "b"), "ray plan: expected baton ray config"),
         (("status", "a", "b"), "ray status: expected baton ray config"),

@@ -1,9 +1,15 @@
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
 
 from deploy.ray import replica
-from deploy.ray.replica import as_endpoint, check_token, one_sentence, reachable, written_flags
+from deploy.ray.holder import HolderState
+from deploy.ray.replica import Place, Replica, as_endpoint, check_token, one_sentence, reachable, written_flags
+from deploy.ray.share import Share
 from protocol.errors import ConfigError
 from runtime.address import is_loopback
 
@@ -51,3 +57,42 @@ def test_clients_are_told_an_address_that_they_reach(http: str, node: str, told:
 
 def test_an_endpoint_may_have_an_ipv6_address() -> None:
     assert (as_endpoint("10.0.0.5", 7000), as_endpoint("fd00::1", 0)) == ("tcp://10.0.0.5:7000", "tcp://[fd00::1]:0")
+
+
+class Bare(Replica):
+    """A replica without a cluster, which counts its starts. A flag "fails" makes one fail."""
+
+    def __init__(self) -> None:
+        self.place = Place("10.0.0.5", "decode-x", Share(1, 0, 1, 0))
+        self.holder = SimpleNamespace(state=HolderState.WAITING)  # type: ignore[assignment]
+        self.started: list[dict[str, Any]] = []
+        self._latest = Future()
+        self._runs_with = None
+
+    async def start_with(self, written: dict[str, Any]) -> None:
+        if "fails" in written:
+            raise ConfigError("no such flag")
+        self.started.append(written)
+        self.holder.state = HolderState.SERVING
+
+
+async def test_processes_that_run_stay_when_serve_says_the_same_again() -> None:
+    """It does so when it numbers replicas anew."""
+    bare, small, large = Bare(), {"page-size": 8}, {"page-size": 16}
+    for written in (small, small, large, large):
+        await bare.reconfigure(written)
+    assert bare.started == [small, large]
+    bare.holder.state = HolderState.MENDING
+    await bare.reconfigure(large)
+    with pytest.raises(RuntimeError, match="no such flag"):
+        await bare.reconfigure({"fails": 1})
+    await bare.reconfigure(large)
+    assert bare.started == [small, large], "the wrong flag changed nothing, so there is nothing to take back"
+
+
+async def test_what_was_given_up_is_started_with_the_same_flags() -> None:
+    bare = Bare()
+    await bare.reconfigure({})
+    bare.holder.state = HolderState.GIVEN_UP
+    await bare.reconfigure({})
+    assert bare.started == [{}, {}]

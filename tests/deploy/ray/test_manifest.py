@@ -1,0 +1,140 @@
+"""What `baton ray manifest` writes for KubeRay, and the files in deploy/kuberay/."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
+import yaml
+
+from deploy.cli import main
+from tests.deploy.ray.head_node import PROJECT
+
+FOLDER = PROJECT / "deploy/kuberay"
+MADE = {  # file: the flags of `baton ray config`, and the words of `baton ray manifest`
+    "1-host.yaml": ("", "1"),
+    "2-hosts.yaml": ("--device cuda", "2"),
+    "2-hosts-cluster.yaml": ("--device cuda", "2 cluster"),
+    "8-hosts-of-8-gpus.yaml": (
+        "--device cuda --prefill 32 --decode 4 --decode-dp-size 8 --enable-dp-attention",
+        "8 service",
+    ),
+}
+# The names that ray.io/v1 has at these places, as far as Baton needs them: ray-operator/apis/ray/v1 of KubeRay 1.5.
+KNOWN = {
+    "RayService": {"serveConfigV2", "rayClusterConfig"},
+    "RayCluster": {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"},
+    "head": {"rayStartParams", "template"},
+    "worker": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    "pod": {"terminationGracePeriodSeconds", "containers", "volumes"},
+    "container": {"name", "image", "env", "ports", "resources", "volumeMounts"},
+}
+
+
+def made(folder: Path, capsys: pytest.CaptureFixture[str], flags: str, words: str) -> str:
+    assert main(["ray", "config", "--model", "/models/model", *flags.split()]) == 0
+    file = folder / "baton.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["ray", "manifest", str(file), *words.split()]) == 0
+    return capsys.readouterr().out
+
+
+def cluster_of(text: str) -> dict[str, Any]:
+    spec = next(yaml.safe_load_all(text))["spec"]
+    found: dict[str, Any] = spec.get("rayClusterConfig", spec)
+    return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_files_are_what_the_command_writes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (FOLDER / name).read_text() == made(tmp_path, capsys, *MADE[name])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_name_is_known_to_kuberay(name: str) -> None:
+    ours, service = yaml.safe_load_all((FOLDER / name).read_text())
+    assert ours["apiVersion"] == "ray.io/v1" and set(ours["spec"]) == KNOWN[ours["kind"]]
+    cluster = ours["spec"].get("rayClusterConfig", ours["spec"])
+    assert set(cluster) == KNOWN["RayCluster"] and cluster["authOptions"] == {"mode": "token"}
+    head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert set(head) == KNOWN["head"]
+    assert {port["name"] for port in head["template"]["spec"]["containers"][0]["ports"]} >= {"gcs-server", "dashboard"}
+    for group in workers:
+        assert set(group) == KNOWN["worker"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in (head, *workers):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert set(pod) == KNOWN["pod"] and set(container) == KNOWN["container"]
+        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    gateway = workers[0]["template"]
+    assert service["spec"]["selector"].items() <= gateway["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert port["port"] in {each["containerPort"] for each in gateway["spec"]["containers"][0]["ports"]}
+
+
+def test_a_pod_may_leave_for_longer_than_its_holders_may_take() -> None:
+    for name in MADE:
+        for group in cluster_of((FOLDER / name).read_text())["workerGroupSpecs"]:
+            pod = group["template"]["spec"]
+            variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+            drain_s = int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+            assert pod["terminationGracePeriodSeconds"] > drain_s > 2 * 30 + 2 * 15
+
+
+def test_the_deployed_file_is_the_one_that_was_given_with_proxies_and_a_pod_for_the_gateway(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = made(tmp_path, capsys, "--decode 2", "3")
+    given = yaml.safe_load((tmp_path / "baton.yaml").read_text())
+    deployed = yaml.safe_load(next(yaml.safe_load_all(text))["spec"]["serveConfigV2"])
+    gateway = given["applications"][0]["deployments"][0]
+    gateway["ray_actor_options"]["resources"] = {"baton_gateway": 1}
+    changed = {"proxy_location": "EveryNode", "http_options": {"host": "0.0.0.0", "port": 8001}}
+    assert deployed == {**given, **changed}
+    params = cluster_of(text)["workerGroupSpecs"][0]["rayStartParams"]
+    assert yaml.safe_load(yaml.safe_load(params["resources"])) == {"baton_gateway": 1}, "a shell takes the outer quotes"
+
+
+@pytest.mark.parametrize(
+    ("flags", "pods", "cpu", "gpu"),
+    [
+        ("", "1", "3", None),
+        ("", "2", "2", None),
+        ("--prefill 3 --decode 2", "2", "4", None),
+        ("--device cuda --prefill 3", "2", "3", "2"),
+        ("--device cuda --decode-dp-size 4 --enable-dp-attention", "2", "5", "4"),
+    ],
+)
+def test_workers_fit_into_the_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, pods: str, cpu: str, gpu: str | None
+) -> None:
+    compute = cluster_of(made(tmp_path, capsys, flags, pods))["workerGroupSpecs"][1]
+    limits = compute["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (compute["replicas"], limits["cpu"], limits.get("nvidia.com/gpu")) == (int(pods), cpu, gpu)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("3", "ray manifest: got 3 pods, expected 1 to 2, the number of workers"),
+        ("0", "ray manifest: got 0 pods, expected 1 to 2"),
+        ("1 pod", "ray manifest: got 'pod', expected one of service, cluster"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    main(["ray", "config"])
+    file = tmp_path / "baton.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert main(["ray", "manifest", str(file), *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"baton: error: {said}")
+
+
+def test_the_image_has_the_python_and_the_packages_that_are_tested() -> None:
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    assert "FROM python:3.12-slim" in lines
+    assert any("-c constraints.txt '.[ray,gpu]'" in line for line in lines)
+    assert any("wget" in line for line in lines), "KubeRay's probes call it"
