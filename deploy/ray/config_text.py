@@ -16,6 +16,7 @@ from runtime.layered_config import Config, Origin
 
 IMPORT_PATH: Final = "deploy.ray:app"
 APPLICATION: Final = "baton"
+POLICY: Final = "deploy.ray.scaling:ByLoad"
 _WRITTEN_ELSEWHERE: Final = (
     "model",
     "prefill",
@@ -33,6 +34,8 @@ _HEAD: Final = """\
 #                        baton ray status       who runs where, and the address for clients
 # Every node needs the same Baton, Python and Ray, and the model in the same folder. Before `ray start` on each node:
 #   export RAY_AUTH_MODE=token RAY_worker_niceness=0
+# For as many workers of a role as the load needs, instead of its num_replicas:
+#   autoscaling_config: {{min_replicas: 1, max_replicas: 4, policy: {{policy_function: "{policy}"}}}}
 proxy_location: Disabled      # Baton's gateway answers clients itself; cannot be changed while Serve runs
 applications:
   - name: {name}
@@ -76,6 +79,7 @@ def config_text(config: Config) -> str:
     head = _HEAD.format(
         name=APPLICATION,
         import_path=IMPORT_PATH,
+        policy=POLICY,
         model="null             # the bundled model" if model is None else _yaml(model),
         roles=_yaml([role.value for role in roles]),
         gateway=_block({"port": config["port"]} | _flags_of(GATEWAY, given)),

@@ -7,8 +7,10 @@ Tokens never cross Serve: clients talk to the gateway process, workers to it and
 
 import asyncio
 import json
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from ray import serve
@@ -23,12 +25,14 @@ from deploy.ray.flags import read_flags
 from deploy.ray.holder import RUNNING, Errand, NotServing, Overtaken, Ready
 from deploy.ray.meeting import Announcement, Members, Welcome
 from deploy.ray.replica import Replica, as_endpoint, reachable
+from deploy.ray.scaling import Latencies, figures_of
 from deploy.ray.share import with_share
 from deploy.serve import lone_gateway, lone_worker, pages_of
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
 from runtime.address import split_endpoint
 from runtime.clock import MonotonicClock
+from runtime.keys import read_api_keys
 from runtime.layered_config import Config
 
 JOIN_S: Final = 1.0  # between two announcements
@@ -56,7 +60,9 @@ class Gateway(Replica):
         self._clock = MonotonicClock()
         self._members = Members(self.facts, self.keys.public)
         self._control = as_endpoint(self.place.node, self.arguments.control_port)
-        self._http = ""
+        self._http = self._api_key = ""
+        self._figures: Callable[[str], Mapping[str, float]] = lambda _name: {}
+        self._looking: asyncio.Task[None] | None = None
         self.keys.trust(self.keys.public, self._members.keys())
 
     async def start_with(self, written: dict[str, Any]) -> None:
@@ -72,6 +78,23 @@ class Gateway(Replica):
             Errand((spec,), config.make(Rules), lambda ready: [at_addresses(spec, *addresses(ready))])
         )
         self._http, self._control = addresses(ready)
+        file = config.path("api-key-file")
+        self._api_key = read_api_keys(file)[0] if file else ""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        """Asks the gateway for what Serve's autoscaling needs, each second, if it is in use."""
+        latencies = Latencies()
+        while True:
+            if self._members.scale():
+                try:
+                    workers, page = await asyncio.to_thread(read_load, self._http, self._api_key)
+                    found = latencies.take(page, self._clock.now())
+                    self._figures = partial(figures_of, workers, found)
+                except (OSError, ValueError):  # it is being started again
+                    self._figures = lambda _name: {}
+            await asyncio.sleep(JOIN_S)
 
     def _config(self, written: dict[str, Any]) -> Config:
         given = {"control": self._control, "keys": str(self.keys.folder), "drain-timeout": str(self.arguments.drain_s)}
@@ -84,7 +107,8 @@ class Gateway(Replica):
     async def join(self, announcement: str) -> str:
         """Called by a worker's replica. Returns a Welcome as JSON, without an address while the gateway is starting."""
         serves = self._http and self.holder.state in RUNNING
-        welcome = self._members.answer(announcement, self._clock.now(), self._control if serves else "")
+        control = self._control if serves else ""
+        welcome = self._members.answer(announcement, self._clock.now(), control, self._figures)
         self.keys.trust(self.keys.public, self._members.keys())
         return welcome.to_json()
 
@@ -101,7 +125,19 @@ class Gateway(Replica):
         return json.dumps({"http": http, "gateway": own, "members": members})
 
     async def __del__(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         await self.end()
+
+
+def read_load(http: str, api_key: str) -> tuple[list[dict[str, Any]], str]:
+    """(/workers, /metrics) of a gateway. OSError or ValueError if it does not answer so."""
+    pages = []
+    for path in ("/workers", "/metrics"):
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        with urllib.request.urlopen(urllib.request.Request(http + path, headers=headers), timeout=ANSWER_S) as answer:
+            pages.append(answer.read().decode())
+    return json.loads(pages[0]), pages[1]
 
 
 def addresses(ready: Ready) -> tuple[str, str]:
@@ -121,6 +157,7 @@ class Worker(Replica):
         self._listed = Welcome()  # the last list
         self._welcome = Welcome()  # the gateway at which the processes were started last
         self._may_start = asyncio.Event()
+        self._scales = False  # Serve has asked for figures
         self._following: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[None] | None = None
 
@@ -170,6 +207,7 @@ class Worker(Replica):
             facts=self.facts,
             gateway_key=self._listed.gateway_key,
             knows=tuple(self._listed.keys.values()),
+            scales=self._scales,
         )
         try:
             gateway = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
@@ -181,6 +219,12 @@ class Worker(Replica):
         self.keys.trust(welcome.gateway_key, welcome.keys)
         self._listed = welcome
         return welcome
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve if the file has an autoscaling_config. The figures of scaling.py; none while the gateway
+        does not tell them."""
+        self._scales = True
+        return dict(self._listed.figures)
 
     async def _move(self) -> None:
         """Starts the processes again at another gateway. No stream of the one before can be finished, so a

@@ -10,7 +10,7 @@ Both are JSON, so that two versions of Baton understand at least that they diffe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ class Announcement(Settings):
     facts: Facts
     gateway_key: str = ""
     knows: tuple[str, ...] = ()
+    scales: bool = False  # Serve asks for its figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class Welcome(Settings):
     gateway_key: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     settled: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)  # for Serve, of a member that `scales`: scaling.py
 
 
 _WORDS: Final = {
@@ -86,12 +88,21 @@ class Members:
     own_key: str
     _heard: dict[str, tuple[float, Announcement]] = field(default_factory=dict)
 
-    def answer(self, text: str, now: float, control: str) -> Welcome:
-        """Notes an announcement, and answers it. `control` is the gateway's address; empty while it has none."""
+    def answer(
+        self, text: str, now: float, control: str, figures: Callable[[str], Mapping[str, float]] = lambda _name: {}
+    ) -> Welcome:
+        """Notes an announcement, and answers it. `control` is the gateway's address; empty while it has none.
+        `figures`: those of a member by its name."""
         if why := self.hear(text, now):
             return Welcome(refused=why)
-        settled = self.settled(Announcement.from_json(text).name, now)
-        return Welcome(control=control, gateway_key=self.own_key, keys=self.keys(), settled=settled)
+        name = Announcement.from_json(text).name
+        return Welcome(
+            control=control,
+            gateway_key=self.own_key,
+            keys=self.keys(),
+            settled=self.settled(name, now),
+            figures=figures(name),
+        )
 
     def hear(self, text: str, now: float) -> str:
         """Notes an announcement. Returns why it may not join; empty if it may."""
@@ -109,6 +120,10 @@ class Members:
         for name in [name for name, (at, _) in self._heard.items() if now - at > FORGOTTEN_AFTER_S]:
             self.forget(name)
         return ""
+
+    def scale(self) -> bool:
+        """Whether Serve asks any of them for its figures."""
+        return any(each.scales for _, each in self._heard.values())
 
     def forget(self, name: str) -> None:
         """The member has left."""

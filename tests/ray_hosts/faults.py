@@ -133,4 +133,4 @@ FAULTS: dict[str, Callable[[Cluster], Hit]] = {
     "a machine loses power": power_off,
     "kill -9 of Ray's head": kill_head,
 }
-OF_A_MACHINE = ("link down for 10 s", "a machine loses power")
+OF_A_MACHINE = ("link down for 1 s", "link down for 10 s", "a machine loses power")

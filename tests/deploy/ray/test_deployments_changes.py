@@ -1,5 +1,6 @@
 """What is lost, changed and wrong on a real Ray cluster of one node: who comes back, and what else is left alone."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
 import yaml
 
-from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, until
+from deploy.ray.config_text import POLICY
+from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, streamed, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
 from tests.reference import Reference, reference
 
@@ -125,6 +127,39 @@ def test_counts_go_up_and_down(pair: Deployed, known: Reference) -> None:
         wait_for(pair, decode=count)
         check_tokens(pair.url, known)
         assert all(pair.pids()[role] == before[role] for role in ("gateway", "prefill"))
+
+
+def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, known: Reference) -> None:
+    """With an aim that any stream exceeds. All streams are answered in full."""
+    before, decode = pair.pids(), pair.deployment("Decode")
+    num_replicas = decode.pop("num_replicas")
+    policy = {"policy_function": POLICY, "policy_kwargs": {"kv": 1e-6}}
+    delays = {"upscale_delay_s": 0, "downscale_delay_s": 2, "metrics_interval_s": 1, "look_back_period_s": 2}
+    decode["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 2, **delays, "policy": policy}
+    pair.deploy()
+    is_enough, answers = threading.Event(), list[int]()
+
+    def ask() -> None:
+        while not is_enough.is_set():
+            answers.append(len(streamed(pair.url, known.prompts[0], 400)))
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        wait_for(pair, decode=2)
+    finally:
+        is_enough.set()
+        for client in clients:
+            client.join()
+    assert set(answers) == {400}
+    wait_for(pair, decode=1)
+    del decode["autoscaling_config"]
+    decode["num_replicas"] = num_replicas
+    pair.deploy()
+    wait_for(pair)
+    check_tokens(pair.url, known)
+    assert all(pair.pids()[role] == before[role] for role in ("gateway", "prefill"))
 
 
 def test_serves_controller_may_die(pair: Deployed, known: Reference) -> None:

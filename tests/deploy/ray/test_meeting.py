@@ -107,3 +107,13 @@ def test_a_welcome_travels_as_json() -> None:
     welcome = Welcome(control="tcp://10.0.0.5:7000", gateway_key="g", keys={"gateway": "g"})
     assert Welcome.from_json(welcome.to_json()) == welcome
     assert Welcome.from_json(Welcome(refused="no").to_json()).control == ""
+
+
+def test_a_member_that_serve_asks_is_told_its_own_figures() -> None:
+    members = Members(FACTS, "g")
+    members.hear(DECODE.to_json(), 0.0)
+    assert not members.scale()
+    figures = {"prefill-a": {"kv": 0.5}, "decode-b": {"kv": 0.25}}
+    told = members.answer(replace(PREFILL, scales=True).to_json(), 1.0, "", figures.__getitem__)
+    assert Welcome.from_json(told.to_json()).figures == {"kv": 0.5}
+    assert members.scale()
