@@ -21,6 +21,7 @@ from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray._private.state import available_resources_per_node
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError, RayError
+from ray.serve.config import AutoscalingConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
@@ -34,6 +35,7 @@ KNOWN: Final = Known(
     frozenset(ServeDeploySchema.model_fields),
     frozenset(ServeApplicationSchema.model_fields),
     frozenset(DeploymentSchema.model_fields),
+    frozenset(AutoscalingConfig.model_fields),
 )
 ANSWER_S: Final = 10.0
 
@@ -51,6 +53,7 @@ def connected() -> Iterator[None]:
     try:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         check_answers(canonicalize_bootstrap_address_or_die(address))
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of each handle that is made
         ray.init(address=address, namespace="baton", log_to_driver=False, logging_level=logging.ERROR)
     except ConfigError:  # which is a ValueError, too
         raise

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY, Arguments, read_arguments
-from deploy.ray.config_text import IMPORT_PATH
+from deploy.ray.config_text import IMPORT_PATH, POLICY
 from deploy.ray.flags import read_flags
+from deploy.ray.scaling import FIGURES, ByLoad
 from deploy.ray.share import Share
 from protocol.errors import ConfigError, brief
 from runtime.files import Unreadable, read_text
@@ -47,6 +48,7 @@ class Known:
     file: frozenset[str]
     application: frozenset[str]
     deployment: frozenset[str]
+    scaling: frozenset[str]  # of an autoscaling_config
 
 
 def read_cluster_file(path: str, known: Known) -> ClusterFile:
@@ -108,10 +110,10 @@ def read_claims(arguments: Arguments, deployments: Any, known: Known) -> tuple[C
         if name in by_name:
             raise ConfigError(f"deployments: {name} is there twice, expected once")
         by_name[name] = deployment
-    return tuple(_claim(name, by_name.get(name, {})) for name in arguments.deployments)
+    return tuple(_claim(name, by_name.get(name, {}), known) for name in arguments.deployments)
 
 
-def _claim(name: str, deployment: Mapping[str, Any]) -> Claim:
+def _claim(name: str, deployment: Mapping[str, Any], known: Known) -> Claim:
     read_flags(name, _mapping(deployment.get("user_config") or {}, f"user_config of {name}"))
     options = _mapping(deployment.get("ray_actor_options") or {}, f"ray_actor_options of {name}")
     cpus = _number(options.get("num_cpus", DEFAULT_CPUS), f"num_cpus of {name}")
@@ -120,13 +122,32 @@ def _claim(name: str, deployment: Mapping[str, Any]) -> Claim:
 
     replicas = deployment.get("num_replicas", 1)
     if (scaling := deployment.get("autoscaling_config")) is not None:
-        replicas = _mapping(scaling, f"autoscaling_config of {name}").get("max_replicas", 1)
+        if "num_replicas" in deployment:
+            raise ConfigError(f"num_replicas of {name}: got {replicas}, expected none beside autoscaling_config")
+        replicas = _most(name, _mapping(scaling, f"autoscaling_config of {name}", known.scaling))
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         expected = "an integer of at least 1; a role without workers is left out of args.roles"
         raise ConfigError(f"num_replicas of {name}: got {brief(str(replicas))}, expected {expected}")
     if name == GATEWAY and replicas != 1:
         raise ConfigError(f"num_replicas of {name}: got {replicas}, expected 1: workers have one gateway")
     return Claim(name, replicas, cpus, gpus)
+
+
+def _most(name: str, scaling: Mapping[str, Any]) -> Any:
+    """`max_replicas` of an autoscaling_config, whose other keys are checked."""
+    least, most = scaling.get("min_replicas", 1), scaling.get("max_replicas", 1)
+    if any(isinstance(each, bool) or not isinstance(each, int) for each in (least, most)) or not 1 <= least <= most:
+        got = f"min_replicas {brief(str(least))} and max_replicas {brief(str(most))}"
+        raise ConfigError(f"autoscaling_config of {name}: got {got}, expected integers, the first from 1 to the second")
+    policy = _mapping(scaling.get("policy") or {}, f"policy of {name}")
+    kwargs = _mapping(policy.get("policy_kwargs") or {}, f"policy_kwargs of {name}")
+    if policy.get("policy_function") == POLICY:
+        _mapping(kwargs, f"policy_kwargs of {name}", frozenset(FIGURES))
+        try:
+            ByLoad(**kwargs)
+        except ValueError as error:
+            raise ConfigError(f"policy of {name}: {error}") from None
+    return most
 
 
 def _number(value: Any, what: str) -> float:

@@ -9,24 +9,24 @@ Field names are those of ray.io/v1 (ray-project/kuberay, ray-operator/apis/ray/v
 
 import copy
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from deploy.ray.arguments import GATEWAY
 from deploy.ray.config_file import Claim, ClusterFile
+from deploy.ray.config_text import IMPORT_PATH
 from protocol.errors import ConfigError, brief
 
 PLACE: Final = "baton_gateway"  # what the pod of the gateway has, in Ray's words a resource, and no other has
+Port = tuple[str, int]
 _HEAD_PORTS: Final = (("gcs-server", 6379), ("dashboard", 8265), ("client", 10001))
 PROXY_PORT: Final = 8001  # KubeRay counts a pod as ready when Serve's proxy on it answers
-LEAVING_S: Final = 180  # more than the holders of a pod may take: twice args.drain_s, and half a minute
 KINDS: Final = {"service": "RayService", "cluster": "RayCluster"}
 _SMALL: Final = {"cpu": "2", "memory": "8Gi"}  # of a pod that does not compute
-_ENVIRONMENT: Final = {
-    "RAY_worker_niceness": "0",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(LEAVING_S - 30),
-}
+SPARE_S: Final = 60  # of a pod that leaves, beyond what its holders may take
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
 _HEAD: Final = """\
 # Baton on KubeRay 1.5.1 or newer (authOptions): docker build -t {image} -f deploy/kuberay/Dockerfile .
 #                                                kubectl apply -f FILE
@@ -62,7 +62,10 @@ def manifest_text(file: ClusterFile, said: Mapping[str, Any], wanted: Wanted) ->
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     Text.add_representer(str, written)
-    port = _port(said)
+    if not _NAME.fullmatch(file.application):
+        expected = "at most 42 small letters, digits and dashes, a letter first: Kubernetes names things after it"
+        raise ConfigError(f"name of the application: got {brief(file.application)}, expected {expected}")
+    port = int((_gateway_of(said).get("user_config") or {}).get("port", 8000))
     spec = cluster_of(file, wanted, port)
     if wanted.kind == "service":
         config = yaml.safe_dump(for_kubernetes(said), sort_keys=False)
@@ -88,7 +91,7 @@ def cluster_of(file: ClusterFile, wanted: Wanted, port: int) -> dict[str, Any]:
     """The RayClusterSpec. Clients reach the gateway at `port`."""
     gateway, *workers = file.claims
     cpus, gpus = _per_pod(workers, wanted.pods)
-    model, image = file.arguments.model, wanted.image
+    model, drain_s = file.arguments.model, file.arguments.drain_s
     at_gateway = {"num-cpus": str(math.ceil(gateway.cpus)), "resources": f'"{{\\"{PLACE}\\": 1}}"'}
     of_gateway, of_worker = ({"app": f"{file.application}-{name}"} for name in ("gateway", "worker"))
     ports = [("serve", PROXY_PORT), ("http", port)]
@@ -97,16 +100,16 @@ def cluster_of(file: ClusterFile, wanted: Wanted, port: int) -> dict[str, Any]:
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0"},
-            "template": {"spec": _pod("ray-head", image, None, _SMALL, [*_HEAD_PORTS, ports[0]])},
+            "template": {"spec": _pod("ray-head", wanted, drain_s, None, _SMALL, [*_HEAD_PORTS, ports[0]])},
         },
         "workerGroupSpecs": [
-            _group("gateway", 1, at_gateway, of_gateway, _pod("ray-worker", image, model, _SMALL, ports)),
+            _group("gateway", 1, at_gateway, of_gateway, _pod("ray-worker", wanted, drain_s, model, _SMALL, ports)),
             _group(
                 "compute",
                 wanted.pods,
                 {},
                 of_worker,
-                _pod("ray-worker", image, model, _resources(cpus, gpus), ports[:1]),
+                _pod("ray-worker", wanted, drain_s, model, _resources(cpus, gpus), ports[:1]),
             ),
         ],
     }
@@ -126,9 +129,12 @@ def _group(
 
 
 def _pod(
-    name: str, image: str, model: str | None, resources: Mapping[str, str], ports: Sequence[tuple[str, int]]
+    name: str, wanted: Wanted, drain_s: float, model: str | None, resources: Mapping[str, str], ports: Sequence[Port]
 ) -> dict[str, Any]:
-    """A pod of one container. /dev/shm holds KV on its way between workers of one pod, and Ray's objects."""
+    """A pod of one container. /dev/shm holds KV on its way between workers of one pod, and Ray's objects. Holders that
+    leave take `drain_s` for the gateway and `drain_s` for themselves at most (deployments.py), then Ray ends."""
+    leaving_s = math.ceil(2 * drain_s) + SPARE_S
+    environment = {"RAY_worker_niceness": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(leaving_s)}
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if model is not None:
@@ -136,13 +142,13 @@ def _pod(
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}})
     container = {
         "name": name,
-        "image": image,
-        "env": [{"name": variable, "value": value} for variable, value in _ENVIRONMENT.items()],
+        "image": wanted.image,
+        "env": [{"name": variable, "value": value} for variable, value in environment.items()],
         "ports": [{"name": each, "containerPort": port} for each, port in ports],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": mounts,
     }
-    return {"terminationGracePeriodSeconds": LEAVING_S, "containers": [container], "volumes": volumes}
+    return {"terminationGracePeriodSeconds": leaving_s + SPARE_S, "containers": [container], "volumes": volumes}
 
 
 def _per_pod(workers: list[Claim], pods: int) -> tuple[int, int]:
@@ -169,20 +175,17 @@ def for_kubernetes(said: Mapping[str, Any]) -> dict[str, Any]:
     config = copy.deepcopy(dict(said))
     config["proxy_location"] = "EveryNode"
     config["http_options"] = {"host": "0.0.0.0", "port": PROXY_PORT}
-    gateway = _deployment(config, GATEWAY)
+    gateway = _gateway_of(config)
     gateway["ray_actor_options"] = {**gateway.get("ray_actor_options", {}), "resources": {PLACE: 1}}
     return config
 
 
-def _port(said: Mapping[str, Any]) -> int:
-    port = (_deployment(said, GATEWAY).get("user_config") or {}).get("port", 8000)
-    return int(port)
-
-
-def _deployment(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = said["applications"][0].setdefault("deployments", [])
+def _gateway_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of the gateway's deployment. Adds it if it says nothing."""
+    (ours,) = (each for each in said["applications"] if each["import_path"] == IMPORT_PATH)
+    found: list[dict[str, Any]] = ours.setdefault("deployments", [])
     for each in found:
-        if each.get("name") == name:
+        if each.get("name") == GATEWAY:
             return each
-    found.append({"name": name})
+    found.append({"name": GATEWAY})
     return found[-1]

@@ -59,8 +59,8 @@ def wanted(told: Mapping[str, Sequence[float]], current: int, aims: Mapping[str,
     """The count for which each figure is at its aim at most. `told`: each figure of all workers that tell it.
 
     What workers share out among them, KV and queued tokens, is divided by its aim: two workers of 0.6 need two of 0.8.
-    A latency above its aim takes one worker more than there are, one near its aim keeps their number. Without any
-    figure the number stays.
+    A latency above its aim takes one worker more than there are, one near its aim keeps their number, and a lower one
+    takes one away. While a worker says nothing, none is taken away. Without any figure the number stays.
     """
     needs = []
     for name in ("kv", "queued_tokens"):
@@ -71,20 +71,23 @@ def wanted(told: Mapping[str, Sequence[float]], current: int, aims: Mapping[str,
         aim = aims[name]
         if aim is not None and told[name]:
             share = max(told[name]) / aim
-            needs.append(current + 1 if share > 1 else current if share > CALM else 1)
-    return max(1, *needs) if needs else current
+            needs.append(current + 1 if share > 1 else current if share > CALM else current - 1)
+    if not needs:
+        return current
+    someone_is_silent = max(len(figures) for figures in told.values()) < current
+    return max(1, *needs, current if someone_is_silent else 1)
 
 
 def figures_of(rows: Sequence[Mapping[str, Any]], latencies: Mapping[str, float], name: str) -> dict[str, float]:
-    """The figures that one worker tells, from the rows of /workers: of a group, the mean share of its ranks' pages, and
-    all that waits at them. Empty if it is not there."""
+    """The figures that one worker tells, from the rows of /workers: of a group, the share of its fullest rank, and
+    all that waits at its ranks. Empty if it is not there."""
     mine = [row for row in rows if row["id"] == name or str(row["id"]).startswith(f"{name}.")]
     if not mine:
         return {}
     pages = [row["kv_pages"] for row in mine]
     shares = [1 - (each["free"] + each["cached"]) / each["total"] for each in pages if each["total"]]
     queued = sum(row["queued_prompt_tokens"] for row in mine)
-    return {"kv": sum(shares) / len(shares) if shares else 0.0, "queued_tokens": float(queued), **latencies}
+    return {"kv": max(shares, default=0.0), "queued_tokens": float(queued), **latencies}
 
 
 @dataclass

@@ -22,9 +22,44 @@ def test_a_deployment_that_is_not_named_has_one_replica() -> None:
     assert found.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
 
 
+def with_scaling(**keys: Any) -> dict[str, Any]:
+    """FILE, with an autoscaling_config of the decode workers."""
+    found = with_change(DECODE + "num_replicas", ...)
+    found["applications"][0]["deployments"][2]["autoscaling_config"] = keys
+    return found
+
+
 def test_autoscaling_claims_the_most_that_it_may_have() -> None:
-    change = with_change(DECODE + "autoscaling_config", {"min_replicas": 1, "max_replicas": 7})
-    assert read_cluster(change, KNOWN).claims[2] == Claim("Decode", 7, 1, 0)
+    policy = {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": {"itl_ms": 50, "kv": None}}
+    found = read_cluster(with_scaling(min_replicas=1, max_replicas=7, upscale_delay_s=3, policy=policy), KNOWN)
+    assert found.claims[2] == Claim("Decode", 7, 1, 0)
+
+
+def by_load(**kwargs: Any) -> dict[str, Any]:
+    return {"policy": {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": kwargs}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"max_replica": 4}, "autoscaling_config of Decode: unknown key 'max_replica', did you mean 'max_replicas'?"),
+        ({"min_replicas": 5, "max_replicas": 2}, "autoscaling_config of Decode: got min_replicas '5' and max_replicas '2'"),
+        ({"min_replicas": 0, "max_replicas": 2}, "autoscaling_config of Decode: got min_replicas '0' and"),
+        ({"min_replicas": "x"}, "autoscaling_config of Decode: got min_replicas 'x' and max_replicas '1', exp"),
+        (by_load(itl=5), "policy_kwargs of Decode: unknown key 'itl', did you mean 'itl_ms'?"),
+        (by_load(itl_ms=-1), "policy of Decode: policy_kwargs: itl_ms is -1, expected a number above 0, or null"),
+        ({"policy": 3}, "policy of Decode: got '3', expected keys"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_of_autoscaling_is_named(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_cluster(with_scaling(**keys), KNOWN)
+    assert raised.value.message.startswith(said)
+
+
+def test_a_count_beside_autoscaling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_replicas of Decode: got 2, expected none beside autoscaling_config"):
+        read_cluster(with_change(DECODE + "autoscaling_config", {"max_replicas": 7}), KNOWN)
 
 
 @pytest.mark.parametrize(

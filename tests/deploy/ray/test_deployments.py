@@ -67,6 +67,7 @@ def test_it_is_deployed_streams_is_mended_and_leaves_nothing(cluster: HeadNode) 
     assert status == 0, text
     assert re.search(rf"^decode-\w+ +{cluster.host} +serving +joined", text, re.MULTILINE), text
     assert f"Clients talk to {url}." in text
+    assert "INFO" not in text, "Ray's own lines"
 
     left = cluster.ours()
     assert len(left) == 3

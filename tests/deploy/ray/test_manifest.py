@@ -83,6 +83,36 @@ def test_a_pod_may_leave_for_longer_than_its_holders_may_take() -> None:
             assert pod["terminationGracePeriodSeconds"] > drain_s > 2 * 30 + 2 * 15
 
 
+def test_it_follows_how_long_processes_may_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, capsys, "", "1")
+    file = tmp_path / "baton.yaml"
+    file.write_text(file.read_text().replace("    args: ", "    args:\n      drain_s: 600 #"))
+    assert main(["ray", "manifest", str(file), "1"]) == 0
+    pod = cluster_of(capsys.readouterr().out)["workerGroupSpecs"][1]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 2 * 600
+
+
+def test_another_application_of_the_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, capsys, "", "1")
+    file = tmp_path / "baton.yaml"
+    other = {"name": "other", "import_path": "other:app", "deployments": [{"name": "Gateway"}]}
+    said = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**said, "applications": [other, *said["applications"]]}))
+    assert main(["ray", "manifest", str(file), "1"]) == 0
+    config = next(yaml.safe_load_all(capsys.readouterr().out))["spec"]["serveConfigV2"]
+    first, second = yaml.safe_load(config)["applications"]
+    assert first == other
+    assert second["deployments"][0]["ray_actor_options"]["resources"] == {"baton_gateway": 1}
+
+
+def test_the_name_is_one_that_kubernetes_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path, capsys, "", "1")
+    file = tmp_path / "baton.yaml"
+    file.write_text(file.read_text().replace("name: baton", "name: My_App"))
+    assert main(["ray", "manifest", str(file), "1"]) == 2
+    assert "name of the application: got 'My_App', expected at most 42 small letters" in capsys.readouterr().err
+
+
 def test_the_deployed_file_is_the_one_that_was_given_with_proxies_and_a_pod_for_the_gateway(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,15 +20,19 @@ AIMS: dict[str, float | None] = {"kv": 0.8, "queued_tokens": 1000, "ttft_ms": 50
         ({"kv": [0.81]}, 1, 2),
         ({"kv": [0.6, 0.6]}, 2, 2),
         ({"kv": [0.3, 0.3, 0.2]}, 3, 1),
-        ({"kv": [0.9, 0.9]}, 3, 3),  # the third is just starting: it says nothing yet, and is needed
+        ({"kv": [0.9, 0.9]}, 3, 3),  # the third is just starting: it says nothing yet
+        ({"kv": [0.79]}, 3, 3),  # two say nothing: they may be busy
+        ({"kv": [0.9]}, 1, 2),
         ({"queued_tokens": [0, 0]}, 2, 1),
         ({"queued_tokens": [3500.0]}, 1, 4),
         ({"kv": [0.1], "queued_tokens": [2500.0]}, 1, 3),  # the figure that needs most decides
         ({"ttft_ms": [501.0, 501.0]}, 2, 3),
         ({"ttft_ms": [400.0]}, 2, 2),  # near its aim: the number stays
-        ({"ttft_ms": [100.0], "kv": [0.1, 0.1]}, 2, 1),
+        ({"ttft_ms": [100.0, 100.0], "kv": [0.1, 0.1]}, 2, 1),
+        ({"ttft_ms": [340.0] * 4, "kv": [0.1] * 4}, 4, 3),  # one after the other: what fewer would do is not known
+        ({"ttft_ms": [360.0] * 4, "kv": [0.1] * 4}, 4, 4),
         ({"itl_ms": [51.0], "kv": [0.1]}, 1, 2),
-        ({"itl_ms": [45.0], "kv": [0.1, 0.1]}, 2, 2),
+        ({"itl_ms": [45.0, 45.0], "kv": [0.1, 0.1]}, 2, 2),
     ],
 )
 def test_the_count_for_which_each_figure_is_at_its_aim(
@@ -71,7 +75,7 @@ def row(name: str, free: int, cached: int, queued: int) -> dict[str, Any]:
 def test_the_figures_of_a_worker_are_those_of_its_ranks() -> None:
     rows = [row("decode-a.0", 60, 20, 5), row("decode-a.1", 100, 0, 7), row("decode-ab", 0, 0, 9), row("p", 0, 50, 3)]
     assert figures_of(rows, {"itl_ms": 9.0}, "decode-a") == pytest.approx(
-        {"kv": 0.1, "queued_tokens": 12, "itl_ms": 9.0}
+        {"kv": 0.2, "queued_tokens": 12, "itl_ms": 9.0}
     )
     assert figures_of(rows, {}, "p") == {"kv": 0.5, "queued_tokens": 3.0}
     assert figures_of(rows, {"itl_ms": 9.0}, "gone") == {}
