@@ -43,7 +43,7 @@ def by_load(**kwargs: Any) -> dict[str, Any]:
     ("keys", "said"),
     [
         ({"max_replica": 4}, "autoscaling_config of Decode: unknown key 'max_replica', did you mean 'max_replicas'?"),
-        ({"min_replicas": 5, "max_replicas": 2}, "autoscaling_config of Decode: got min_replicas '5' and max_replicas '2'"),
+        ({"min_replicas": 5, "max_replicas": 2}, "autoscaling_config of Decode: got min_replicas '5' and max_repl"),
         ({"min_replicas": 0, "max_replicas": 2}, "autoscaling_config of Decode: got min_replicas '0' and"),
         ({"min_replicas": "x"}, "autoscaling_config of Decode: got min_replicas 'x' and max_replicas '1', exp"),
         (by_load(itl=5), "policy_kwargs of Decode: unknown key 'itl', did you mean 'itl_ms'?"),
