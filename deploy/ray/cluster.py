@@ -37,6 +37,7 @@ KNOWN: Final = Known(
     frozenset(DeploymentSchema.model_fields),
     frozenset(AutoscalingConfig.model_fields),
 )
+VERSION: Final = str(ray.__version__)
 ANSWER_S: Final = 10.0
 
 
