@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-client bench-commits bench-gateway bench-memory bench-overlap \
-  bench-ranks bench-rest bench-spec bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
+  bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
@@ -91,6 +91,10 @@ bench-rest: $(READY) ## measure what the ranks of a group cost without requests,
 
 bench-spec: $(READY) ## measure what a speculative launch costs beside a decode step, and the speed that follows
 	@$(PY) -m bench.spec $(ARGS)
+
+bench-trace: $(READY) ## replay ten minutes of conversations on two pairs by each pairing policy: cached share, good share, latencies
+	@$(PY) -m loadtest bench --dataset-name mooncake --dataset-path bench/trace/conversation.jsonl --goodput ttft:2000 itl:100 \
+	  $(foreach policy,prefix_aware least_loaded round_robin,--serve '--prefill 2 --decode 2 --pairing $(policy)') $(ARGS)
 
 bench-transfer: $(READY) ## measure how fast KV moves between two processes, beside the limits of memory and sockets
 	@$(PY) -m bench.transfer $(ARGS)

@@ -19,7 +19,17 @@ from loadtest.search import Search, bounds
 from loadtest.shown.tables import number
 
 RunOne = Callable[[argparse.Namespace, str], Awaitable[tuple[int, list[Measured]]]]
-_COLUMNS = ("tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "worst gap p99", "long prompts' TTFT p50")
+_COLUMNS = (
+    "tokens/s",
+    "cached",
+    "good",
+    "TTFT p50",
+    "TTFT p99",
+    "ITL p50",
+    "ITL p99",
+    "worst gap p99",
+    "long prompts' TTFT p50",
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,8 @@ def _figures(run: Measured | None) -> list[float | None]:
     long = run.beside.ttft_ms if run.beside else None
     return [
         figures.tokens_per_s,
+        figures.cached_share,
+        figures.good_share,
         ttft.p50 if ttft else None,
         ttft.p99 if ttft else None,
         itl.p50 if itl else None,

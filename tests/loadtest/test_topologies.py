@@ -68,7 +68,8 @@ def test_the_table_has_the_figures_at_the_largest_good_rate() -> None:
     console.print(topologies_table([Served(PAIR, 0, runs), Served("", 130, [])], SEARCH, markdown=True))
     assert isinstance(console.file, io.StringIO)
     rows = [line.replace(" ", "") for line in console.file.getvalue().splitlines()]
-    assert "|--prefill1--decode1|2|4|42.4|200|-|50|50|-|-|" in rows and "|(defaults)|-|-|-|-|-|-|-|-|-|" in rows
+    assert "|--prefill1--decode1|2|4|42.4|-|0.95|200|-|50|50|-|-|" in rows
+    assert "|(defaults)|-|-|-|-|-|-|-|-|-|-|-|" in rows
     assert best_run(runs, 2.0) is runs[1] and best_run(runs, None) is None
 
 
@@ -77,4 +78,4 @@ def test_long_prompts_stand_beside_the_streams() -> None:
     console = Console(file=io.StringIO(), width=160)
     console.print(topologies_table([Served(PAIR, 0, [disturbed])], None, markdown=True))
     assert isinstance(console.file, io.StringIO)
-    assert "|--prefill1--decode1|42.4|200|-|50|50|-|800|" in console.file.getvalue().replace(" ", "")
+    assert "|--prefill1--decode1|42.4|-|0.95|200|-|50|50|-|800|" in console.file.getvalue().replace(" ", "")
