@@ -29,4 +29,3 @@ def test_baton_bench_reads_it_for_a_small_model() -> None:
     work = TraceWork.read(str(FILE), vocab=1000, context=1024)
     assert len(work.requests) == len(lines())
     assert max(each.input_length + each.output_length for each in work.requests) <= 1024
-    assert work.arrivals(10.0)
