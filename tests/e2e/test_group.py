@@ -22,7 +22,7 @@ RANKS = ("--dp-size", "3", "--enable-dp-attention", "--max-total-tokens", "4096"
     "number, reason",
     [
         broad((signal.SIGKILL, "")),  # the launcher notices its end before any rank notices its silence
-        (signal.SIGSTOP, "has been silent for 2"),
+        (signal.SIGSTOP, "has been silent for"),
     ],
 )
 def test_an_idle_rank_that_is_lost_in_mid_stream_ends_its_group_and_no_stream(

@@ -96,7 +96,7 @@ def hanging(world: World, rank: WorkerProcess) -> None:
 
 HURTS: dict[Hurt, str] = {  # what a rank then ends with
     killed: "its group has lost a rank: worker",
-    silent: "silent for 2",
+    silent: "has been silent for",
     failing: "step [0-9]+ has failed: a failure for the test",
     hanging: "rank 1 is in no collective of step",
 }
