@@ -97,16 +97,16 @@ def test_who_only_says_that_the_group_is_broken_did_not_end_it(launcher: Launche
 
 def test_of_those_who_say_that_the_group_is_broken_the_first_is_named(launcher: Launcher, base: Path) -> None:
     """The others only say that it has gone. The launcher may see all ends at once."""
-    go = base / "go"
-    os.mkfifo(go)
     fails = """echo '{"event": "failed", "error": "%s", "code": "group_broken", "at": %d}' >&$2; exit 4"""
-    scripts = [fails % ("rank 1 has gone", 8), fails % ("step 7 has failed", 7)]
-    launcher.start(group(*(READY + f"read < {go}; {script}" for script in scripts)))
+    errors = {base / "go0": fails % ("rank 1 has gone", 8), base / "go1": fails % ("step 7 has failed", 7)}
+    for go in errors:
+        os.mkfifo(go)
+    launcher.start(group(*(READY + f"read < {go}; {script}" for go, script in errors.items())))
     children = [launcher.children[name] for name in ("d.0", "d.1")]
-    go.write_text("now\nnow\n")
-    for child in children:
+    for go, child in zip(errors, children, strict=True):
+        go.write_text("now\n")
         os.waitid(os.P_PID, child.popen.pid, os.WEXITED | os.WNOWAIT)
-    go.unlink()
+        go.unlink()
     assert end_of(launcher) == Ended("d.1", 4, "", "step 7 has failed", "group_broken")
 
 
