@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from protocol.messages_gateway import SamplingParams
+from tests.drafts import make_draft
 from tests.e2e.baton_process import BatonProcess
 from tests.parity.margins import margins
 from tests.reference import NUM_TOKENS, reference, reference_in_thirds
@@ -64,6 +65,7 @@ def test_greedy_tokens_are_those_of_transformers(case: Case, tmp_path: Path) -> 
         assert sum(row["idle_launches"] for row in baton.workers()) > 0, "no rank was ever idle"
 
 
+NUM_DRAWN = 48
 DRAFT = "--speculative-algorithm eagle --speculative-adaptive false"
 WITH_MARGINS = (
     f"{UNIFIED} --dp-size 2",
@@ -73,6 +75,11 @@ WITH_MARGINS = (
     f"{UNIFIED} --dp-size 2 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
     f"{PAIR} --decode-dp-size 2 --retract-to host --max-total-tokens 512",
     f"{UNIFIED} --dp-size 4 --retract-to host --max-total-tokens 512",
+    f"{UNIFIED} --dp-size 4 {DRAFT}",
+    f"{UNIFIED} --dp-size 4 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
+    f"{UNIFIED} --dp-size 4 {DRAFT} --retract-to host --max-total-tokens 512",
+    f"{PAIR} --decode-dp-size 4 {DRAFT}",
+    f"{PAIR} --prefill-dp-size 4 {DRAFT}",
 )
 
 
@@ -89,18 +96,8 @@ def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_pat
     tokenizer, rng = Tokenizer.from_file(str(STORY / "tokenizer.json")), random.Random(25)
     starts = ("Once upon a time there was", "The little dog saw", "In the garden", "Tom and his friend")
     prompts = [tokenizer.encode(start + " a" * rng.randint(0, 30)).ids for start in starts for _ in range(3)]
-    greedy = SamplingParams(max_tokens=48, temperature=0.0)
-    seeded = [replace(greedy, temperature=0.9, top_k=40, top_p=0.9, seed=index) for index in range(len(prompts))]
-    asked = [params if index % 2 else greedy for index, params in enumerate(seeded)]
-
-    def ask(prompt: list[int], params: SamplingParams) -> list[int]:
-        how = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
-        return baton.tokens(prompt, ignore_eos=True, **how)
-
-    argv = ["serve", "--enable-dp-attention", "--port", "0", "--dtype", "float32", *flags.split()]
-    with BatonProcess(*argv, log=tmp_path / "log") as baton, ThreadPoolExecutor(len(prompts)) as pool:
-        answers = list(pool.map(ask, prompts, asked))
-        assert baton.wait_for_rest()
+    asked = greedy_and_seeded(len(prompts))
+    answers = answers_of(["--enable-dp-attention", *flags.split()], prompts, asked, tmp_path / "log")
 
     num_safe = 0
     for prompt, params, answer in zip(prompts, asked, answers, strict=True):
@@ -108,4 +105,57 @@ def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_pat
         for margin, token in zip(margins(transformers_model(), prompt, answer, params), answer, strict=True):
             assert token == margin.token or not margin.is_safe
             num_safe += margin.is_safe
-    assert num_safe > 0.9 * len(prompts) * greedy.max_tokens
+    assert num_safe > 0.9 * len(prompts) * NUM_DRAWN
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    "flags",
+    (
+        f"{UNIFIED} --dp-size 3",
+        f"{UNIFIED} --dp-size 3 --disable-overlap-schedule",
+        f"{PAIR} --dp-size 3",
+        f"{PAIR} --prefill-dp-size 3",
+        f"{PAIR} --decode-dp-size 3",
+    ),
+)
+def test_three_ranks_with_a_draft_draw_what_one_rank_draws_without(flags: str, tmp_path: Path) -> None:
+    """A checkpoint of random weights; up to the first token that rounding may change."""
+    target = reference_in_thirds()
+    model = AutoModelForCausalLM.from_pretrained(target.folder, dtype=torch.float32).eval()
+    prompts, asked = list(map(list, target.prompts)), greedy_and_seeded(len(target.prompts))
+    draft = make_draft(tmp_path / "draft", target.folder, "eagle")
+    group = f"--enable-dp-attention {flags} {DRAFT} --speculative-draft-model-path {draft}".split()
+    of_model = ["--model", str(target.folder)]
+    alone = answers_of([*of_model, *UNIFIED.split()], prompts, asked, tmp_path / "alone.log")
+    answers = answers_of([*of_model, *group], prompts, asked, tmp_path / "group.log")
+
+    num_compared = 0
+    for prompt, params, one, three in zip(prompts, asked, alone, answers, strict=True):
+        assert len(one) == len(three) == NUM_DRAWN
+        is_safe = [margin.is_safe for margin in margins(model, prompt, one, params)]
+        num_safe = is_safe.index(False) if False in is_safe else NUM_DRAWN
+        assert three[:num_safe] == one[:num_safe]
+        num_compared += num_safe
+    assert num_compared > 0.8 * len(prompts) * NUM_DRAWN
+
+
+def greedy_and_seeded(count: int) -> list[SamplingParams]:
+    """In turn; each seed is another one."""
+    greedy = SamplingParams(max_tokens=NUM_DRAWN, temperature=0.0)
+    drawn = replace(greedy, temperature=0.9, top_k=40, top_p=0.9)
+    return [replace(drawn, seed=index) if index % 2 else greedy for index in range(count)]
+
+
+def answers_of(flags: list[str], prompts: list[list[int]], asked: list[SamplingParams], log: Path) -> list[list[int]]:
+    """All at once, from a deployment of its own that is left at rest."""
+
+    def ask(prompt: list[int], params: SamplingParams) -> list[int]:
+        how = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+        return baton.tokens(prompt, ignore_eos=True, **how)
+
+    argv = ["serve", "--port", "0", "--dtype", "float32", *flags]
+    with BatonProcess(*argv, log=log) as baton, ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts, asked))
+        assert baton.wait_for_rest()
+    return answers
