@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import CheckpointError
+from protocol.logit_rules import MAX_PENALTY, MIN_REPETITION_PENALTY, LogitRules
 from protocol.messages_gateway import SamplingParams
 from runtime.files import read_fields
 from runtime.model_config import ModelBasics, config_facts, load_config, read_basics
 
 # Settings of generation_config.json that Baton does not support, with their values that change nothing.
 NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys("repetition_penalty encoder_repetition_penalty num_beams typical_p guidance_scale".split(), (1,)),
+    **dict.fromkeys("encoder_repetition_penalty num_beams typical_p guidance_scale".split(), (1,)),
     **dict.fromkeys("no_repeat_ngram_size epsilon_cutoff eta_cutoff min_length min_new_tokens".split(), (0,)),
     **dict.fromkeys("suppress_tokens begin_suppress_tokens bad_words_ids".split(), ([],)),
     "sequence_bias": ({},),
@@ -39,12 +40,14 @@ def read_model_folder(path: Path) -> ModelFolder:
         raise CheckpointError(f"model folder {str(path)!r} does not exist", param="model")
 
     generation = read_fields(path / "generation_config.json", optional=True)
+    penalty = generation.number_within("repetition_penalty", MIN_REPETITION_PENALTY, MAX_PENALTY, default=1.0)
     defaults = SamplingParams(
         max_tokens=1,  # each request has its own
         temperature=generation.number_within("temperature", 0.0, 100.0, default=1.0),
         top_p=generation.number_within("top_p", 0.0, 1.0, default=1.0),
         top_k=generation.integer("top_k", default=0, minimum=0),
         min_p=generation.number_within("min_p", 0.0, 1.0, default=0.0),
+        rules=None if penalty == 1 else LogitRules(repetition_penalty=penalty),
     )
 
     not_applied = {

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.complaints import bad_request, short
 from protocol.errors import BadRequest
+from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
 from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
 
@@ -23,6 +24,7 @@ MAX_CONTAINERS = 100_000  # "[" and "{" in a body, those inside strings too: eac
 MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
 MAX_MESSAGES = 10_000
 NEED_CONTENT = ("system", "developer", "user", "tool")  # an assistant may have called a tool and said nothing
 INT32, INT64 = 2**31, 2**63
@@ -34,6 +36,7 @@ MAX_EFFORT_CHARS = 64
 Positive = Annotated[int, Field(ge=1, lt=INT32)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 def _let_others_run(ids: list[int]) -> list[int]:
@@ -109,6 +112,31 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
         told("A choice ends after the first of these tokens, as after EOS.", [2, 3]),
     ] = None
     ignore_eos: Annotated[bool | None, told("EOS does not end a choice.", True)] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None,
+        told("Subtracted from a token's logit for each time that it is in the answer so far. 0: off.", 0.5),
+    ] = None
+    presence_penalty: Annotated[
+        Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None,
+        told("Subtracted once from the logits of tokens that are in the answer so far. 0: off.", 0.5),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_PENALTY)] | None,
+        told(
+            "Positive logits of tokens in the prompt or the answer so far are divided by it, negative ones multiplied. "
+            "1: off. Absent: as generation_config.json says, else 1.",
+            1.1,
+        ),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
+        told("Added to the logits of these token ids, which are written as text.", {"50": -100, "7": 2.5}),
+    ] = None
+    allowed_token_ids: Annotated[Ids | None, told("Only these tokens are drawn. Absent: all.", [5, 6, 7])] = None
+    bad_words: Annotated[
+        Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None,
+        told("Texts that the answer does not contain, as the tokenizer writes them with a space before, and without."),
+    ] = None
     n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None
     stream: Annotated[bool | None, told("The answer comes as server-sent events, step by step.", True)] = None
     stream_options: Annotated[

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from gateway.chat_template import ChatTemplates
 from gateway.choice_text import Detokenizer, StopSet
+from gateway.logit_rules import rules_of
 from gateway.membership import Member
 from gateway.model_folder import ModelFolder
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
@@ -308,12 +309,13 @@ class Translator:
 
         names = ("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
         asked = {name: value for name in names if (value := getattr(request, name)) is not None}
-        return replace(
+        params = replace(
             self._defaults,
             **{"seed": secrets.randbits(63), **asked, "top_k": max(0, asked.get("top_k", self._defaults.top_k))},
             stop_token_ids=stop_token_ids,
             ignore_eos=request.ignore_eos is True,
         )
+        return replace(params, rules=rules_of(request, params, self._tokenizer, limits.vocab_size))
 
 
 def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Batched sampling: a token per row of logits. Its noise depends on (seed, choice, position) only.
 
-Masks follow transformers: temperature, then top-k, top-p, min-p, each for the rows that use it. The draw inverts the
-cumulative distribution at one uniform number per row. No call waits for the device. Of equal logits, top-k keeps all
-that equal the k-th largest; top-p keeps only as many as it needs, those with the higher ids.
+Rules of requests come first, see logit_rules.py. Masks follow transformers: temperature, then top-k, top-p, min-p, each
+for the rows that use it. The draw inverts the cumulative distribution at one uniform number per row. No call waits for
+the device. Of equal logits, top-k keeps all that equal the k-th largest; top-p keeps only as many as it needs, those
+with the higher ids.
 The hash is splitmix64's mixing step (Steele, Lea, Flood 2014) on int64, which wraps on overflow on every device.
 Shapes: L rows, N of them that use a mask, E token ids, V vocabulary.
 """
@@ -13,6 +14,8 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+from model.logit_rules import RuleColumns, apply_rules
 
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # logits divided by a lower temperature would overflow float32
@@ -64,24 +67,28 @@ class SamplingInput:
     asking: AskingRows
     position_L: Tensor  # int64: tokens before the sampled one, prompt included
     banned: Banned | None
+    rules: RuleColumns | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
-        found = (*self.params, *self.asking, *(self.banned or ()), self.position_L)
+        found = (*self.params, *self.asking, *(self.banned or ()), *(self.rules or ()), self.position_L)
         return tuple(each for each in found if isinstance(each, Tensor))
 
 
 @torch.no_grad()
-def sample(logits_LV: Tensor, s: SamplingInput) -> Tensor:
+def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Tensor:
     """The sampled tokens, (L,) int64. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
 
-    A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN. It does not affect other rows.
+    A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN. It does not affect other rows. `history_NT`: see
+    apply_rules.
     """
     if logits_LV.shape[0] == 0:
         return torch.empty(0, dtype=torch.int64, device=logits_LV.device)
 
     logits_LV = logits_LV.float()
+    if s.rules is not None:
+        logits_LV = apply_rules(logits_LV, s.position_L, s.rules, history_NT)
     if s.banned is not None:
         logits_LV = _without_banned(logits_LV, s.position_L, s.banned)
     greedy_L = logits_LV.argmax(dim=-1)

@@ -12,6 +12,7 @@ from pydantic import FailFast, Field
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
+from protocol.logit_rules import LogitRules
 from protocol.message import (
     Boundary,
     Count,
@@ -63,6 +64,7 @@ class SamplingParams(Message):
     stop_token_ids: Ints = ()
     eos_token_ids: Ints = ()
     ignore_eos: Flag = False
+    rules: LogitRules | None = None  # None: no logit is changed
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:

@@ -36,7 +36,8 @@ class Draw(Message):
     """A choice whose tokens are drawn, and how. Shorter contexts than `until` tokens may not end (min_tokens).
 
     Its context has `limit` tokens of KV at most; a speculative launch must know it. Without KV of a draft, as `drafts`
-    says, nothing is proposed for it.
+    says, nothing is proposed for it. `context` are the tokens so far, as many as are known, if a rule reads them: the
+    prompt, then outputs.
     """
 
     row: Count
@@ -46,6 +47,12 @@ class Draw(Message):
     until: Int
     limit: Count = 0
     drafts: Flag = True
+    context: Ints = ()
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of its prompt."""
+        return self.until - self.sampling.min_tokens
 
 
 @dataclass(frozen=True)

@@ -225,11 +225,13 @@ class ForwardBatch:
     sampling: SamplingInput
     decode_owners_D: Tensor  # see owners_of
     step: StepShape | None = None  # of all ranks, for launches with a draft
+    seeds_3S: Tensor | None = None  # see seeds_of
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors that the forward reads. They were made on the schedule stream."""
-        return (*self.input.tensors.values(), self.decode_owners_D, *self.sampling.tensors)
+        seeds = () if self.seeds_3S is None else (self.seeds_3S,)
+        return (*self.input.tensors.values(), self.decode_owners_D, *self.sampling.tensors, *seeds)
 
     @staticmethod
     def init_new(chunks: Sequence[Chunk], running: ScheduleBatch, table: PageTable, page_size: int) -> "ForwardBatch":

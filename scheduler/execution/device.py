@@ -11,6 +11,7 @@ from model.runner import Runner
 from protocol.errors import GroupBroken
 from runtime.clock import Clock
 from scheduler.execution.future_map import FutureMap
+from scheduler.execution.histories import Histories
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import Event, Segment, Stream
 
@@ -23,6 +24,7 @@ class Device:
     kv: PagedKv
     page_table: PageTable
     future_map: FutureMap
+    histories: Histories
     forward: Stream
     schedule: Stream
     staging: Stream  # copies beside the launches; the forward stream itself where nothing is copied beside them

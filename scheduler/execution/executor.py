@@ -17,6 +17,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.copies import Copies
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import FutureMap
+from scheduler.execution.histories import Histories
 from scheduler.execution.launch import Launch
 from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
@@ -61,6 +62,7 @@ class Executor:
             kv,
             self.page_table,
             self.future_map,
+            Histories(self.page_table.req_to_page.shape[0], kv.device),
             forward,
             schedule,
             staging or forward,

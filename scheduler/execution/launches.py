@@ -18,6 +18,7 @@ from model.sampler import sample
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn, tokens_of
 from scheduler.execution.device import Device
+from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan
@@ -99,7 +100,8 @@ class PlainLaunches:
         try:
             if device.debug:
                 running.check_mirrors()
-            launch.batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
+            batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
+            launch.batch = replace(batch, seeds_3S=seeds_of(plan, device.kv.device))
             launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
@@ -134,10 +136,14 @@ class PlainLaunches:
 
     def sample(self, launch: PlainLaunch) -> None:
         """Draws tokens and stashes them for the next launch."""
-        (rows_L, owners_L, _), future_map = launch.relay, self._device.future_map
+        (rows_L, owners_L, _), future_map, histories = launch.relay, self._device.future_map, self._device.histories
         if launch.logits_LV is not None and launch.batch is not None:
             with failures_of(launch):
-                tokens_L = sample(launch.logits_LV, launch.batch.sampling)
+                sampling = launch.batch.sampling
+                history_NT = histories.begin(sampling.rules, launch.batch.seeds_3S)
+                tokens_L = sample(launch.logits_LV, sampling, history_NT)
+                if history_NT is not None and rows_L.numel():
+                    histories.write(rows_L, sampling.position_L, tokens_L)
                 # The next launch is enqueued already and must not read NOT_A_TOKEN.
                 future_map.stash(rows_L, tokens_L.clamp(min=0), owners_L)
                 launch.tokens_L = self._device.forward.to_host(tokens_L)

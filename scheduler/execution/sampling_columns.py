@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from model.inputs import int64_column
+from model.inputs import TREE_SLOTS, int64_column
+from model.logit_rules import NO_ID, RuleColumns
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, signed
+from scheduler.execution.histories import width_for
 from scheduler.execution.page_table import IntArray
 from scheduler.plan import Draw
 
-_NO_ID = -1  # bans nothing
 _MAX_ID = 2**31  # no vocabulary is larger
 
 
@@ -66,9 +67,14 @@ class SamplingColumns:
         if not ids_by_row:
             return None, ()
         device, until = self.params.seed_L.device, [(row, self.draws[row].until) for row in ids_by_row]
-        ids_NE = pad_sequence(list(ids_by_row.values()), batch_first=True, padding_value=_NO_ID)
+        ids_NE = pad_sequence(list(ids_by_row.values()), batch_first=True, padding_value=NO_ID)
         rows_N, until_N = int64_column(until, device).unbind(1)
         return Banned(rows_N, ids_NE.to(device, non_blocking=True), until_N), until
+
+    @cached_property
+    def rules(self) -> RuleColumns | None:
+        """The columns of logit rules. Their width is still to come."""
+        return rule_columns(self.draws, self.params.seed_L.device)
 
     def take(self, keep: Sequence[int]) -> "SamplingColumns":
         """The rows `keep`."""
@@ -85,7 +91,11 @@ class SamplingColumns:
         """The sampler's input to draw the token after contexts of these lengths, on the device and on the host."""
         banned, until = self.bans
         is_bound = any(seq_lens[row] < length for row, length in until)
-        return SamplingInput(self.params, self.asking, seq_lens_B, banned if is_bound else None)
+        rules = self.rules
+        if rules is not None and rules.reads_context:
+            longest = max([seq_lens[row] for row, draw in enumerate(self.draws) if draw.sampling.rules is not None])
+            rules = rules._replace(width=width_for(int(longest), TREE_SLOTS))
+        return SamplingInput(self.params, self.asking, seq_lens_B, banned if is_bound else None, rules)
 
 
 def _endings_of(draws: Sequence[Draw]) -> list[Tensor | None]:
@@ -96,3 +106,55 @@ def _endings_of(draws: Sequence[Draw]) -> list[Tensor | None]:
             ids = [token for token in params.ending_ids if 0 <= token < _MAX_ID]
             lists[id(params)] = torch.tensor(ids, dtype=torch.int64)
     return [lists.get(id(draw.sampling)) for draw in draws]
+
+
+def rule_columns(draws: Sequence[Draw], device: torch.device) -> RuleColumns | None:
+    """The columns of the draws that have rules; None if none has."""
+    asking = [(row, draw, rules) for row, draw in enumerate(draws) if (rules := draw.sampling.rules) is not None]
+    if not asking:
+        return None
+
+    def ids(lists: list[Sequence[int]]) -> Tensor | None:
+        if not any(lists):
+            return None
+        columns = [torch.tensor(each, dtype=torch.int64) for each in lists]
+        return pad_sequence(columns, batch_first=True, padding_value=NO_ID).to(device, non_blocking=True)
+
+    def numbers(values: list[Sequence[float]]) -> Tensor:
+        columns = [torch.tensor(each, dtype=torch.float32) for each in values]
+        return pad_sequence(columns, batch_first=True).to(device, non_blocking=True)
+
+    every, penalises = [rules for _, _, rules in asking], any(rules.penalises for _, _, rules in asking)
+    bias_ids_NE = ids([[token for token, _ in rules.logit_bias] for rules in every])
+    penalties_3N = numbers(
+        [
+            [rules.frequency_penalty for rules in every],
+            [rules.presence_penalty for rules in every],
+            [rules.repetition_penalty for rules in every],
+        ]
+    )
+    return RuleColumns(
+        rows_N=int64_column([row for row, _, _ in asking], device),
+        held_N=int64_column([draw.row for _, draw, _ in asking], device),
+        num_prompt_N=int64_column([draw.num_prompt for _, draw, _ in asking], device),
+        bias_ids_NE=bias_ids_NE,
+        bias_NE=None if bias_ids_NE is None else numbers([[bias for _, bias in rules.logit_bias] for rules in every]),
+        allowed_NA=ids([rules.allowed_token_ids for rules in every]),
+        words_NMK=_words([rules.bad_words for rules in every], device),
+        frequency_N=penalties_3N[0] if penalises else None,
+        presence_N=penalties_3N[1] if penalises else None,
+        repetition_N=penalties_3N[2] if penalises else None,
+        width=0,
+    )
+
+
+def _words(lists: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Tensor | None:
+    """(N, M, K) bad words, padded with NO_ID on the left; None without any."""
+    most, longest = max(map(len, lists)), max((len(word) for words in lists for word in words), default=0)
+    if not most:
+        return None
+    padded = np.full((len(lists), most, longest), NO_ID, dtype=np.int64)
+    for row, words in enumerate(lists):
+        for place, word in enumerate(words):
+            padded[row, place, longest - len(word) :] = word
+    return torch.from_numpy(padded).to(device, non_blocking=True)

@@ -7,6 +7,7 @@ process. So it is refused on arrival.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.logit_rules import rules_fault
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.plan import Draw, Join
 from scheduler.planning.kv_book import Holding
@@ -106,9 +107,12 @@ class Req:
 
 
 def draw_of(req: Req, held: Holding) -> Draw:
-    """How a plan names a choice at a row."""
-    until = req.prompt_len - req.num_replayed + req.sampling.min_tokens
-    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft)
+    """How a plan names a choice at a row, before it draws the token after its context."""
+    num_prompt, rules, context = req.prompt_len - req.num_replayed, req.sampling.rules, tuple[int, ...]()
+    if rules is not None and rules.reads_context:
+        context = (*req.prompt_ids[:num_prompt], *req.outputs)[: req.prompt_len + req.num_sampled - req.num_replayed]
+    until = num_prompt + req.sampling.min_tokens
+    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft, context)
 
 
 def join_of(req: Req, *, num_redrawn: int = 0, hidden: bytes = b"", lookahead: int = 0) -> Join:
@@ -147,6 +151,10 @@ def request_fault(
         return f"n: got {num_choices}, expected at least 1"
     if num_choices > max_choices:
         return f"n: got {num_choices}, this worker runs at most {max_choices} choices"
+    if sampling.rules is not None:
+        endings = sampling.ending_ids if sampling.min_tokens else ()
+        if (fault := rules_fault(sampling.rules, endings, vocab_size)) is not None:
+            return ": ".join(fault)
     return None
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn, tokens_of
 from scheduler.execution.future_rows import DraftInput
+from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
@@ -107,7 +108,7 @@ class DraftLaunches:
                 running.check_mirrors()
             begins = self._unread.begins(plan, running)
             batch, launch.draft = mode.build(plan, running, begins)
-            launch.batch = replace(batch, step=step)
+            launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device))
             launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
@@ -149,6 +150,10 @@ class DraftLaunches:
                 device.runner.forward_with_features(launch.padding(device), device.kv)
                 return
             verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
+            rules, rows_L = launch.batch.sampling.rules, launch.relay.rows_L
+            if rules is not None and rules.reads_context and rows_L.numel():
+                rows: DraftRows = launch.draft.rows
+                device.histories.write(*rows.places(rows_L, launch.relay.seq_lens_L), verified.tokens_L)
             launch.tokens_L = device.forward.to_host(verified.tokens_L)
             if launch.ships:
                 launch.shipped = device.forward.to_host(verified.shipped)

@@ -68,6 +68,16 @@ class DraftRows:
         columns = [value for value in vars(self).values() if isinstance(value, Tensor)]
         return (*columns, *self.begin.tensors, *self.seeds.tensors)
 
+    def places(self, rows_L: Tensor, seq_lens_L: Tensor) -> tuple[Tensor, Tensor]:
+        """The row and the position of each token of a launch: first tokens, then W of each row. `rows_L` and
+        `seq_lens_L`: of the choices, as in Relay."""
+        firsts_D, decodes_B = rows_L.split((self.num_draws, len(self.seq_lens_B)))
+        positions_BW = self.seq_lens_B[:, None] + torch.arange(1, self.width + 1, device=rows_L.device)
+        return (
+            torch.cat((firsts_D, decodes_B.repeat_interleave(self.width))),
+            torch.cat((seq_lens_L[: self.num_draws], positions_BW.reshape(-1))),
+        )
+
     def runs(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The runs in a launch's tokens (L): the first tokens, then what each row has drawn up to BEYOND."""
         firsts = tuple([(token,) for token in tokens[: self.num_draws]])

@@ -25,6 +25,7 @@ from model.sampler import sample
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import DraftExtras
+from scheduler.execution.histories import with_paths
 from scheduler.plan import Plan
 from scheduler.speculation.draft_rows import BEYOND, DraftRows
 from scheduler.speculation.unwritten import Unwritten
@@ -117,7 +118,11 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
     ids_T = torch.cat((prompts_T, tokens)) if prompts_T.numel() else tokens
     inp = replace(inp, input_ids_T=ids_T, step=forward.step)
     logits_LV, features_TF = parts.device.runner.forward_with_features(inp, parts.device.kv, on_layer)
-    drawn_L = sample(logits_LV, forward.sampling)
+    history_NT = parts.device.histories.begin(forward.sampling.rules, forward.seeds_3S)
+    if history_NT is not None:
+        ids_BW = ids.reshape(len(rows.rows_B), -1) if len(rows.rows_B) else ids.reshape(0, 1)
+        history_NT = with_paths(history_NT, forward.sampling, rows.num_draws, ids_BW, inp.tree_bits_D)
+    drawn_L = sample(logits_LV, forward.sampling, history_NT)
 
     hidden_TE, shipped = parts.draft.fuse(features_TF), drawn_L.new_empty(0, dtype=torch.int32)
     if rows.shipped_N.numel():
