@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import Assign, CancelRequest, SamplingParams
 
 GUESTS = 4  # requests that have joined before the first of them leaves
@@ -18,6 +19,7 @@ class Kind:
     top_p: float = 1.0
     num_stops: int = 0  # tokens that may not be drawn before the end
     joins: bool = False
+    rules: LogitRules | None = None
 
     def params(self, num_tokens: int) -> SamplingParams:
         """The parameters of a request that draws all of `num_tokens` tokens."""
@@ -28,6 +30,7 @@ class Kind:
             top_p=self.top_p,
             stop_token_ids=tuple(range(100, 100 + self.num_stops)),
             ignore_eos=True,
+            rules=self.rules,
         )
 
     def num_requests(self, batch: int) -> int:
@@ -42,6 +45,10 @@ KINDS = (
     Kind("top-p", temperature=1.0, top_p=0.9),
     Kind("min_tokens, 900 stops", num_stops=900),
     Kind("one joins, one leaves", joins=True),
+    Kind("biases of 20 tokens", rules=LogitRules(logit_bias=tuple((token, 1.5) for token in range(20)))),
+    Kind("half of the tokens allowed", rules=LogitRules(allowed_token_ids=tuple(range(0, 1024, 2)))),
+    Kind("20 bad words of 3 tokens", rules=LogitRules(bad_words=tuple((token, 2, 3) for token in range(20)))),
+    Kind("three penalties", rules=LogitRules(0.5, 0.5, 1.1)),
 )
 
 

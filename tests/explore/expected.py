@@ -9,6 +9,7 @@ from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, sampl
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner, mix_int
+from tests.ruling import ruled
 
 FAKE = FakeRunner(vocab_size=VOCAB, context_length=256)
 
@@ -21,8 +22,11 @@ def expected(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tu
     unread: Sequence[int] = prompt
     while True:
         likeliest = model.read(unread)
-        logits_1V = torch.zeros(1, VOCAB)
-        logits_1V[0, likeliest] = 100.0
+        logits = [0.0] * VOCAB
+        logits[likeliest] = 100.0
+        if params.rules is not None:
+            logits = ruled(logits, prompt, outputs, params.rules)
+        logits_1V = torch.tensor([logits])
         position = len(prompt) + len(outputs)
         banned = tuple(sorted(params.ending_ids)) if len(outputs) < params.min_tokens else ()
         token = int(sample(logits_1V, _row(params, choice, position, banned)))

@@ -43,8 +43,9 @@ class Proposals:
         return found
 
     def _check(self, req: Req, run: tuple[int, ...]) -> None:
-        """A proposal that is kept was right, and the first that is not kept was wrong. Nobody knows it of hot rows, and
-        of rows that may not end yet: where a token is banned, draft and target take others, which may be the same.
+        """A proposal that is kept was right, and the first that is not kept was wrong. Nobody knows it of hot rows, of
+        rows with logit rules, and of rows that may not end yet: where a token is banned, draft and target take others,
+        which may be the same.
 
         The first token of a prompt has no proposals, and one that comes back from host memory has none for a step.
         """
@@ -64,7 +65,7 @@ class Proposals:
 
         was_away = req.num_resumed == num_known
         assert len(run) <= self._num_steps + 1, f"{what}, of {self._num_steps}"
-        is_open = params.temperature > 1 or num_known < params.min_tokens
+        is_open = params.temperature > 1 or num_known < params.min_tokens or params.rules is not None
         if len(run) <= self._num_steps and len(kept) == len(run):
             assert is_open or was_away or not luck[len(run) - 1], what
         assert is_open or all(luck[: len(kept) - 1]), what

@@ -12,6 +12,7 @@ from protocol.messages_gateway import SamplingParams
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
+from tests.ruling import with_rules
 from worker.policies import DEFAULTS, Policies
 
 TOPOLOGIES = ("1U", "1P1D", "2P1D", "1P2D")
@@ -22,6 +23,7 @@ WITH_DRAFT = (3, 6)  # of the seeds on which sabotages are tried; most sabotages
 FIRST_WITH_DRAFT = 16
 FIRST_WITH_TREES = 24
 FIRST_WITH_LAYERS = 32
+FIRST_WITH_RULES = 16
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
@@ -89,6 +91,8 @@ class Workload:
         if seed >= FIRST_WITH_GROUPS and seed % 4 == 0:
             return Workload.grouped(seed, num_requests)
         workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+        if seed >= FIRST_WITH_RULES:
+            workload = _ruled(random.Random(f"rules {seed}"), workload)
         has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
         return workload.with_draft(seed) if has_draft else workload
 
@@ -115,6 +119,7 @@ class Workload:
         for long, or with requests for some ranks only; forwards that break a group, launches that cannot be built."""
         rng = random.Random(f"groups {seed}")
         workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
+        workload = _ruled(random.Random(f"rules {seed}"), workload)
         if rng.random() < 0.5:
             workload = workload.with_draft(1000 + seed)
         size = rng.choice((2, 2, 3, 4))
@@ -190,6 +195,19 @@ def _scheduled(rng: random.Random, workload: Workload) -> Workload:
         return workload
     arrivals = tuple(replace(each, priority=rng.choice((-100, -1, 0, 0, 1, 100))) for each in workload.arrivals)
     return replace(workload, arrivals=arrivals, policies=random_policies(rng))
+
+
+def _ruled(rng: random.Random, workload: Workload) -> Workload:
+    """The same with logit rules for some requests, in a third of the cases."""
+    if rng.random() < 0.67:
+        return workload
+    arrivals: list[Arrival] = []
+    for arrival in workload.arrivals:
+        if rng.random() < 0.6:
+            ruled = replace(arrival, params=with_rules(rng, arrival.params, VOCAB), num_replayed=0)
+            arrival = _replayed(rng, ruled) if arrival.num_replayed else ruled
+        arrivals.append(arrival)
+    return replace(workload, arrivals=tuple(arrivals))
 
 
 def random_policies(rng: random.Random) -> Policies:

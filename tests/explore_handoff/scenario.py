@@ -15,6 +15,7 @@ from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB
 from tests.explore.workload import random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate
+from tests.ruling import with_rules
 from worker.policies import DEFAULTS, Policies
 
 CONTEXT = 40
@@ -191,7 +192,9 @@ class Scenario:
             tree=tree,
             num_layers=num_layers,
         )
-        return _scheduled(random.Random(f"policies {seed}"), _remembering(random.Random(f"memory {seed}"), scenario))
+        scenario = _remembering(random.Random(f"memory {seed}"), scenario)
+        scenario = _scheduled(random.Random(f"policies {seed}"), scenario)
+        return _ruled(random.Random(f"rules {seed}"), scenario) if seed >= FIRST_WITH_DRAFT else scenario
 
 
 def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
@@ -215,6 +218,17 @@ def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
         leaves_at=at + rng.random() * rng.choice((0.15, 0.15, 0.8)) if leaves else None,
         leaves_choice=rng.choice((-1, -1, 0, num_choices - 1)),
     )
+
+
+def _ruled(rng: random.Random, world: Scenario) -> Scenario:
+    """The same with logit rules for some requests, in a third of the cases."""
+    if rng.random() < 0.67:
+        return world
+    arrivals = tuple(
+        replace(each, params=with_rules(rng, each.params, VOCAB)) if rng.random() < 0.6 else each
+        for each in world.arrivals
+    )
+    return replace(world, arrivals=arrivals)
 
 
 def _remembering(rng: random.Random, world: Scenario) -> Scenario:

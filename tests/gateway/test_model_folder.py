@@ -6,6 +6,7 @@ import pytest
 
 from gateway.model_folder import model_facts, read_model_folder
 from protocol.errors import CheckpointError
+from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 from tests.gateway.folders import EOS, write_folder
@@ -22,8 +23,14 @@ def test_eos_of_the_config_when_generation_is_silent(tmp_path: Path) -> None:
 
 
 def test_what_is_not_applied_is_known(tmp_path: Path) -> None:
-    generation = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": None}
-    assert read_model_folder(write_folder(tmp_path, generation=generation)).not_applied == {"repetition_penalty": 1.05}
+    generation = {"no_repeat_ngram_size": 3, "typical_p": 1, "num_beams": 1, "suppress_tokens": None}
+    assert read_model_folder(write_folder(tmp_path, generation=generation)).not_applied == {"no_repeat_ngram_size": 3}
+
+
+@pytest.mark.parametrize(("penalty", "rules"), [(1.05, LogitRules(repetition_penalty=1.05)), (1, None)])
+def test_the_models_own_penalty_is_a_rule(tmp_path: Path, penalty: float, rules: LogitRules | None) -> None:
+    folder = write_folder(tmp_path, generation={"repetition_penalty": penalty})
+    assert read_model_folder(folder).defaults.rules == rules
 
 
 def test_an_empty_folder_knows_nothing(tmp_path: Path) -> None:
@@ -39,6 +46,7 @@ def test_an_empty_folder_knows_nothing(tmp_path: Path) -> None:
         ("config.json", {"eos_token_id": "x"}),
         ("generation_config.json", {"temperature": -1}),
         ("generation_config.json", {"top_p": True}),
+        ("generation_config.json", {"repetition_penalty": 0}),
     ],
 )
 def test_damage_is_named(tmp_path: Path, name: str, content: Any) -> None:

@@ -91,9 +91,9 @@ def test_wrong_folders_and_addresses(folder: Path) -> None:
 
 
 async def test_what_generation_config_asks_in_vain_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(write_folder(tmp_path / "story", generation={"repetition_penalty": 1.1})):
+    async with running(write_folder(tmp_path / "story", generation={"no_repeat_ngram_size": 3})):
         [record] = [each for each in caplog.records if "generation_config.json" in each.getMessage()]
-    assert record.__dict__["baton_fields"] == {"repetition_penalty": 1.1}
+    assert record.__dict__["baton_fields"] == {"no_repeat_ngram_size": 3}
 
 
 def test_threads_of_long_bodies_give_way_soon(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

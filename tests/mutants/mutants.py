@@ -18,6 +18,7 @@ from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_ranks import RANKS
 from tests.mutants.mutants_of_roles import ROLES
+from tests.mutants.mutants_of_rules import RULES
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
 
@@ -335,6 +336,7 @@ MUTANTS = (
     *PAIRING,
     *HTTP,
     *ROLES,
+    *RULES,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.sampler import uniform
 from protocol.messages_gateway import SamplingParams
+from tests.ruling import ruled
 
 LOGIT_BOUND = 2e-4  # between two logits: more than rounding moves them
 PROBABILITY_BOUND = 1e-4  # between two sums of probabilities
@@ -31,6 +32,9 @@ def margins(
 ) -> list[Margin]:
     """One for each output, as if all outputs before it were given."""
     logits_TV = model(torch.tensor([[*prompt, *outputs[:-1]]])).logits[0, len(prompt) - 1 :].double()
+    if params.rules is not None:
+        rows = [ruled(row, prompt, outputs[:place], params.rules) for place, row in enumerate(logits_TV.tolist())]
+        logits_TV = torch.tensor(rows, dtype=torch.float64)
     if params.temperature == 0:
         return [_greedy(logits_V) for logits_V in logits_TV]
     found = []

@@ -1,4 +1,5 @@
 """Real models in float32: caches, growth, giving way and drafts change no token whose margin is larger than rounding.
+Half of the requests have penalties, biases and bad words.
 
 Requests of two families come in two waves, so the second wave finds what the first one has cached. The pools are so
 small that requests give way and begin again, with other chunks than before.
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from bench.gpu.step_parity import our_logits
 from model.runner import DraftSource, ModelRunner
+from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
@@ -29,6 +31,7 @@ NUM_TOKENS = 40
 STORY = Path("models/story")
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 SAMPLED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.9)
+RULES = LogitRules(0.4, 0.2, 1.1, logit_bias=((11, 2.0), (200, -5.0)), bad_words=((20,), (21, 22)))
 SYSTEMS = (
     "You are a kind teacher. You answer every question in short and simple sentences, and you never make things up. ",
     "Once upon a time there was a small dog who lived near a river. Every morning he went out to find his friends. ",
@@ -57,7 +60,9 @@ def prompts_of(name: str) -> list[list[int]]:
 
 
 def params_of(index: int) -> SamplingParams:
-    return GREEDY if index % 2 else replace(SAMPLED, seed=100 + index)
+    """Greedy and sampled in turn; every second pair has logit rules."""
+    params = GREEDY if index % 2 else replace(SAMPLED, seed=100 + index)
+    return replace(params, rules=RULES) if index % 4 > 1 else params
 
 
 def serve(cluster: Cluster, prompts: list[list[int]]) -> list[list[int]]:

@@ -1,0 +1,83 @@
+"""From fields of a body to logit rules."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.logit_rules import rules_of
+from gateway.schemas import CompletionRequest
+from gateway.tokenizer import TextTokenizer, load_tokenizer
+from protocol.errors import BadRequest
+from protocol.logit_rules import LogitRules
+from protocol.messages_gateway import SamplingParams
+from tests.gateway.folders import byte_tokenizer, write_folder
+
+VOCAB = 300
+PARAMS = SamplingParams(8, eos_token_ids=(7,))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TextTokenizer:
+    found = load_tokenizer(write_folder(tmp_path, byte_tokenizer()))
+    assert found is not None
+    return found
+
+
+def rules(tokenizer: TextTokenizer | None, params: SamplingParams = PARAMS, **fields: Any) -> LogitRules | None:
+    return rules_of(CompletionRequest(prompt=[1], **fields), params, tokenizer, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}, "bad_words": []},
+        {"allowed_token_ids": None, "logit_bias": None},
+    ],
+)
+def test_what_changes_nothing_is_no_rule(fields: dict[str, Any], tokenizer: TextTokenizer) -> None:
+    assert rules(tokenizer, **fields) is None
+
+
+def test_every_field_becomes_a_rule(tokenizer: TextTokenizer) -> None:
+    fields: dict[str, Any] = {"frequency_penalty": 0.5, "presence_penalty": -1, "repetition_penalty": 1.2}
+    lists: dict[str, Any] = {"logit_bias": {"5": -100, "61": 2.5}, "allowed_token_ids": [9, 5, 9], "bad_words": ["ab"]}
+    spaced = (32, *b"ab")
+    assert rules(tokenizer, **fields, **lists) == LogitRules(
+        0.5, -1.0, 1.2, ((5, -100.0), (61, 2.5)), (9, 5), (tuple(b"ab"), spaced)
+    )
+
+
+def test_the_models_own_penalty_holds_unless_the_request_has_one(tokenizer: TextTokenizer) -> None:
+    own = SamplingParams(8, rules=LogitRules(repetition_penalty=1.1))
+    assert rules(tokenizer, own) == own.rules
+    assert rules(tokenizer, own, repetition_penalty=1) is None
+    assert rules(tokenizer, own, repetition_penalty=1.5) == LogitRules(repetition_penalty=1.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids: is empty, expected at least one token id"),
+        ({"allowed_token_ids": [300]}, "allowed_token_ids: got token id 300, expected ids in [0, 300)"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: got the key 'x', expected a token id written as text"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias: got the key '-1', expected a token id written as text"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias: got the key '٣', expected a token id written as text"),
+        ({"logit_bias": {"3": 1, "03": 1}}, "logit_bias: got a token twice, expected each once"),
+        ({"logit_bias": {"300": 1}}, "logit_bias: got token id 300, expected ids in [0, 300)"),
+        ({"allowed_token_ids": [65], "bad_words": ["A"]}, "allowed_token_ids: leaves no token to draw"),
+        ({"allowed_token_ids": [7], "min_tokens": 2}, "allowed_token_ids: leaves no token to draw"),
+    ],
+)
+def test_what_no_request_may_ask(fields: dict[str, Any], words: str, tokenizer: TextTokenizer) -> None:
+    params = SamplingParams(8, fields.get("min_tokens", 0), eos_token_ids=(7,))
+    with pytest.raises(BadRequest) as caught:
+        rules(tokenizer, params, **fields)
+    assert caught.value.message.startswith(words)
+    assert caught.value.param == words.partition(":")[0]
+
+
+def test_bad_words_need_a_tokenizer() -> None:
+    with pytest.raises(BadRequest, match="bad_words: this model has no tokenizer: got text, expected none"):
+        rules(None, bad_words=["a"])

@@ -1,0 +1,121 @@
+"""Sabotages of logit rules, and of the contexts that they read."""
+
+from tests.mutants.mutant import Mutant
+
+FORMULAS = "tests/model/test_logit_rules.py"
+SCHEDULES = "tests/explore/test_rules.py"
+
+RULES = (
+    Mutant(
+        "the frequency penalty counts the prompt",
+        "apply_rules",
+        "is_known_NT & (at_T >= __len)",
+        "is_known_NT",
+        "tokens of the prompt are no repetition of the answer",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "the repetition penalty forgets the prompt",
+        "_penalised",
+        "__row.scatter_(1, known_NT, True)",
+        "__row.scatter_(1, outputs_NT, True)",
+        "it reads prompt and answer",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "what lies behind a context counts",
+        "apply_rules",
+        "at_T < __end",
+        "at_T <= __end",
+        "a token that was taken back is no part of the answer",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "a padded list of allowed tokens forbids all",
+        "_only_allowed",
+        "is_allowed_NV |= __all",
+        "",
+        "a row without a list is in a batch with one that has one",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "a bias is lost",
+        "apply_rules",
+        "logits_NV.scatter_add_(1, _or(rules.bias_ids_NE, nowhere), rules.bias_NE)",
+        "",
+        "nothing is added",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "rules read the context of the row beside",
+        "rule_columns",
+        "[draw.row for _, draw, _ in asking]",
+        "[asking[place - 1][1].row for place in range(len(asking))]",
+        "one request is punished for another's words",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "contexts of rows that join are not written",
+        "seeds_of",
+        "(join.draw for join in plan.joins)",
+        "()",
+        "decode has not computed the prompt, and rows are used again",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "contexts of first tokens are not written",
+        "seeds_of",
+        "(chunk.draws for chunk in plan.chunks)",
+        "()",
+        "what was cached, or replayed, is no input of the launch",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a launch does not note what it has drawn",
+        "PlainLaunches.sample",
+        "histories.write(...)",
+        "",
+        "the next one is in flight, and the host does not know the token",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a launch that verifies does not note what it has drawn",
+        "DraftLaunches.verify",
+        "device.histories.write(...)",
+        "",
+        "the next one reads a context that ends too early",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "proposals are judged without those before them",
+        "scheduler/speculation/mode.py draw",
+        "history_NT = with_paths(...)",
+        "",
+        "the token behind a proposal depends on it",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "nodes of a tree have the path of a chain",
+        "scheduler/speculation/mode.py draw",
+        "inp.tree_bits_D",
+        "None",
+        "another branch counts",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "replayed outputs count as prompt",
+        "Draw.num_prompt",
+        "self.until - self.sampling.min_tokens",
+        "len(self.context)",
+        "an answer that goes on elsewhere forgets its penalties",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a request's rules are not asked for its context",
+        "draw_of",
+        "rules.reads_context",
+        "rules.penalises",
+        "bad words of several tokens read it, too",
+        tests=(SCHEDULES,),
+    ),
+)
