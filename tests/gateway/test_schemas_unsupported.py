@@ -170,8 +170,8 @@ def test_fields_of_other_servers_are_not_taken_for_misspelt_ones(name: str) -> N
 
 
 def test_a_misspelt_field_may_have_a_value_that_changes_nothing() -> None:
-    assert not is_misspelt({"Tools": [], "presence_penality": 0})
-    assert is_misspelt({"Tools": [{}]}) and is_misspelt({"presence_penality": 0.5})
+    assert not is_misspelt({"Tools": [], "length_penality": 1})
+    assert is_misspelt({"Tools": [{}]}) and is_misspelt({"length_penality": 1.5})
 
 
 def test_only_the_first_unknown_fields_are_compared() -> None:
