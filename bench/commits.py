@@ -22,7 +22,7 @@ from bench.turns import in_turn
 from loadtest.__main__ import guarded_run
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
-from loadtest.load import Load, run_load
+from loadtest.load import PlainLoad, run_load
 from runtime.clock import MonotonicClock
 
 HERE = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def command_in(tree: Path) -> tuple[str, ...]:
     return "env", "-C", str(tree), f"PYTHONPATH={tree}", sys.executable, "-m", "deploy", "serve", "--port", "0"
 
 
-async def tokens_per_s(tree: Path, flags: Sequence[str], load: Load) -> float:
+async def tokens_per_s(tree: Path, flags: Sequence[str], load: PlainLoad) -> float:
     """Served by a deployment of its own. RuntimeError if a request fails."""
     async with deployed(flags, command_in(tree)) as url:
         found = await run_load(Server.at(url, None), MonotonicClock(), load, None)
@@ -55,7 +55,9 @@ async def tokens_per_s(tree: Path, flags: Sequence[str], load: Load) -> float:
     return found.output_tokens_per_s
 
 
-async def compare(before: Path, rounds: int, flags: Sequence[str], load: Load, console: Console) -> dict[str, object]:
+async def compare(
+    before: Path, rounds: int, flags: Sequence[str], load: PlainLoad, console: Console
+) -> dict[str, object]:
     """Measures both sides, prints a table and returns the figures."""
     trees = {"before": before, "now": HERE}
     speeds: dict[str, list[float]] = {side: [] for side in trees}
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("serve", nargs="*", help="arguments of baton serve, after --")
     asked = parser.parse_args(argv)
 
-    load = Load(asked.num, asked.concurrency, prompt_tokens=256, output_tokens=asked.out, vocab=512, seed=0)
+    load = PlainLoad(asked.num, asked.concurrency, prompt_tokens=256, output_tokens=asked.out, vocab=512, seed=0)
     with checked_out(asked.before) as tree:
         found = guarded_run(compare(tree, asked.rounds, asked.serve, load, Console(highlight=False)))
     print(json.dumps(found))

@@ -25,7 +25,7 @@ from rich.console import Console
 from loadtest.against_peer import compare_with_peer, show_comparison
 from loadtest.bench_command import compare_command, run_command, sweep_command
 from loadtest.http_exchange import KEY_VARIABLE, KEYS_VARIABLE, Server
-from loadtest.load import Load, run_load
+from loadtest.load import PlainLoad, run_load
 from loadtest.peer import VARIABLE
 from loadtest.report import Figures, figures_table, median_figures
 from loadtest.scenarios import SCENARIOS
@@ -184,10 +184,10 @@ def _add_load(parser: argparse.ArgumentParser, of: str) -> None:
 
 def _load(
     asked: argparse.Namespace, rate: float = 0.0, intruder_rate: float = 0.0, intruder_tokens: int = 1500
-) -> Load:
+) -> PlainLoad:
     given = [getattr(asked, name) for name, *_ in LOAD]
     values = [default if value is None else value for value, (_, default, *_) in zip(given, LOAD, strict=True)]
-    return replace(Load(*values), rate=rate, intruder_rate=intruder_rate, intruder_tokens=intruder_tokens)
+    return replace(PlainLoad(*values), rate=rate, intruder_rate=intruder_rate, intruder_tokens=intruder_tokens)
 
 
 def _status(num_errors: int) -> int:

@@ -14,6 +14,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+import orjson
 
 from protocol.errors import ConfigError
 from runtime.clock import Clock
@@ -65,6 +66,16 @@ class Broken(Exception):
     def __init__(self, kind: str, more: object = "") -> None:
         super().__init__(f"{kind}: {more}" if more else kind)
         self.kind = kind
+
+
+def refusal(status: int, body: bytes) -> str:
+    """`HTTP 401: ` and the server's message, or the start of the body; for 401 and 403 a hint about the key."""
+    try:
+        message = str(orjson.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = body.decode(errors="replace")
+    hint = "; --api-key-file FILE names a file with the key" if status in (401, 403) else ""
+    return f"HTTP {status}: {message[:200]}{hint}"
 
 
 async def exchange(

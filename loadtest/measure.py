@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -20,7 +20,7 @@ from loadtest.drive.talk import Asking, Listener, Talk
 from loadtest.figures.figures import Figures, Window, figures_of
 from loadtest.figures.record import Record
 from loadtest.http_exchange import Connections, Server
-from loadtest.work.arrivals import Arrivals, AtOnce, Gamma
+from loadtest.work.arrivals import Arrivals, AtOnce
 from loadtest.work.conversations import ONE, Conversation, RandomWork, with_cancels, with_think_time
 from loadtest.work.lengths import Lengths
 from runtime.clock import Clock
@@ -28,6 +28,7 @@ from runtime.clock import Clock
 RUN_SEED = 1000  # between the seeds of runs: no run repeats the prompts of another
 WARM_UP_SEED, INTRUDER_SEED = 0x5EED, 0x1047
 DEFAULT_VOCAB = 512
+DRAIN_S = 15.0  # for the answers to long prompts, once the load is over
 
 
 class Work(Protocol):
@@ -105,6 +106,7 @@ class Measured:
     window: Window
     figures: Figures
     beside: Figures | None  # of the long prompts
+    beside_records: list[Record]
     own: OwnLoad
     refusal: str | None
     counted: Mapping[str, float]  # of /metrics
@@ -157,7 +159,9 @@ async def measure(
             progress = await run.run()
             own = watch.load()
             if disturbing is not None:
-                intruding.stop("the load is over")
+                if progress.why:
+                    intruding.stop(progress.why)
+                intruding.send_no_more()
                 await disturbing
         finally:
             for task in (watching, disturbing):
@@ -174,7 +178,8 @@ async def measure(
     figures = figures_of(records, window, load.slos)
     beside = figures_of(intruding.progress.records, window, {}) if load.intruder_rate else None
     return Measured(
-        load, progress, records, window, figures, beside, own, own.refusal(figures), counted_between(before, after),
+        load, progress, records, window, figures, beside, intruding.progress.records, own, own.refusal(figures),
+        counted_between(before, after),
         exactness_of(records, reference) if load.num_verified else None,
     )  # fmt: skip
 
@@ -207,12 +212,13 @@ def _plan(load: Load, conversations: Iterator[Conversation]) -> Plan:
 
 
 def _intruders(load: Load) -> Plan:
-    """Long prompts of one output token, at their own rate, however late the earlier ones are."""
+    """Long prompts of one output token, one after the other in equal distances, however late the earlier ones are."""
     as_text = isinstance(load.work, RandomWork) and load.work.as_text
     vocab = load.work.vocab if isinstance(load.work, RandomWork) else DEFAULT_VOCAB
     long = RandomWork(Lengths("fixed", load.intruder_tokens), ONE, vocab=vocab, as_text=as_text)
-    moments = Gamma(load.intruder_rate or 1.0).moments(load.seed ^ INTRUDER_SEED)
-    return Plan(moments, long.conversations(load.seed ^ INTRUDER_SEED), is_open=True, stops_when_saturated=False)
+    moments = (number / (load.intruder_rate or 1.0) for number in count())
+    seed = load.seed ^ INTRUDER_SEED
+    return Plan(moments, long.conversations(seed), is_open=True, grace_s=DRAIN_S, stops_when_saturated=False)
 
 
 def _begin(asking: Asking, clock: Clock) -> Any:
@@ -227,6 +233,9 @@ async def _warm_up(endpoint: Endpoint, load: Load) -> None:
     if load.num_warmups:
         places = min(load.num_warmups, load.max_concurrency or load.num_warmups)
         await _all_of(endpoint, load.work.conversations(load.seed ^ WARM_UP_SEED), load.num_warmups, places)
+        if load.intruder_rate:
+            other = replace(load, seed=load.seed ^ WARM_UP_SEED)
+            await _all_of(endpoint, _intruders(other).conversations, 1, 1)
 
 
 async def _first_pass(endpoint: Endpoint, load: Load) -> dict[tuple[int, int], int]:

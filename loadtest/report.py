@@ -1,14 +1,16 @@
-"""Figures from timings: percentiles, throughput, medians over rounds, and their tables. Pure."""
+"""What comparisons tell of a run: percentiles, throughput, medians over rounds, and their tables. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from statistics import median
 
 from rich import box
 from rich.table import Table
 
-from loadtest.client import Timing
+from loadtest.figures.figures import token_gaps
+from loadtest.figures.record import Ending, Record
+from loadtest.measure import Measured
 
 _SAID_APART = ("num_errors", "first_error")  # of the fields below: not medians of rounds
 
@@ -35,6 +37,7 @@ class Figures:
     intruder_ttft_p50_ms: float
     intruder_ttft_max_ms: float
     client_cpu_us_per_token: float
+    client_late_p99_ms: float
     first_error: str
 
 
@@ -52,20 +55,32 @@ def tail(values: Sequence[float], share: float) -> float:
     return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
 
 
-def figures(
-    timings: Sequence[Timing], duration_s: float, intruders: Sequence[Timing] = (), client_cpu_s: float = 0.0
+def figures(measured: Measured) -> Figures:
+    """The figures of a round."""
+    cpu_s = measured.own.core * measured.own.seconds
+    found = figures_of(measured.records, measured.window.length_s, measured.beside_records, cpu_s)
+    return replace(found, client_late_p99_ms=measured.own.lag_p99_ms)
+
+
+def figures_of(
+    records: Sequence[Record], duration_s: float, intruders: Sequence[Record] = (), client_cpu_s: float = 0.0
 ) -> Figures:
-    """The figures of a round of `duration_s` seconds. `client_cpu_s`: CPU time of the measuring client."""
-    good = [timing for timing in timings if not timing.error]
-    ttft = [timing.ttft_s * 1e3 for timing in good]
-    itl = [gap * 1e3 for timing in good for gap in timing.itl_s]
-    beside = [timing.ttft_s * 1e3 for timing in intruders if not timing.error]
-    num_tokens = sum(timing.num_tokens for timing in good)
-    errors = [timing.error for timing in (*timings, *intruders) if timing.error]
+    """The figures of a round of `duration_s` seconds. TTFT and E2E count from when a request was due. An intruder that
+    has no answer yet has waited until the end. `client_cpu_s`: CPU time of the measuring client."""
+    good = [record for record in records if record.is_done]
+    ttft = [(record.arrivals[0] - record.due_s) * 1e3 for record in good]
+    itl = (token_gaps(good) * 1e3).tolist()
+    failed = [record for record in (*records, *intruders) if record.ending is Ending.FAILED]
+    waits = [
+        ((record.arrivals[0] if record.arrivals else record.end_s) - record.due_s) * 1e3
+        for record in intruders
+        if record.ending is not Ending.FAILED
+    ]
+    num_tokens = sum(record.num_tokens for record in good)
 
     return Figures(
         num_ok=len(good),
-        num_errors=len(errors),
+        num_errors=len(failed),
         output_tokens_per_s=num_tokens / duration_s,
         ttft_p50_ms=percentile(ttft, 0.5),
         ttft_p99_ms=tail(ttft, 0.99),
@@ -74,12 +89,13 @@ def figures(
         itl_p99_ms=tail(itl, 0.99),
         itl_p999_ms=tail(itl, 0.999),
         itl_max_ms=_max(itl),
-        e2e_p50_ms=percentile([timing.e2e_s * 1e3 for timing in good], 0.5),
+        e2e_p50_ms=percentile([(record.arrivals[-1] - record.due_s) * 1e3 for record in good], 0.5),
         num_intruders=len(intruders),
-        intruder_ttft_p50_ms=percentile(beside, 0.5),
-        intruder_ttft_max_ms=_max(beside),
+        intruder_ttft_p50_ms=percentile(waits, 0.5),
+        intruder_ttft_max_ms=_max(waits),
         client_cpu_us_per_token=client_cpu_s * 1e6 / num_tokens if num_tokens else float("nan"),
-        first_error=errors[0] if errors else "",
+        client_late_p99_ms=float("nan"),
+        first_error=failed[0].error if failed else "",
     )
 
 

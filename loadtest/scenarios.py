@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import median
 from typing import Any, Literal
 
-from loadtest.load import Load
+from loadtest.load import PlainLoad
 from loadtest.report import Figures
 
 OURS, PEER = "baton", "vllm"
@@ -23,7 +23,7 @@ class Run:
     """One load, given to both sides. `expected_s`: its time on two cores, for the estimate at the start."""
 
     name: str
-    load: Load
+    load: PlainLoad
     expected_s: float
 
 
@@ -91,9 +91,9 @@ class Verdict:
         }
 
 
-_CROWD = Load(num_requests=64, concurrency=16, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=1)
-_ALONE = Load(num_requests=10, concurrency=1, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=2)
-_QUIET = Load(num_requests=32, concurrency=8, prompt_tokens=64, output_tokens=400, vocab=VOCAB, seed=3)
+_CROWD = PlainLoad(num_requests=64, concurrency=16, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=1)
+_ALONE = PlainLoad(num_requests=10, concurrency=1, prompt_tokens=256, output_tokens=64, vocab=VOCAB, seed=2)
+_QUIET = PlainLoad(num_requests=32, concurrency=8, prompt_tokens=64, output_tokens=400, vocab=VOCAB, seed=3)
 _DISTURBED = replace(_QUIET, seed=4, intruder_rate=1.0)
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -135,7 +135,7 @@ def quick(scenarios: Sequence[Scenario]) -> tuple[Scenario, ...]:
     return tuple(replace(each, runs=tuple(map(smaller, each.runs))) for each in scenarios)
 
 
-def of_round(load: Load, number: int) -> Load:
+def of_round(load: PlainLoad, number: int) -> PlainLoad:
     """The load of one round. Both sides get the same prompts, each round others, so that none is cached."""
     return replace(load, seed=load.seed + 1000 * number)
 

@@ -2,7 +2,7 @@
 
     each round:  deploy one side, warm it, load it, stop it; then the other side
 
-client.py times the requests, report.py sums them up.
+load.py has the load, report.py sums up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
-from loadtest.load import Load, run_load
+from loadtest.load import PlainLoad, run_load
 from loadtest.report import Figures, failures, figures_table, median_figures, ratios
 from loadtest.scenarios import PAIR, UNIFIED
 from runtime.clock import Clock
@@ -25,7 +25,7 @@ COMPARISONS: Mapping[str, Sides] = {
 
 
 async def compare_sides(
-    sides: Sides, load: Load, rounds: int, arguments: Sequence[str], clock: Clock, console: Console
+    sides: Sides, load: PlainLoad, rounds: int, arguments: Sequence[str], clock: Clock, console: Console
 ) -> dict[str, list[Figures]]:
     """Figures by side. The sides alternate, so that a drift of the machine affects both."""
     found: dict[str, list[Figures]] = {name: [] for name in sides}
@@ -37,7 +37,9 @@ async def compare_sides(
     return found
 
 
-def show_sides(found: Mapping[str, Sequence[Figures]], load: Load, console: Console, markdown: bool) -> dict[str, Any]:
+def show_sides(
+    found: Mapping[str, Sequence[Figures]], load: PlainLoad, console: Console, markdown: bool
+) -> dict[str, Any]:
     """Prints the table. Returns the same as JSON."""
     ours, baseline = found
     rounds = len(found[ours])

@@ -22,7 +22,7 @@ from bench.gpu.sheet import Sheet
 from loadtest.bench_model import CONFIG, write_model
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
-from loadtest.load import Load, run_load
+from loadtest.load import PlainLoad, run_load
 from loadtest.report import Figures
 from loadtest.scenarios import PAIR, UNIFIED
 from runtime.clock import MonotonicClock
@@ -51,8 +51,8 @@ class Size:
     model: Mapping[str, Any]
     serve: tuple[str, ...]
     clients: tuple[int, ...]
-    load: Load  # of one client
-    streams: Load
+    load: PlainLoad  # of one client
+    streams: PlainLoad
     long_tokens: int
     long_rate: float
     deployment_s: float  # the greatest time of one deployment, with its start
@@ -61,14 +61,14 @@ class Size:
 SIZES: Final = {
     "cuda": Size(
         MID_SIZE, ("--device", "cuda", "--max-total-tokens", "131072", "--max-running-requests", "128"), (1, 32, 128),
-        Load(num_requests=8, concurrency=1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
-        Load(num_requests=64, concurrency=32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
+        PlainLoad(num_requests=8, concurrency=1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
+        PlainLoad(num_requests=64, concurrency=32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
         6000, 4.0, 180,
     ),
     "cpu": Size(
         TINY, ("--device", "cpu", "--max-total-tokens", "4096", "--threads", "1"), (1, 3),
-        Load(num_requests=2, concurrency=1, prompt_tokens=20, output_tokens=6, vocab=512, seed=1),
-        Load(num_requests=4, concurrency=2, prompt_tokens=8, output_tokens=30, vocab=512, seed=2), 200, 4.0, 90,
+        PlainLoad(num_requests=2, concurrency=1, prompt_tokens=20, output_tokens=6, vocab=512, seed=1),
+        PlainLoad(num_requests=4, concurrency=2, prompt_tokens=8, output_tokens=30, vocab=512, seed=2), 200, 4.0, 90,
     ),
 }  # fmt: skip
 
@@ -116,7 +116,9 @@ async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None
             add_row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
 
 
-def add_row(sheet: Sheet, table: str, cells: Mapping[str, str | int], load: Load, found: Figures, about: str) -> None:
+def add_row(
+    sheet: Sheet, table: str, cells: Mapping[str, str | int], load: PlainLoad, found: Figures, about: str
+) -> None:
     """Adds a line to a table. An unknown figure is None. Failed requests are a fault."""
     words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
     figures = {

@@ -27,7 +27,7 @@ from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
-from loadtest.load import Load, run_load
+from loadtest.load import PlainLoad, run_load
 from loadtest.scenarios import UNIFIED
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner
@@ -156,7 +156,7 @@ def run_part(sheet: Sheet, part: Part) -> None:
 
 OPTIONAL: Final = ("ray", "nixl")  # transfer backends with packages of their own
 SMOKE_S: Final = 5.0  # of a part; none is begun with less time left
-ONE_ANSWER: Final = Load(num_requests=1, concurrency=1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
+ONE_ANSWER: Final = PlainLoad(num_requests=1, concurrency=1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
 
 
 def measure_smoke(sheet: Sheet, device: str) -> None:

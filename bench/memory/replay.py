@@ -18,7 +18,7 @@ from bench.memory.part import Setting
 from bench.memory.side import Answer, Side, baton_sides
 from bench.turns import in_turn
 from loadtest.bench_model import CONFIG
-from loadtest.client import model_name
+from loadtest.drive.server import find_model
 from loadtest.peer import ABSENT, peer_executable, peer_running
 from loadtest.report import percentile
 from loadtest.scenarios import OURS, PEER, UNIFIED
@@ -60,7 +60,7 @@ async def measure(setting: Setting) -> dict[str, Any]:
             more = ("--block-size", str(PAGE_SIZE), "--num-gpu-blocks-override", str(POOL_TOKENS // PAGE_SIZE))
             flags = (*more, "--enable-prefix-caching", "--enable-prompt-tokens-details")
             peer = await stack.enter_async_context(peer_running(setting.clock, executable, setting.model, flags))
-            model = await model_name(peer.server, setting.clock)
+            model = (await find_model(peer.server, setting.clock, None)).model
             sides.append(Side(PEER, peer.server, model, setting.clock))
 
         for number in range(-1, setting.rounds):  # the first one warms up

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from loadtest.client import model_name, refusal
 from loadtest.deployment import deployed
-from loadtest.http_exchange import Server, exchange, get
+from loadtest.drive.server import find_model
+from loadtest.http_exchange import Server, exchange, get, refusal
 from runtime.clock import Clock
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ async def baton_sides(arguments: Mapping[str, Sequence[str]], clock: Clock) -> A
         sides = []
         for name, own in arguments.items():
             server = Server.at(await stack.enter_async_context(deployed(own)), "")
-            sides.append(Side(name, server, await model_name(server, clock), clock))
+            sides.append(Side(name, server, (await find_model(server, clock, None)).model, clock))
         yield sides
 
 

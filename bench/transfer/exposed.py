@@ -25,8 +25,8 @@ from rich.table import Table
 
 from bench.turns import in_turn
 from loadtest.bench_model import CONFIG, bench_model
-from loadtest.client import model_name
 from loadtest.deployment import deployed
+from loadtest.drive.server import find_model
 from loadtest.http_exchange import Server, exchange
 from loadtest.report import percentile
 from protocol.errors import ConfigError
@@ -139,7 +139,7 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
         for name, backend in BACKENDS.items():
             arguments = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend", backend)
             server = Server.at(await stack.enter_async_context(deployed(arguments)), "")
-            sides[name] = server, await model_name(server, clock)
+            sides[name] = server, (await find_model(server, clock, None)).model
 
         found: Found = {}
         for num_tokens, repeat in plan.prompts.items():

@@ -2,8 +2,8 @@
 
     due (arrivals) --> a free place? (--max-concurrency) --> turns, one after the other --> the place is free
 
-The run ends when `num_conversations` have ended; or when `duration_s` is over, and those in flight have ended or had
-`grace_s`; or when somebody calls `stop`. Requests in flight then are unfinished.
+The run ends when `num_conversations` have ended; or when `duration_s` is over or somebody calls `send_no_more`, and
+those in flight have ended or had `grace_s`; or when somebody calls `stop`. Requests in flight then are unfinished.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Run:
         self._clock = clock
         self._keeps = keeps
         self._start = 0.0
-        self._stop = asyncio.Event()
+        self._stop, self._is_closed = asyncio.Event(), asyncio.Event()
         self._talking: set[asyncio.Task[None]] = set()
         self._silent = asyncio.Event()  # nobody talks
         self._broken: BaseException | None = None  # a fault of our own
@@ -93,19 +93,27 @@ class Run:
             self.progress.why, self.progress.stopped_s = why, self._now_s()
             self._stop.set()
 
+    def send_no_more(self) -> None:
+        """Nothing more is sent. What is in flight has the grace to end."""
+        self._is_closed.set()
+
     async def run(self) -> Progress:
         """Runs to the end."""
         self._start = self._clock.now()
-        sending, stopping, looking = map(asyncio.create_task, (self._send(), self._stop.wait(), self._look()))
+        waits = (self._send(), self._stop.wait(), self._is_closed.wait(), self._look())
+        sending, stopping, closing, looking = map(asyncio.create_task, waits)
         try:
-            await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, stopping, closing}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
+            if not stopping.done():
+                sending.cancel()
                 await self._drain()
         finally:
-            for task in (sending, stopping, looking, *self._talking):
+            tasks = (sending, stopping, closing, looking, *self._talking)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sending, stopping, looking, *self._talking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self._broken is not None:
             raise self._broken
         self.progress.now_s = self._now_s()
@@ -188,8 +196,10 @@ class Run:
             self.progress.heard.append(heard)
 
     async def _drain(self) -> None:
-        """Waits for those in flight: to their end, or for the grace if the run has a duration, or until a stop."""
-        grace_s = None if self._plan.duration_s is None else self._plan.grace_s
+        """Waits for those in flight: to their end, or for the grace if the run has a duration or was closed, or until a
+        stop."""
+        has_grace = self._plan.duration_s is not None or self._is_closed.is_set()
+        grace_s = self._plan.grace_s if has_grace else None
         self._silent.clear()
         if not self._talking:
             return

@@ -9,11 +9,10 @@ from typing import Any
 
 import orjson
 
-from loadtest.client import refusal
 from loadtest.drive.events import Heard
 from loadtest.drive.talk import Asking, Talk, TokenHistory
 from loadtest.figures.record import Counting, Record
-from loadtest.http_exchange import Broken, Server, get
+from loadtest.http_exchange import Broken, Server, get, refusal
 from loadtest.work.conversations import Conversation, Turn
 from protocol.errors import ConfigError, brief_name
 from runtime.clock import Clock

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from loadtest.client import refusal
 from loadtest.drive.events import Heard
 from loadtest.figures.record import Ending, Record
-from loadtest.http_exchange import Broken, Connections
+from loadtest.http_exchange import Broken, Connections, refusal
 from loadtest.work.conversations import Conversation, Turn
 from runtime.clock import Clock
 

@@ -3,9 +3,10 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from loadtest.figures.record import Counting, Record
+from loadtest.figures.record import Counting, Ending, Record
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,19 @@ def record(sent_s: float, schedule: Schedule = Schedule(), **fields: Any) -> Rec
     """A request that is done, unless `fields` say otherwise."""
     arrivals = [sent_s + schedule.ttft_s + number * schedule.itl_s for number in range(schedule.num_events)]
     return recorded(sent_s, arrivals, [schedule.per_event] * schedule.num_events, **fields)
+
+
+def answered(ttft_s: float, gaps: Sequence[float] = (), num_tokens: int | None = None) -> Record:
+    """A request sent at 0: its first event, then one after each gap. The last event has all tokens that are left."""
+    arrivals = list(accumulate((ttft_s, *gaps)))
+    counts = [1] * len(arrivals)
+    counts[-1] += (num_tokens or len(arrivals)) - len(arrivals)
+    return recorded(0.0, arrivals, counts)
+
+
+def failed(error: str) -> Record:
+    """A request without an answer."""
+    return recorded(0.0, [], [], ending=Ending.FAILED, kind=error, error=error)
 
 
 def recorded(sent_s: float, arrivals: Sequence[float], counts: Sequence[int], **fields: Any) -> Record:

@@ -31,7 +31,7 @@ def measured(scale: float = 1.0, counting: Counting = Counting.IDS, **fields: An
     known: dict[str, Any] = {
         "load": LOAD,
         "progress": progress, "records": records, "window": window,
-        "refusal": None, "beside": None, "counted": {"x_total": 2.0},
+        "refusal": None, "beside": None, "beside_records": [], "counted": {"x_total": 2.0},
         "figures": figures_of(records, window, LOAD.slos), "own": OwnLoad(0.1, 1.0, 5.0, 0.25, 0.5, 2, 4.5),
         "exactness": Exactness(7, 1),
     }  # fmt: skip

@@ -3,12 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from loadtest.http_exchange import IDLE_S, Broken, Connections, Server
+from loadtest.http_exchange import IDLE_S, Broken, Connections, Server, get, refusal
+from protocol.errors import ConfigError
+from runtime.clock import MonotonicClock
 from tests.doubles.clock import VirtualClock
+from tests.loadtest.openai_stand_in import StandIn, standing_in, tokens
 
+CLOCK = MonotonicClock()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi\n"
 
 
@@ -101,3 +106,46 @@ async def test_a_late_or_broken_answer_is_no_status() -> None:
         with pytest.raises(Broken, match=r"^not HTTP: ") as broken:
             await asked(connections)
         assert broken.value.kind == "not HTTP"
+
+
+@pytest.mark.parametrize(
+    "status, body, says",
+    [
+        (401, b'{"error": {"message": "no key"}}', "HTTP 401: no key; --api-key-file FILE names a file with the key"),
+        (403, b"forbidden", "HTTP 403: forbidden; --api-key-file FILE names a file with the key"),
+        (503, b'{"error": {"message": "no workers"}}', "HTTP 503: no workers"),
+        (500, b"[]", "HTTP 500: []"),
+    ],
+)
+def test_what_a_refusal_says(status: int, body: bytes, says: str) -> None:
+    assert refusal(status, body) == says
+
+
+async def test_keys_and_paths() -> None:
+    stand_in = StandIn(tokens)
+    async with standing_in(stand_in) as server:
+        url = f"http://127.0.0.1:{server.port}/prefix/v1/"
+        assert Server.at(url, "") == Server("127.0.0.1", server.port, path="/prefix")
+        await get(Server.at(url, "secret"), CLOCK, "/v1/models")
+        await get(Server.at(url, ""), CLOCK, "/v1/models")
+    assert stand_in.heads[0].startswith("GET /prefix/v1/models HTTP/1.1\r\n")
+    assert "Authorization: Bearer secret\r\n" in stand_in.heads[0]
+    assert "Authorization" not in stand_in.heads[1]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:y", "http://x?q", "http://x:99999"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        Server.at(url)
+
+
+def test_without_a_key_that_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    path = tmp_path / "keys"
+    path.write_text("# ours\nfirst\nsecond\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("BATON_API_KEY_FILE", str(path))
+    assert Server.at("http://127.0.0.1:1").key == "first"
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    assert Server.at("https://api.example").key == "mine"
+    assert Server.at("https://api.example") == Server("api.example", 443, True, "", "mine")

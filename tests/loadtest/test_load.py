@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 
 from loadtest import load as load_module
+from loadtest import measure as measure_module
 from loadtest.__main__ import main
-from loadtest.load import Load, arrivals, prompts, run_load, warm_up
+from loadtest.load import PlainLoad, run_load
+from loadtest.work.arrivals import Gamma
+from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 from tests.loadtest.openai_stand_in import StandIn, standing_in, tokens
 
-LOAD = Load(num_requests=12, concurrency=3, prompt_tokens=8, output_tokens=2, vocab=50, seed=7)
+LOAD = PlainLoad(num_requests=12, concurrency=3, prompt_tokens=8, output_tokens=2, vocab=50, seed=7)
 CLOCK = MonotonicClock()
+NUM_BEFORE = 4  # a probe, and a warm-up for each client
 
 
 async def test_a_closed_loop_has_so_many_at_a_time_and_all_are_counted() -> None:
@@ -21,18 +25,26 @@ async def test_a_closed_loop_has_so_many_at_a_time_and_all_are_counted() -> None
         found = await run_load(server, CLOCK, LOAD)
     assert (found.num_ok, found.num_errors, found.num_intruders) == (12, 0, 0)
     assert stand_in.most_at_once == 3
-    warmed, measured = stand_in.bodies[:3], stand_in.bodies[3:]
+    warmed, measured = stand_in.bodies[1:NUM_BEFORE], stand_in.bodies[NUM_BEFORE:]
     assert len(measured) == 12
-    assert all(len(body["prompt"]) == 8 and max(body["prompt"]) < 50 for body in measured)
+    for body in (*warmed, *measured):
+        assert len(body["prompt"]) == 8 and max(body["prompt"]) < 50
+        assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (2, True, 0)
     seen = [tuple(body["prompt"]) for body in (*warmed, *measured)]
     assert len(set(seen)) == len(seen), "a prompt came twice: it may be cached"
-    assert 0 < found.client_cpu_us_per_token < 1e6
+    assert 0 < found.client_cpu_us_per_token < 1e6 and found.client_late_p99_ms >= 0
 
 
 async def test_a_server_that_does_not_keep_up_fails_and_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "ROUND_S", 0.05)
-    async with standing_in(StandIn(lambda _: [b": wait\n"] * 10_000, pause_s=0.02)) as server:
-        found = await run_load(server, CLOCK, LOAD, "m")
+    monkeypatch.setattr(load_module, "ROUND_S", 0.2)
+    asked: list[Any] = []
+
+    def only_the_first(body: dict[str, Any]) -> list[bytes | None]:
+        asked.append(body)
+        return tokens(body) if len(asked) == 1 else [b": wait\n"] * 10_000
+
+    async with standing_in(StandIn(only_the_first, pause_s=0.02)) as server:
+        found = await run_load(server, CLOCK, LOAD)
     assert (found.num_ok, found.num_errors) == (0, 12)
     assert "no end within" in found.first_error
 
@@ -57,11 +69,11 @@ async def test_intruders_come_beside_and_are_counted_apart() -> None:
 
 
 async def test_intruders_without_an_answer_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "DRAIN_S", 0.05)
+    monkeypatch.setattr(measure_module, "DRAIN_S", 0.05)
     seen: list[dict[str, Any]] = []
 
     def only_the_first_long_one(body: dict[str, Any]) -> list[bytes | None]:
-        if len(body["prompt"]) == 8:
+        if len(body["prompt"]) != 40:
             return tokens(body)
         seen.append(body)
         return tokens(body) if len(seen) == 1 else [b": wait\n"] * 10_000
@@ -72,26 +84,20 @@ async def test_intruders_without_an_answer_are_not_left_out(monkeypatch: pytest.
     assert found.intruder_ttft_p50_ms >= 50
 
 
-async def test_a_model_that_is_named_is_asked_for() -> None:
+async def test_a_model_that_is_named_must_be_there() -> None:
     stand_in = StandIn(tokens)
     async with standing_in(stand_in) as server:
-        await run_load(server, CLOCK, LOAD, "other")
-        await run_load(server, CLOCK, LOAD)
-    assert [body["model"] for body in stand_in.bodies] == ["other"] * 15 + ["stand-in"] * 15
+        await run_load(server, CLOCK, LOAD, "stand-in")
+        with pytest.raises(ConfigError, match="--model: got other, expected a model of"):
+            await run_load(server, CLOCK, LOAD, "other")
+    assert {body["model"] for body in stand_in.bodies} == {"stand-in"}
 
 
-def test_arrivals_keep_their_rate_and_prompts_their_seed() -> None:
-    moments = arrivals(replace(LOAD, num_requests=4000, rate=10.0))
-    assert moments[0] == 0 and moments == sorted(moments)
-    assert moments[-1] == pytest.approx(400, rel=0.1)
-    assert [next(prompts(1, 9, 50)), next(prompts(2, 9, 50))] == [next(prompts(1, 9, 50)), next(prompts(2, 9, 50))]
-    assert next(prompts(1, 9, 50)) != next(prompts(2, 9, 50))
-
-
-def test_a_warm_up_has_the_same_shape_once_per_client_and_other_prompts() -> None:
-    short = warm_up(replace(LOAD, output_tokens=400, intruder_rate=1, rate=3))
-    assert (short.num_requests, short.output_tokens, short.intruder_rate, short.rate) == (3, 400, 0, 0)
-    assert short.seed != LOAD.seed
+def test_a_plain_load_is_one_of_baton_bench() -> None:
+    found = replace(LOAD, rate=2.5, intruder_rate=1.0).measured
+    assert (found.max_concurrency, found.num_conversations, found.num_warmups) == (None, 12, 3)
+    assert (found.arrivals, found.intruder_rate, found.intruder_tokens) == (Gamma(2.5), 1.0, 1500)
+    assert LOAD.measured.max_concurrency == 3 and not LOAD.measured.is_open
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,6 @@ def test_what_is_no_number_is_called_that(capsys: pytest.CaptureFixture[str]) ->
 
 def test_drive_says_who_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drive", "--url", "http://127.0.0.1:9"]) == 2
-    assert "nothing answers at 127.0.0.1:9" in capsys.readouterr().err
+    assert "nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
     assert main(["drive", "--url", "nowhere"]) == 2
     assert "--url: got 'nowhere'" in capsys.readouterr().err

@@ -5,8 +5,7 @@ from dataclasses import fields
 import pytest
 
 from loadtest.against_peer import Comparison
-from loadtest.client import Timing
-from loadtest.report import Figures, figures
+from loadtest.report import Figures, figures_of
 from loadtest.scenarios import (
     OURS,
     PEER,
@@ -20,6 +19,7 @@ from loadtest.scenarios import (
     of_round,
     quick,
 )
+from tests.loadtest.records import answered, failed
 
 RUNS = {run.name: run for scenario in SCENARIOS for run in scenario.runs}
 TARGET = Target(
@@ -28,7 +28,7 @@ TARGET = Target(
 
 
 def at(tokens_per_s: float) -> Figures:
-    return figures([Timing(0.1, (0.01,), 0.11, 100)], 100 / tokens_per_s)
+    return figures_of([answered(0.1, (0.01,), 100)], 100 / tokens_per_s)
 
 
 def test_every_target_names_a_run_and_a_figure() -> None:
@@ -67,7 +67,7 @@ def test_a_quiet_tail_above_the_disturbed_one_asks_for_another_measurement() -> 
     target = next(each for each in TARGETS if each.words == "disturbed: ITL p99.9, Baton / Baton quiet")
 
     def gaps(longest_ms: float) -> Figures:
-        return figures([Timing(0.1, (*[0.005] * 4000, *[longest_ms / 1e3] * 10), 20, 4011)], 20.0)
+        return figures_of([answered(0.1, (*[0.005] * 4000, *[longest_ms / 1e3] * 10))], 20.0)
 
     def word(disturbed_ms: float) -> str:
         return judge(target, {(OURS, "disturbed"): [gaps(disturbed_ms)], (OURS, "quiet"): [gaps(30)]}).word
@@ -81,7 +81,7 @@ def test_at_most_is_the_other_way_round() -> None:
     assert judge(target, {(OURS, "crowd"): [at(101)], (PEER, "crowd"): [at(100)]}).word == "short"
 
 
-@pytest.mark.parametrize("theirs", [[], [figures([Timing(error="x")], 1.0)]])
+@pytest.mark.parametrize("theirs", [[], [figures_of([failed("x")], 1.0)]])
 def test_what_was_not_measured_is_absent(theirs: list[Figures]) -> None:
     verdict = judge(TARGET, {(OURS, "crowd"): [at(100)], (PEER, "crowd"): theirs})
     assert (verdict.word, verdict.to_json()["ratio"]) == ("absent", None)

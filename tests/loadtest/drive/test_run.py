@@ -142,6 +142,21 @@ def test_a_stop_ends_at_once_and_keeps_what_ran() -> None:
     assert progress.now_s == pytest.approx(1.0) and len(endings) == progress.num_sent
 
 
+def test_what_is_in_flight_may_end_when_nothing_more_is_sent() -> None:
+    async def closed(run: Run) -> None:
+        await asyncio.sleep(1.0)
+        run.send_no_more()
+
+    def plan() -> Plan:
+        return Plan(Gamma(10.0).moments(1), repeat(ONE), is_open=True, grace_s=5.0)
+
+    progress, _ = ran(plan(), beside=closed)
+    assert progress.records and all(each.is_done for each in progress.records)
+    assert (progress.why, progress.stopped_s) == ("", None) and 1.0 < progress.now_s < 2.0
+    slow, _ = ran(plan(), Schedule(ttft_s=60.0), beside=closed)
+    assert {each.ending for each in slow.records} == {Ending.UNFINISHED} and slow.now_s == pytest.approx(6.0)
+
+
 def test_a_server_that_falls_behind_ends_the_run() -> None:
     """It answers 10 a second; 15 arrive."""
     plan = Plan(Gamma(15.0).moments(1), repeat(ONE), is_open=True, duration_s=600.0)
