@@ -2,9 +2,9 @@
 
 Some rules are not told, because a JSON schema cannot, or because schemathesis cannot work with more rules between
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
-`min_tokens` above `max_tokens` or with no token left to draw, an integer written as 1.0, an empty text without special
-tokens, a text that the chat template refuses, too many prompts times `n`, a misspelt field. And it serves two that do
-not fit: `best_of` that is what `n` is, and `functions` beside `function_call: "none"`.
+`min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special
+tokens, a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token
+beyond the vocabulary or of one token twice, a bad word without tokens. And it serves two that do not fit: `best_of` that is what `n` is, and `functions` beside `function_call: "none"`.
 """
 
 from collections.abc import Iterator
@@ -75,9 +75,11 @@ def _bound_fields(fields: dict[str, Schema], bounds: Bounds) -> None:
     if bounds.takes_text:
         _alternative(fields["stop"], "array")["maxItems"] = bounds.http.max_stop_strings
     else:
-        fields["stop"]["enum"] = [None, []]
+        fields["stop"]["enum"] = fields["bad_words"]["enum"] = [None, []]
 
-    for name in ("stop_token_ids", "prompt"):
+    _alternative(fields["allowed_token_ids"], "array")["minItems"] = 1
+    _alternative(fields["logit_bias"], "object")["propertyNames"] = {"pattern": "^[0-9]{1,10}$"}
+    for name in ("stop_token_ids", "allowed_token_ids", "prompt"):
         for node in _token_ids(fields.get(name)):
             if bounds.limits.vocab_size is not None:
                 node["exclusiveMaximum"] = bounds.limits.vocab_size

@@ -135,7 +135,10 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     allowed_token_ids: Annotated[Ids | None, told("Only these tokens are drawn. Absent: all.", [5, 6, 7])] = None
     bad_words: Annotated[
         Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None,
-        told("Texts that the answer does not contain, as the tokenizer writes them with a space before, and without."),
+        told(
+            "Texts that the answer does not contain, as the tokenizer writes them with a space before, and without.",
+            ["dog", "once upon"],
+        ),
     ] = None
     n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None
     stream: Annotated[bool | None, told("The answer comes as server-sent events, step by step.", True)] = None

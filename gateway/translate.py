@@ -47,12 +47,19 @@ class Limits:
     lookahead: int = 0  # of its layout
     prefill_page_size: int | None = None  # of the largest prefill worker, if it differs
     max_choices: int | None = None  # rows of the largest decode worker
+    places: tuple[tuple[int, int], ...] | None = None  # (rows, requests that may wait) of each worker that decodes
 
     @property
     def longest_prompt(self) -> int | None:
         """A longer prompt is always refused."""
         bounds = (self.context_length, self.pool_tokens, self.prefill_pool_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    def prompts_at_once(self, num_choices: int) -> int | None:
+        """Prompts of so many choices that all workers together can run or let wait."""
+        if self.places is None:
+            return None
+        return sum(rows // num_choices + num_waiting for rows, num_waiting in self.places)
 
     def room(self, num_prompt: int, num_choices: int) -> int | None:
         """The largest max_tokens whose KV fits the largest pool; less than 1 if even the prompt does not fit."""
@@ -93,6 +100,7 @@ def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
         lookahead=decode.layout.lookahead,
         prefill_page_size=prefill.layout.page_size,
         max_choices=max((each.max_running_requests for each in decodes), default=None),
+        places=tuple((each.max_running_requests, each.max_queued_requests) for each in decodes) or None,
     )
 
 
@@ -240,6 +248,14 @@ class Translator:
             _refuse(
                 "n", f"got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once"
             )
+
+        most = limits.prompts_at_once(num_choices)
+        if most is not None and len(found) > most:
+            each = f" of {num_choices} choices each" if num_choices > 1 else ""
+            what = (
+                f"got {len(found)} prompts{each}, expected at most {most}, which the workers run and let wait together"
+            )
+            _refuse("prompt", what)
 
         rules = self._sampling(request, limits)
         check_drawable(rules, limits)

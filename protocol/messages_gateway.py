@@ -138,6 +138,7 @@ class Register(Message):
     draft: DraftInfo | None = None
     graphs: Text = ""  # CUDA graphs of a worker that decodes on a GPU: "captured", or "none: WHY"
     place: GroupPlace | None = None  # None: a worker of its own
+    max_queued_requests: Positive = 2048  # that wait beside those that run
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
         draft=draft_info(settings),
         graphs=graphs_info(runner, settings),
         place=settings.place if settings.group_size > 1 else None,
+        max_queued_requests=settings.max_queued_requests,
     )
 
 

@@ -37,7 +37,7 @@ KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature"
 # Why a body that the page allows may be refused; see gateway/openapi_rules.py.
 UNTOLD = re.compile(
     r"context length|KV memory|expected at most max_tokens|ids of the vocabulary, and min_tokens|prompts, expected"
-    r"|is empty \(0 tokens\)"
+    r"|is empty \(0 tokens\)|leaves no token to draw|logit_bias: got (a token twice|token id)|turns into no token"
 )
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 NUM_STATUS = 15  # for each of the routes that generate nothing; fewer where there is nothing to make up

@@ -1,13 +1,19 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.chat_template import ChatTemplates
 from gateway.membership import Member
+from gateway.model_folder import read_model_folder
 from gateway.pairing import Need
+from gateway.schemas import CompletionRequest
 from gateway.translate import (
     UNKNOWN_REST,
     ContextLengthExceeded,
     Limits,
+    Translator,
     check_ids,
     check_list,
     limits_of,
@@ -19,6 +25,7 @@ from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, LayerGroup
 from protocol.messages_gateway import Register, Role, WorkerAddress
 from protocol.worker_facts import KvPages, WorkerStats
+from tests.gateway.folders import write_folder
 
 LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
 
@@ -164,3 +171,28 @@ def test_ids() -> None:
         check_ids([50], "prompt", LIMITS)
     with pytest.raises(BadRequest, match="empty"):
         check_ids([], "prompt[0]", LIMITS)
+
+
+def many(num_prompts: int, n: int = 1) -> CompletionRequest:
+    return CompletionRequest(prompt=[[1]] * num_prompts, n=n, max_tokens=1)
+
+
+@pytest.mark.parametrize(("num_prompts", "n"), [(8 + 3 + 8 + 3, 1), (4 + 3 + 4 + 3, 2), (3 + 3, 9)])
+def test_more_prompts_than_all_workers_can_ever_hold_are_refused(num_prompts: int, n: int, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    translator = Translator(read_model_folder(folder), None, ChatTemplates({}, {}))
+    limits = Limits(places=((8, 3), (8, 3)))
+    assert len(translator.prompts(many(num_prompts, n), limits)) == num_prompts
+    each = f" of {n} choices each" if n > 1 else ""
+    words = (
+        f"prompt: got {num_prompts + 1} prompts{each}, expected at most {num_prompts}, which the workers run"
+    )
+    with pytest.raises(BadRequest, match=words) as caught:
+        translator.prompts(many(num_prompts + 1, n), limits)
+    assert caught.value.param == "prompt"
+
+
+def test_places_are_those_of_the_workers_that_decode() -> None:
+    members = (member(Role.DECODE, 4, 60), member(Role.UNIFIED, 4, 60), member(Role.PREFILL, 4, 60))
+    assert limits_of(members, Limits()).places == ((8, 2048), (8, 2048))
+    assert limits_of(members[2:], Limits()).prompts_at_once(1) is None
