@@ -23,7 +23,7 @@ TICK_S = 0.001
 TOKEN_ID = 17
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
 _TOKEN = (
-    b'data: {"id":"echo","model":"echo",'
+    b'data: {"id":"echo","object":"text_completion","created":0,"model":"echo",'
     b'"choices":[{"index":0,"text":" word","token_ids":[17],"finish_reason":null}]}\n\n'
 )
 
@@ -61,7 +61,8 @@ TOKEN_CHUNK = chunked(_TOKEN)
 def last_chunks(num_prompt: int, num_tokens: int) -> bytes:
     """Usage, [DONE], and the end of the body."""
     usage = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens}
-    event = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\ndata: [DONE]\n\n"
+    last = {"id": "echo", "object": "text_completion", "created": 0, "model": "echo", "choices": [], "usage": usage}
+    event = b"data: " + orjson.dumps(last) + b"\n\ndata: [DONE]\n\n"
     return chunked(event) + chunked(b"")
 
 
@@ -129,7 +130,7 @@ class Echo(asyncio.Protocol):
             self._answer(self._written.page(), b"text/plain")
         else:
             asked = orjson.loads(self._body)
-            self._num_tokens = self._left = int(asked["max_tokens"])
+            self._num_tokens = self._left = int(asked.get("max_tokens") or asked["max_completion_tokens"])
             self._num_prompt = len(asked.get("prompt") or asked.get("messages"))
             self._transport.write(_HEAD % b"text/event-stream")
             self._due_s = self._clock.now() + self._schedule.ttft_s

@@ -150,10 +150,7 @@ class DraftLaunches:
                 device.runner.forward_with_features(launch.padding(device), device.kv)
                 return
             verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
-            rules, rows_L = launch.batch.sampling.rules, launch.relay.rows_L
-            if rules is not None and rules.reads_context and rows_L.numel():
-                rows: DraftRows = launch.draft.rows
-                device.histories.write(*rows.places(rows_L, launch.relay.seq_lens_L), verified.tokens_L)
+            self._remember(launch, verified.tokens_L)
             launch.tokens_L = device.forward.to_host(verified.tokens_L)
             if launch.ships:
                 launch.shipped = device.forward.to_host(verified.shipped)
@@ -161,6 +158,14 @@ class DraftLaunches:
             if device.forward_clock is not None:
                 launch.computed_at = device.forward_clock.now()
         launch.proposed = None
+
+    def _remember(self, launch: DraftLaunch, tokens_L: Tensor) -> None:
+        """Adds the drawn tokens to the contexts that rules of the next launch read."""
+        assert launch.batch is not None
+        rules, (rows_L, _, seq_lens_L) = launch.batch.sampling.rules, launch.relay
+        if rules is not None and rules.reads_context and rows_L.numel():
+            rows: DraftRows = launch.draft.rows
+            self._device.histories.write(*rows.places(rows_L, seq_lens_L), tokens_L)
 
     def publish(self, launch: DraftLaunch) -> None:
         """Publishes the lengths behind the launch. The next one waits for them, so a launch that has failed publishes

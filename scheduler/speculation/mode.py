@@ -120,7 +120,7 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
     logits_LV, features_TF = parts.device.runner.forward_with_features(inp, parts.device.kv, on_layer)
     history_NT = parts.device.histories.begin(forward.sampling.rules, forward.seeds_3S)
     if history_NT is not None:
-        ids_BW = ids.reshape(len(rows.rows_B), -1) if len(rows.rows_B) else ids.reshape(0, 1)
+        ids_BW = ids if ids.dim() == 2 else ids[:, None]
         history_NT = with_paths(history_NT, forward.sampling, rows.num_draws, ids_BW, inp.tree_bits_D)
     drawn_L = sample(logits_LV, forward.sampling, history_NT)
 

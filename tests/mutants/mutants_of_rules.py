@@ -80,8 +80,8 @@ RULES = (
     ),
     Mutant(
         "a launch that verifies does not note what it has drawn",
-        "DraftLaunches.verify",
-        "device.histories.write(...)",
+        "DraftLaunches._remember",
+        "self._device.histories.write(...)",
         "",
         "the next one reads a context that ends too early",
         tests=(SCHEDULES,),
