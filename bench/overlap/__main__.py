@@ -90,7 +90,7 @@ class NoModel(FakeRunner):
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V), all zero."""
-        return torch.zeros(1, 1).expand(inp.logit_indices_L.shape[0], 2)
+        return torch.zeros(1, 1).expand(inp.logit_indices_L.shape[0], self.vocab_size)
 
 
 class CountedStream(InlineStream):

@@ -46,7 +46,7 @@ KINDS = (
     Kind("min_tokens, 900 stops", num_stops=900),
     Kind("one joins, one leaves", joins=True),
     Kind("biases of 20 tokens", rules=LogitRules(logit_bias=tuple((token, 1.5) for token in range(20)))),
-    Kind("half of the tokens allowed", rules=LogitRules(allowed_token_ids=tuple(range(0, 1024, 2)))),
+    Kind("450 tokens allowed", rules=LogitRules(allowed_token_ids=tuple(range(0, 900, 2)))),
     Kind("20 bad words of 3 tokens", rules=LogitRules(bad_words=tuple((token, 2, 3) for token in range(20)))),
     Kind("three penalties", rules=LogitRules(0.5, 0.5, 1.1)),
 )
