@@ -150,8 +150,10 @@ def test_errors_are_those_that_the_client_knows(story: BatonProcess) -> None:
         with pytest.raises(openai.BadRequestError, match="2048") as caught:
             it.completions.create(model="story", prompt=PROMPT, max_tokens=5000)
         assert "5000" in str(caught.value)
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            it.completions.create(model="story", prompt=PROMPT, suffix="the end")
         with pytest.raises(openai.BadRequestError, match="logit_bias"):
-            it.completions.create(model="story", prompt=PROMPT, logit_bias={"5": 1})
+            it.completions.create(model="story", prompt=PROMPT, logit_bias={"5": 101})
         assert [model.id for model in it.models.list()] == ["story"]
 
 
