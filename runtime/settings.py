@@ -304,7 +304,7 @@ class GatewaySettings(ProcessSettings):
     logprobs_mode: Annotated[LogprobsMode, _flag(
         "what log-probabilities are of: raw_logprobs, the model's own scores, or processed_logprobs, what a token is"
         " drawn from, behind penalties, biases, temperature, top-k, top-p and min-p; one of",
-        group=Group.LIMITS, metavar="MODE")] = "raw_logprobs"
+        group=Group.MODEL, metavar="MODE")] = "raw_logprobs"
     max_attempts: Annotated[int, Field(ge=1, le=100), _flag(
         "times that a request is given to workers before its client gets an error; 1: no retry",
         group=Group.LOSS)] = 3

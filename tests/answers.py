@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import Assign, ChoiceTokens
 
 
@@ -11,6 +12,7 @@ class Answer:
 
     tokens: dict[int, int] = field(default_factory=dict)
     finish: str = ""
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by seq, of what is no replay
 
     @property
     def ids(self) -> list[int]:
@@ -23,6 +25,10 @@ class Answer:
         for offset, token in enumerate(piece.token_ids):
             seq = piece.seq + offset
             assert self.tokens.setdefault(seq, token) == token, f"seq {seq} came twice with different tokens"
+        scored = () if piece.logprobs is None else piece.logprobs.tokens()
+        assert piece.logprobs is None or len(scored) == len(piece.token_ids), f"seq {piece.seq}: {len(scored)} scores"
+        for offset, each in enumerate(scored):
+            assert self.logprobs.setdefault(piece.seq + offset, each) == each, f"seq {piece.seq} has other scores now"
         if piece.finish:
             assert self.finish in ("", piece.finish)
             self.finish = piece.finish

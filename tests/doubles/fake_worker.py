@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
+from protocol.logprobs import Logprobs, TokenLogprob, of_tokens
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -282,7 +283,7 @@ class FakeWorker:
         """The first token of each choice, by the prefill fake."""
         if self.prefill is not None:
             stamps = (Stamp("first token", 0.5, self.prefill.worker_id),)
-            firsts = (replace(each, token_ids=each.token_ids[:1], finish="") for each in step if each is not None)
+            firsts = (_first_of(each) for each in step if each is not None)
             await self.prefill.send(FirstToken(tuple(firsts), stamps, self.behaviour.cached))
 
     def _is_cancelled(self, news: ChoiceTokens) -> bool:
@@ -301,9 +302,29 @@ class FakeWorker:
                 token_ids.append(token_id)
             finish = str(finish_reason(assign.sampling, place + 1, token_id) or "")
             if finish or len(token_ids) == self.behaviour.burst:
-                yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), finish)
+                scored = _scored(assign, token_ids)
+                yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), finish, scored)
                 seq, token_ids = place + 1, []
             if finish:
                 return
         if token_ids:
-            yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids))
+            scored = _scored(assign, token_ids)
+            yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), "", scored)
+
+
+def _first_of(news: ChoiceTokens) -> ChoiceTokens:
+    """Its first token alone."""
+    scored = None if news.logprobs is None else news.logprobs.part(0, 1)
+    return replace(news, token_ids=news.token_ids[:1], finish="", logprobs=scored)
+
+
+def _scored(assign: Assign, token_ids: list[int]) -> Logprobs | None:
+    """Each token is the likeliest one; those with the next ids follow."""
+    if (asked := assign.sampling.logprobs) is None:
+        return None
+    return of_tokens(
+        tuple(
+            TokenLogprob(-0.5, 1, tuple((token + place, -0.5 - place) for place in range(asked.num_top)))
+            for token in token_ids
+        )
+    )

@@ -1,11 +1,13 @@
 """What each request must become, computed token by token without KV, batches, workers or streams."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, sample
+from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner, mix_int
@@ -17,23 +19,73 @@ FAKE = FakeRunner(vocab_size=VOCAB, context_length=256)
 @cache
 def expected(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tuple[tuple[int, ...], FinishReason]:
     """The tokens of one choice, and why it ends."""
+    tokens, reason, _ = scored(prompt, params, choice)
+    return tokens, reason
+
+
+def check_logprobs(
+    found: Mapping[int, TokenLogprob],
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    choice: int,
+    tokens: Sequence[int],
+    num_replayed: int = 0,
+) -> None:
+    """Asserts that each token but the replayed ones has what it should have, if it is asked for. `found`: by place."""
+    if params.logprobs is None:
+        assert not found, "nobody has asked for log-probabilities"
+        return
+    _, _, places = scored(prompt, params, choice)
+    assert sorted(found) == list(range(num_replayed, len(tokens))), f"scores of {sorted(found)}, {len(tokens)} tokens"
+    for place, token in enumerate(tokens[num_replayed:], num_replayed):
+        right_V, got = places[place], found[place]
+        assert _is_near(got.logprob, right_V[token]), f"{token} at {place}: {got.logprob}, expected {right_V[token]}"
+        assert got.rank == 1 + sum(each > right_V[token] + 1e-4 for each in right_V), f"rank {got.rank} at {place}"
+        best = sorted(right_V, reverse=True)[: params.logprobs.num_top]
+        assert len(got.top) == len(best) == len({each for each, _ in got.top}), f"{got.top} at {place}"
+        for (other, logprob), value in zip(got.top, best, strict=True):
+            assert _is_near(logprob, right_V[other]) and _is_near(logprob, value), f"{other} at {place}: {logprob}"
+
+
+def _is_near(one: float, other: float) -> bool:
+    return one == other or abs(one - other) < 1e-4
+
+
+@cache
+def scored(
+    prompt: tuple[int, ...], params: SamplingParams, choice: int
+) -> tuple[tuple[int, ...], FinishReason, list[list[float]]]:
+    """The same with the log-probabilities of all tokens at each place."""
     model = _Model()
     outputs: list[int] = []
+    places: list[list[float]] = []
     unread: Sequence[int] = prompt
     while True:
         likeliest = model.read(unread)
         logits = [0.0] * VOCAB
         logits[likeliest] = 100.0
+        raw = logits
         if params.rules is not None:
             logits = ruled(logits, prompt, outputs, params.rules)
         logits_1V = torch.tensor([logits])
         position = len(prompt) + len(outputs)
         banned = tuple(sorted(params.ending_ids)) if len(outputs) < params.min_tokens else ()
-        token = int(sample(logits_1V, _row(params, choice, position, banned)))
+        row = _row(params, choice, position, banned)
+        token = int(sample(logits_1V, row))
+        if params.logprobs is not None:
+            drawn = _drawn_from(logits_1V, banned, params, row) if params.logprobs.processed else torch.tensor([raw])
+            places.append(drawn[0].double().log_softmax(0).tolist())
         outputs.append(token)
         unread = [token]
         if (reason := finish_reason(params, len(outputs), token)) is not None:
-            return tuple(outputs), reason
+            return tuple(outputs), reason, places
+
+
+def _drawn_from(logits_1V: Tensor, banned: tuple[int, ...], params: SamplingParams, row: SamplingInput) -> Tensor:
+    """What the token is drawn from, behind bans, temperature and masks."""
+    logits_1V = logits_1V.clone()
+    logits_1V[0, list(banned)] = float("-inf")
+    return logits_1V if params.temperature == 0 else mask_logits(logits_1V / params.temperature, row)
 
 
 class _Model:

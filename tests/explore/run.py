@@ -26,7 +26,7 @@ from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
-from tests.explore.expected import expected
+from tests.explore.expected import check_logprobs, expected
 from tests.explore.failing import INJECTED, Failures
 from tests.explore.groups import Groups
 from tests.explore.invariants import check_invariants
@@ -267,6 +267,7 @@ class Run:
         failure = cluster.failures.get(name)
         answer = cluster.answers[name, choice]
         tokens, reason = expected(arrival.prompt, arrival.params, choice)
+        check_logprobs(answer.logprobs, arrival.prompt, arrival.params, choice, answer.ids, arrival.num_replayed)
         if answer.finish:
             assert (tuple(answer.ids), answer.finish) == (tokens, reason), f"{name}/{choice}: {answer} for {tokens}"
             return

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
@@ -93,6 +94,7 @@ class Workload:
         workload = _scheduled(random.Random(f"policies {seed}"), Workload._of_kind(seed, num_requests))
         if seed >= FIRST_WITH_RULES:
             workload = _ruled(random.Random(f"rules {seed}"), workload)
+        workload = _scored(random.Random(f"logprobs {seed}"), workload)
         has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
         return workload.with_draft(seed) if has_draft else workload
 
@@ -208,6 +210,20 @@ def _ruled(rng: random.Random, workload: Workload) -> Workload:
             arrival = _replayed(rng, ruled) if arrival.num_replayed else ruled
         arrivals.append(arrival)
     return replace(workload, arrivals=tuple(arrivals))
+
+
+def _scored(rng: random.Random, workload: Workload) -> Workload:
+    """The same with log-probabilities for some requests, in half of the cases."""
+    if rng.random() < 0.5:
+        return workload
+    arrivals = tuple(replace(each, params=asking(rng, each.params)) for each in workload.arrivals)
+    return replace(workload, arrivals=arrivals)
+
+
+def asking(rng: random.Random, params: SamplingParams) -> SamplingParams:
+    """The same; it may ask for log-probabilities."""
+    asked = rng.choice((None, LogprobsAsked(rng.choice((0, 1, 5))), LogprobsAsked(3, processed=True)))
+    return replace(params, logprobs=asked)
 
 
 def random_policies(rng: random.Random) -> Policies:

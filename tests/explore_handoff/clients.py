@@ -6,7 +6,7 @@ from gateway.control import Control
 from gateway.requests import Delivery
 from protocol.errors import BatonError
 from protocol.messages_gateway import FinishReason
-from tests.explore.expected import expected
+from tests.explore.expected import check_logprobs, expected
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.scenario import Arrival
 from tests.explore_handoff.story import Story
@@ -51,6 +51,9 @@ class Client:
         got = self.tokens[choice]
         got += delivery.token_ids
         assert tuple(got) == right[: len(got)], f"wrong token: {name}/{choice} got {got}, expected {list(right)}"
+        start = len(got) - len(delivery.token_ids)
+        scores = dict(enumerate(delivery.logprobs, start))
+        check_logprobs(scores, self.arrival.prompt, self.arrival.params, choice, got, start)
         if delivery.finish is not None:
             assert (len(got), delivery.finish) == (len(right), reason), f"{name}/{choice} ends too early or late: {got}"
             self.finish[choice] = delivery.finish

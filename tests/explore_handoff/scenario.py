@@ -13,7 +13,7 @@ from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB
-from tests.explore.workload import random_layers, random_policies, random_tree
+from tests.explore.workload import asking, random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate
 from tests.ruling import with_rules
 from worker.policies import DEFAULTS, Policies
@@ -194,6 +194,10 @@ class Scenario:
         )
         scenario = _remembering(random.Random(f"memory {seed}"), scenario)
         scenario = _scheduled(random.Random(f"policies {seed}"), scenario)
+        rng = random.Random(f"logprobs {seed}")
+        asks = rng.random() < 0.5
+        arrivals = tuple(replace(each, params=asking(rng, each.params)) for each in scenario.arrivals)
+        scenario = replace(scenario, arrivals=arrivals) if asks else scenario
         return _ruled(random.Random(f"rules {seed}"), scenario) if seed >= FIRST_WITH_DRAFT else scenario
 
 

@@ -12,6 +12,7 @@ from tests.mutants.mutants_of_http import HTTP
 from tests.mutants.mutants_of_idle import IDLE
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
 from tests.mutants.mutants_of_leaving import LEAVING
+from tests.mutants.mutants_of_logprobs import LOGPROBS
 from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_mlps import MLPS
 from tests.mutants.mutants_of_pairing import PAIRING
@@ -337,6 +338,7 @@ MUTANTS = (
     *HTTP,
     *ROLES,
     *RULES,
+    *LOGPROBS,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,

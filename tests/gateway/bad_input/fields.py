@@ -33,15 +33,14 @@ ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("stream_options", '5 true "x" []', "expected an object"),
     ("skip_special_tokens", '1 "no" []', "true or false"),
     ("return_token_ids", '1 "yes" {}', "true or false"),
+    ("return_tokens_as_token_ids", '1 "yes" {}', "true or false"),
+    ("top_logprobs", '21 -1 "5" true []', "expected"),
+    ("logprobs", '21 -1 "5" []', "expected"),
     ("timeline", '1 "yes" []', "true or false"),
     ("user", "5 true [] {}", "a string"),
     ("model", "5 true [] {}", "a string"),
 ]
 UNSUPPORTED: list[tuple[str, str]] = [
-    ("logprobs", "5"),
-    ("logprobs", "true"),
-    ("logprobs", "0"),
-    ("top_logprobs", "5"),
     ("prompt_logprobs", "1"),
     ("echo", "true"),
     ("suffix", '"end"'),

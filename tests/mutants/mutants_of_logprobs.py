@@ -1,0 +1,91 @@
+"""Sabotages of log-probabilities: of which token they are, and that each token has them once."""
+
+from tests.mutants.mutant import Mutant
+
+FORMULAS = "tests/model/test_logprobs.py"
+SCHEDULES = "tests/explore/test_logprobs.py"
+ANSWERS = "tests/gateway/test_logprobs.py"
+MESSAGES = "tests/protocol/test_logprobs.py"
+
+LOGPROBS = (
+    Mutant(
+        "log-probabilities are those of the row beside",
+        "scheduler/execution/sampling_columns.py SamplingColumns.logprobs",
+        "int64_column(list(asking), device)",
+        "int64_column([(row + 1) % len(self.draws) for row in asking], device)",
+        "one request is told of another's tokens",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "log-probabilities of a tree are those of its first nodes",
+        "logprobs_along",
+        "nodes_ANW.gather(...)",
+        "nodes_ANW[:, : path_AS.shape[1]]",
+        "the path is told of branches that are not kept",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "log-probabilities of all runs lie one behind another",
+        "Launch.logprobs_of",
+        "start += size",
+        "start += len(run)",
+        "a row has more places than its run has tokens",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "the last message forgets the log-probabilities of first tokens",
+        "PrefillWorker._on_first_tokens",
+        "self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden, job.logprobs)",
+        "self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden)",
+        "decode's repeat of the first token may arrive before prefill's message",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a cut run keeps the log-probabilities of what is cut",
+        "TokenStream.add",
+        "logprobs = logprobs.part(0, len(taken))",
+        "pass",
+        "there are more than tokens",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "outputs that are drawn once more are told again",
+        "Results.take",
+        "logprobs[0] = __rest",
+        "pass",
+        "the tokens behind them get theirs",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "processed ones of greedy rows depend on the batch",
+        "_logprobs",
+        "torch.where(is_greedy_N1, drawn_NV, __masked)",
+        "__masked",
+        "masks cut a greedy row only beside rows that are drawn",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "a token leaves before its text",
+        "HeldTokens.shown",
+        "end <= self._num_shown",
+        "True",
+        "a stop string may still cut it",
+        tests=(ANSWERS,),
+    ),
+    Mutant(
+        "a stop string cuts no token",
+        "HeldTokens.rest",
+        "not is_cut",
+        "True",
+        "tokens without text are told",
+        tests=(ANSWERS,),
+    ),
+    Mutant(
+        "a number that is no log-probability passes",
+        "protocol/logprobs.py checked",
+        "value <= 0",
+        "True",
+        "a NaN would become invalid JSON",
+        tests=(MESSAGES,),
+    ),
+)

@@ -1,0 +1,37 @@
+import pytest
+
+from protocol.errors import WireError
+from protocol.logprobs import Logprobs, LogprobsAsked, TokenLogprob, checked, of_tokens
+
+TOKENS = (
+    TokenLogprob(-0.5, 1, ((3, -0.5), (4, -1.0))),
+    TokenLogprob(-2.0, 9, ((3, -0.25), (0, float("-inf")))),
+    TokenLogprob(0.0, 1, ((7, 0.0), (8, -64.0))),
+)
+ASKED = LogprobsAsked(2)
+
+
+def test_round_trip_and_parts() -> None:
+    found = of_tokens(TOKENS)
+    assert checked(found, ASKED, 3) == TOKENS and len(found.raw) == 3 * found.row_bytes
+    assert found.part(1, 3).tokens() == TOKENS[1:] and found.part(0, 0).tokens() == ()
+    assert checked(None, None, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "num_tokens"),
+    [
+        (None, ASKED, 3),
+        (of_tokens(TOKENS), None, 3),
+        (of_tokens(TOKENS), ASKED, 2),
+        (of_tokens(TOKENS), LogprobsAsked(1), 3),
+        (Logprobs(2, of_tokens(TOKENS).raw[:-1]), ASKED, 3),
+        (of_tokens((TOKENS[0]._replace(logprob=0.5),)), ASKED, 1),
+        (of_tokens((TOKENS[0]._replace(logprob=float("nan")),)), ASKED, 1),
+        (of_tokens((TOKENS[0]._replace(rank=0),)), ASKED, 1),
+        (of_tokens((TOKENS[0]._replace(top=((-1, -1.0), (2, -2.0))),)), ASKED, 1),
+    ],
+)
+def test_what_makes_no_sense_is_refused(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> None:
+    with pytest.raises(WireError, match="logprobs: got"):
+        checked(found, asked, num_tokens)
