@@ -49,14 +49,6 @@ LOGPROBS = (
         tests=(SCHEDULES,),
     ),
     Mutant(
-        "outputs that are drawn once more are told again",
-        "Results.take",
-        "logprobs[0] = __rest",
-        "pass",
-        "the tokens behind them get theirs",
-        tests=(SCHEDULES,),
-    ),
-    Mutant(
         "processed ones of greedy rows depend on the batch",
         "_logprobs",
         "torch.where(is_greedy_N1, drawn_NV, __masked)",
