@@ -4,15 +4,16 @@
 // Built by model/cpu_kernels.py for one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of
 // pages (PAGE_BF16 or float32). Pointers are to row-major memory; strides count elements. Rows and requests are
 // independent of one another, so that a request's result never depends on its neighbours.
+#include "cpu_kernels.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
+
+#include "cpu_team.h"
 
 #define D HEAD_DIM
 #define HALF (HEAD_DIM / 2)
-
-// Small work is not worth waking other threads for.
-#define TEAM(elements) num_threads((elements) < 32768 ? 1 : threads)
+#define SMALL 8192  // elements of a part: fewer are not worth another thread
 
 static inline float from_bits(uint32_t bits) {
     float value;
@@ -36,21 +37,17 @@ static inline uint16_t narrow(float value) {
 }
 
 #ifdef ACT_BF16
-typedef uint16_t act;
 #define READ(x) widen(x)
 #define WRITE(x) narrow(x)
 #else
-typedef float act;
 #define READ(x) (x)
 #define WRITE(x) (x)
 #endif
 
 #ifdef PAGE_BF16
-typedef uint16_t kv;
 #define READ_KV(x) widen(x)
 #define WRITE_KV(x) narrow(x)
 #else
-typedef float kv;
 #define READ_KV(x) (x)
 #define WRITE_KV(x) (x)
 #endif
@@ -74,30 +71,69 @@ static inline float exponential(float x) {
     return p * from_bits((uint32_t)(power + 127) << 23);
 }
 
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Rows [from, to) of a job, part by part.
+typedef struct {
+    int64_t rows, parts;
+} split;
+
+static inline split split_rows(int64_t rows, int64_t elements) {
+    return (split){rows, lesser(rows, elements / SMALL + 1)};
+}
+
+#define EACH_ROW(row, split, index) \
+    for (int64_t row = (split).rows * (index) / (split).parts; row < (split).rows * ((index) + 1) / (split).parts; row++)
+
+typedef struct {
+    const act *x, *weight;
+    act *out;
+    int64_t width;
+    float eps;
+    split split;
+} norm_job;
+
+static void part_of_norm(const void *work, int64_t index) {
+    const norm_job job = *(const norm_job *)work;
+    EACH_ROW(row, job.split, index) {
+        const act *from = job.x + row * job.width;
+        act *to = job.out + row * job.width;
+        float sum = 0.0f;
+        for (int64_t i = 0; i < job.width; i++) sum += READ(from[i]) * READ(from[i]);
+        float scale = 1.0f / sqrtf(sum / job.width + job.eps);
+        for (int64_t i = 0; i < job.width; i++) to[i] = WRITE(READ(from[i]) * scale * READ(job.weight[i]));
+    }
+}
+
 // out (rows, width) = x / sqrt(mean(x^2) + eps) * weight
 void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t width, float eps, int threads) {
-#pragma omp parallel for TEAM(rows * width)
-    for (int64_t row = 0; row < rows; row++) {
-        const act *from = x + row * width;
-        act *to = out + row * width;
-        float sum = 0.0f;
-        for (int64_t i = 0; i < width; i++) sum += READ(from[i]) * READ(from[i]);
-        float scale = 1.0f / sqrtf(sum / width + eps);
-        for (int64_t i = 0; i < width; i++) to[i] = WRITE(READ(from[i]) * scale * READ(weight[i]));
+    const norm_job job = {x, weight, out, width, eps, split_rows(rows, rows * width)};
+    team_run(part_of_norm, &job, job.split.parts, threads);
+}
+
+typedef struct {
+    const act *gate, *up;
+    act *out;
+    int64_t width, stride;
+    split split;
+} gate_job;
+
+static void part_of_gate(const void *work, int64_t index) {
+    const gate_job job = *(const gate_job *)work;
+    EACH_ROW(row, job.split, index) {
+        const act *g = job.gate + row * job.stride, *u = job.up + row * job.stride;
+        act *to = job.out + row * job.width;
+        for (int64_t i = 0; i < job.width; i++) {
+            float value = READ(g[i]);
+            to[i] = WRITE(value / (1.0f + exponential(-value)) * READ(u[i]));
+        }
     }
 }
 
 // out (rows, width) = silu(gate) * up
 void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads) {
-#pragma omp parallel for TEAM(rows * width)
-    for (int64_t row = 0; row < rows; row++) {
-        const act *g = gate + row * stride, *u = up + row * stride;
-        act *to = out + row * width;
-        for (int64_t i = 0; i < width; i++) {
-            float value = READ(g[i]);
-            to[i] = WRITE(value / (1.0f + exponential(-value)) * READ(u[i]));
-        }
-    }
+    const gate_job job = {gate, up, out, width, stride, split_rows(rows, rows * width)};
+    team_run(part_of_gate, &job, job.split.parts, threads);
 }
 
 // One head, normed (weight may be NULL) and turned by its position, as float32.
@@ -117,28 +153,49 @@ static inline void turn(const act *head, const act *weight, float eps, const flo
     }
 }
 
+typedef struct {
+    const act *q, *k, *v, *norm_ND;
+    int64_t q_stride, k_stride, v_stride;
+    float eps;
+    const float *cos_TF, *sin_TF;
+    const int64_t *k_rows, *v_rows;
+    act *q_out;
+    kv *pages;
+    int64_t num_heads, num_kv_heads;
+    split split;
+} place_job;
+
+static void part_of_place(const void *work, int64_t index) {
+    const place_job job = *(const place_job *)work;
+    const int64_t num_heads = job.num_heads, num_kv_heads = job.num_kv_heads;
+    EACH_ROW(t, job.split, index) {
+        float turned[D];
+        const float *cos_F = job.cos_TF + t * HALF, *sin_F = job.sin_TF + t * HALF;
+        for (int64_t head = 0; head < num_heads; head++) {
+            const act *weight = job.norm_ND ? job.norm_ND + head * D : 0;
+            turn(job.q + t * job.q_stride + head * D, weight, job.eps, cos_F, sin_F, turned);
+            act *to = job.q_out + (t * num_heads + head) * D;
+            for (int d = 0; d < D; d++) to[d] = WRITE(turned[d]);
+        }
+        kv *k_to = job.pages + job.k_rows[t] * num_kv_heads * D, *v_to = job.pages + job.v_rows[t] * num_kv_heads * D;
+        for (int64_t head = 0; head < num_kv_heads; head++) {
+            const act *weight = job.norm_ND ? job.norm_ND + (num_heads + head) * D : 0;
+            turn(job.k + t * job.k_stride + head * D, weight, job.eps, cos_F, sin_F, turned);
+            for (int d = 0; d < D; d++) k_to[head * D + d] = WRITE_KV(turned[d]);
+        }
+        for (int64_t i = 0; i < num_kv_heads * D; i++) v_to[i] = WRITE_KV(READ(job.v[t * job.v_stride + i]));
+    }
+}
+
 // Queries to q_out (tokens, num_heads, D); K and V to their rows of a layer's pages, (row, num_kv_heads, D) each.
 void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const act *v, int64_t v_stride,
            const act *norm_ND, float eps, const float *cos_TF, const float *sin_TF, const int64_t *k_rows,
            const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
            int threads) {
-#pragma omp parallel for TEAM(tokens * (num_heads + 2 * num_kv_heads) * D)
-    for (int64_t t = 0; t < tokens; t++) {
-        float turned[D];
-        const float *cos_F = cos_TF + t * HALF, *sin_F = sin_TF + t * HALF;
-        for (int64_t head = 0; head < num_heads; head++) {
-            turn(q + t * q_stride + head * D, norm_ND ? norm_ND + head * D : 0, eps, cos_F, sin_F, turned);
-            act *to = q_out + (t * num_heads + head) * D;
-            for (int d = 0; d < D; d++) to[d] = WRITE(turned[d]);
-        }
-        kv *k_to = pages + k_rows[t] * num_kv_heads * D, *v_to = pages + v_rows[t] * num_kv_heads * D;
-        for (int64_t head = 0; head < num_kv_heads; head++) {
-            const act *weight = norm_ND ? norm_ND + (num_heads + head) * D : 0;
-            turn(k + t * k_stride + head * D, weight, eps, cos_F, sin_F, turned);
-            for (int d = 0; d < D; d++) k_to[head * D + d] = WRITE_KV(turned[d]);
-        }
-        for (int64_t i = 0; i < num_kv_heads * D; i++) v_to[i] = WRITE_KV(READ(v[t * v_stride + i]));
-    }
+    const split split = split_rows(tokens, tokens * (num_heads + 2 * num_kv_heads) * D);
+    const place_job job = {q,      k,      v,      norm_ND, q_stride, k_stride, v_stride,     eps,  cos_TF,
+                           sin_TF, k_rows, v_rows, q_out,   pages,    num_heads, num_kv_heads, split};
+    team_run(part_of_place, &job, split.parts, threads);
 }
 
 #define BLOCK 16  // slots whose scores are held at a time
@@ -152,8 +209,6 @@ typedef struct {
     int64_t length, tree_start;
     uint64_t bits;
 } view;
-
-static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The first slot from `slot` on that is seen; `length` if there is none.
 static inline int64_t next_seen(view seen, int64_t slot) {
@@ -252,28 +307,41 @@ static inline void attend_heads(const float (*query)[D], int64_t heads, const kv
         for (int d = 0; d < D; d++) sum[head][d] /= total[head];
 }
 
+typedef struct {
+    const act *q;
+    const kv *pages;
+    const int64_t *tables, *lengths, *tree_starts, *tree_bits;
+    act *out;
+    int64_t table_stride, num_heads, num_kv_heads, page_size;
+} attend_job;
+
+// Part i is one kv head of one request.
+static void part_of_attention(const void *work, int64_t index) {
+    const attend_job job = *(const attend_job *)work;
+    const int64_t request = index / job.num_kv_heads, kv_head = index % job.num_kv_heads;
+    const int64_t shared_by = job.num_heads / job.num_kv_heads, length = job.lengths[request];
+    const float scale = 1.0f / sqrtf(D);
+    view seen = {length, length, 0};
+    if (job.tree_starts) seen.tree_start = job.tree_starts[request], seen.bits = (uint64_t)job.tree_bits[request];
+
+    for (int64_t first = 0; first < shared_by; first += GROUP) {
+        const int64_t heads = lesser(shared_by - first, GROUP);
+        const int64_t at = (request * job.num_heads + kv_head * shared_by + first) * D;
+        float query[GROUP][D], sum[GROUP][D];
+        for (int64_t i = 0; i < heads * D; i++) query[i / D][i % D] = READ(job.q[at + i]) * scale;
+        attend_heads(query, heads, job.pages + kv_head * D, job.tables + request * job.table_stride, seen,
+                     job.page_size, job.num_kv_heads * D, sum);
+        for (int64_t i = 0; i < heads * D; i++) job.out[at + i] = WRITE(sum[i / D][i % D]);
+    }
+}
+
 // out (requests, num_heads, D): each request's one token over its own `lengths[request]` slots. `pages` is
 // (page, K or V, page_size, num_kv_heads, D), `tables` (requests, table_stride) page numbers. `tree_starts` and
 // `tree_bits` are NULL if every token sees all its slots.
 void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
             const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t requests, int64_t num_heads,
             int64_t num_kv_heads, int64_t page_size, int threads) {
-    int64_t shared_by = num_heads / num_kv_heads;
-    float scale = 1.0f / sqrtf(D);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
-    for (int64_t request = 0; request < requests; request++) {
-        for (int64_t kv_head = 0; kv_head < num_kv_heads; kv_head++) {
-            for (int64_t first = 0; first < shared_by; first += GROUP) {
-                int64_t heads = shared_by - first < GROUP ? shared_by - first : GROUP;
-                int64_t at = (request * num_heads + kv_head * shared_by + first) * D;
-                view seen = {lengths[request], lengths[request], 0};
-                if (tree_starts) seen.tree_start = tree_starts[request], seen.bits = (uint64_t)tree_bits[request];
-                float query[GROUP][D], sum[GROUP][D];
-                for (int64_t i = 0; i < heads * D; i++) query[i / D][i % D] = READ(q[at + i]) * scale;
-                attend_heads(query, heads, pages + kv_head * D, tables + request * table_stride, seen, page_size,
-                             num_kv_heads * D, sum);
-                for (int64_t i = 0; i < heads * D; i++) out[at + i] = WRITE(sum[i / D][i % D]);
-            }
-        }
-    }
+    const attend_job job = {q,   pages,        tables,    lengths,      tree_starts, tree_bits,
+                            out, table_stride, num_heads, num_kv_heads, page_size};
+    team_run(part_of_attention, &job, requests * num_kv_heads, threads);
 }

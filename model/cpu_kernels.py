@@ -1,61 +1,44 @@
 """The passes between products, and attention of decodes, in C (cpu_kernels.c). Each reads and writes memory once.
 
-The machine's C compiler builds the library when a model first needs it, for the model's head size and types. The
-library is kept in the user's cache.
+cpu_build.py builds the library when a model first needs it, for the model's head size and types.
 Shapes as in passes.py; F = D / 2 frequencies, B requests that decode, P pages of the longest context.
 """
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from model.cpu_build import NoKernels, built_library
+from model.cpu_products import CLinear, Threads
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Rotation, Rows
 from runtime.model_config import ModelConfig
 
-SOURCE: Final = Path(__file__).with_suffix(".c")
 SERVED: Final = {  # (type of activations, type of pages) -> macros of cpu_kernels.c
     (torch.float32, torch.float32): (),
     (torch.bfloat16, torch.bfloat16): ("-DACT_BF16", "-DPAGE_BF16"),
     (torch.float32, torch.bfloat16): ("-DPAGE_BF16",),
 }
-# Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
-FLAGS: Final = (
-    "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math",
-    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
-)  # fmt: skip
-BUILD_LIMIT_S: Final = 120.0
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _ARGUMENTS: Final = {
     "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
     "gated": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
     "place": [_POINTER, _LONG] * 3 + [_POINTER, _FLOAT] + [_POINTER] * 6 + [_LONG] * 3 + [_INT],
     "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
+    "product": [ctypes.POINTER(CLinear)] + [_POINTER] * 3 + [_LONG, _INT],
 }
-
-
-class NoKernels(Exception):
-    """The kernels cannot be used here. The message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class CpuKernels:
-    """One built library for one model: Passes, and attention of decodes. It uses as many threads as torch."""
+    """One built library for one model: Passes, and attention of decodes."""
 
     library: ctypes.CDLL
+    threads: Threads
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -67,7 +50,7 @@ class CpuKernels:
         out_TE = torch.empty_like(x_TE)
         rows, width = x_TE.shape
         self.library.rms_norm(
-            x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), rows, width, self.eps, torch.get_num_threads()
+            x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr(), rows, width, self.eps, self.threads.for_rows(rows)
         )
         return out_TE
 
@@ -94,7 +77,7 @@ class CpuKernels:
         self.library.place(
             *q, *k, *v, None if norm_ND is None else norm_ND.data_ptr(), self.eps, cos.data_ptr(), sin.data_ptr(),
             rows[0].data_ptr(), rows[1].data_ptr(), out_THD.data_ptr(), kv.layer(layer).data_ptr(),
-            tokens, self.num_heads, self.num_kv_heads, torch.get_num_threads(),
+            tokens, self.num_heads, self.num_kv_heads, self.threads.for_rows(tokens),
         )  # fmt: skip
         return out_THD
 
@@ -105,8 +88,13 @@ class CpuKernels:
             width //= 2
         (gate, stride), (up, _) = self._parts(gate_up, width)
         out_TI = torch.empty((rows, width), dtype=gate_up[0].dtype)
-        self.library.gated(gate, up, out_TI.data_ptr(), rows, width, stride, torch.get_num_threads())
+        self.library.gated(gate, up, out_TI.data_ptr(), rows, width, stride, self.threads.for_rows(rows))
         return out_TI
+
+    @property
+    def has_products(self) -> bool:
+        """Whether the library has products with bfloat16 weights, which needs a CPU with AVX2 and FMA."""
+        return bool(self.library.has_products())
 
     def _parts(self, products: tuple[Tensor, ...], *sizes: int) -> list[tuple[int, int]]:
         """(address, elements from row to row) of each product.
@@ -139,12 +127,17 @@ class CpuKernels:
         self.library.attend(
             q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
             seq_lens_B.data_ptr(), starts, bits, out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads,
-            self.num_kv_heads, kv_layer.shape[2], torch.get_num_threads(),
+            self.num_kv_heads, kv_layer.shape[2], self.threads.for_rows(q_BHD.shape[0]),
         )  # fmt: skip
 
 
-def load_kernels(config: ModelConfig, activations: torch.dtype, pages: str) -> CpuKernels:
-    """The kernels for a model, built if they are not in the cache. `pages` is the dtype of KV. Raises NoKernels."""
+def load_kernels(
+    config: ModelConfig, activations: torch.dtype, pages: str, threads: Threads | None = None
+) -> CpuKernels:
+    """The kernels for a model, built if they are not in the cache. `pages` is the dtype of KV. Raises NoKernels.
+
+    `threads`: None: always as many as torch has.
+    """
     defines = SERVED.get((activations, TORCH_DTYPES[pages]))
     if defines is None:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
@@ -158,89 +151,6 @@ def load_kernels(config: ModelConfig, activations: torch.dtype, pages: str) -> C
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    return CpuKernels(library, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
-
-
-def built_library(defines: list[str]) -> Path:
-    """The path of the library. Builds it unless this machine's compiler has built it before. Raises NoKernels."""
-    compiler = find_compiler()
-    command = [*compiler, *FLAGS, *defines]
-    known_by = "\n".join((SOURCE.read_text(), shlex.join(command), _version(compiler), _cpu()))
-    name = f"cpu_kernels-{hashlib.sha256(known_by.encode()).hexdigest()[:24]}.so"
-    path = cache_folder() / name
-    if not path.exists():
-        _build(command, path)
-    return path
-
-
-def find_compiler() -> list[str]:
-    """The C compiler: CC of the environment, or the first of cc, gcc and clang. Raises NoKernels."""
-    try:
-        asked = shlex.split(os.environ.get("CC", ""))
-    except ValueError as error:
-        raise NoKernels(f"CC: got {os.environ['CC']!r}, expected a command: {error}") from None
-    if asked and shutil.which(asked[0]) is None:
-        raise NoKernels(f"CC: got {asked[0]!r}, which is not a program here")
-    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
-    if not asked and not found:
-        raise NoKernels("there is no C compiler (cc, gcc or clang) here")
-    return asked or found[:1]
-
-
-def cache_folder() -> Path:
-    """The folder for built libraries; it is made if missing. Raises NoKernels if another user can write into it.
-
-    Libraries in this folder are run.
-    """
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
-    except RuntimeError as error:
-        raise NoKernels(f"there is no folder to keep them in: {error}") from None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise NoKernels(f"{folder} cannot be made: {error.strerror}") from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NoKernels(f"{folder} can be written by other users, expected this one alone")
-    return folder
-
-
-def _build(command: list[str], path: Path) -> None:
-    """Builds under a temporary name first, so that workers which start together never load half a library."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as file:
-            unfinished = Path(file.name)
-    except OSError as error:
-        raise NoKernels(f"{path.parent} cannot be written: {error.strerror}") from None
-
-    try:
-        ran = _run([*command, "-o", str(unfinished), str(SOURCE), "-lm"])
-        if ran.returncode != 0:
-            lines = ran.stderr.strip().splitlines() or [f"exit status {ran.returncode}"]
-            raise NoKernels(f"{command[0]} cannot build them: {lines[0]}")
-        unfinished.replace(path)
-    except OSError as error:
-        raise NoKernels(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _version(compiler: list[str]) -> str:
-    return _run([*compiler, "--version"]).stdout
-
-
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False, timeout=BUILD_LIMIT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernels(f"{command[0]} cannot build them: {error}") from None
-
-
-def _cpu() -> str:
-    """The text that identifies this CPU's instructions for -march=native."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    known = ("flags", "Features", "model name", "CPU part")
-    return platform.machine() + "\n".join(sorted({line for line in lines if line.startswith(known)}))
+    return CpuKernels(
+        library, threads or Threads(), config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
+    )

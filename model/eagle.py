@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
-from model.linear import AnyLinear
+from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes, inverse_frequencies
 from model.transformer import Decoder, LayerPass, Weights
@@ -72,7 +72,7 @@ def load_eagle(
     passes: Passes,
     attention: AttentionBackend,
     *,
-    packed: bool = False,
+    pack: Pack | None = None,
 ) -> EagleDraft:
     """Loads the draft of `target`, in its dtype and on its device.
 
@@ -82,7 +82,7 @@ def load_eagle(
     is_eagle3 = config.algorithm == "eagle3"
     _refuse_other_algorithm(checkpoint, config.algorithm)
     layer, like = config.layer, target.embedding_VE
-    weights = Weights(checkpoint, layer, like.dtype, like.device, packed)
+    weights = Weights(checkpoint, layer, like.dtype, like.device, pack)
     size, num_fused = layer.hidden_size, len(config.feature_layers) if is_eagle3 else 2
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0"
     has_embedding = "embed_tokens.weight" in checkpoint

@@ -1,17 +1,31 @@
 """Linear layers: y = x @ weight.T + bias, plain, packed for oneDNN, or several merged into one product.
 
+cpu_products.py has another one.
+
 Shapes: T tokens, I inputs, O outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
+
+
+class AnyLinear(Protocol):
+    """y = x @ weight.T + bias, however the weight lies in memory."""
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """y (T, O)."""
+        ...
+
+    def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        """residual + y (T, O)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class PackedLinear:
         return y_TO
 
 
-AnyLinear = Linear | PackedLinear
+Pack = Callable[[Linear], AnyLinear]  # lays a weight out in another way
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -88,11 +102,11 @@ class ParallelLinears:
         return tuple([linear(x_TI) for linear in self.linears])
 
 
-def parallel_linears(linears: Sequence[Linear], *, merge: bool, packed: bool = False) -> ParallelLinears:
-    """Joins linears, of which all or none have a bias. `merge` merges them; `packed` packs the merged one."""
+def parallel_linears(linears: Sequence[Linear], *, merge: bool, pack: Pack | None = None) -> ParallelLinears:
+    """Joins linears, of which all or none have a bias. `merge` merges them; `pack` packs the merged one."""
     if not merge:
         return ParallelLinears(tuple(linears))
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
     assert len(biases) in (0, len(linears))
     merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
-    return ParallelLinears((pack(merged) if packed else merged,))
+    return ParallelLinears((pack(merged) if pack else merged,))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
-from model.linear import AnyLinear
+from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes
 from model.transformer import Decoder, LayerPass, Weights
@@ -59,12 +59,12 @@ def load_mtp(
     passes: Passes,
     attention: AttentionBackend,
     *,
-    packed: bool = False,
+    pack: Pack | None = None,
 ) -> MtpDraft:
     """Loads the draft layers of `target` from its checkpoint. CheckpointError if there are more or fewer of them, or
     one does not fit."""
     size, like = config.layer.hidden_size, target.embedding_VE
-    weights = Weights(checkpoint, config.layer, like.dtype, like.device, packed)
+    weights = Weights(checkpoint, config.layer, like.dtype, like.device, pack)
     prefixes = [f"{PREFIX}.{index}" for index in range(config.layer.num_layers)]
     draft = MtpDraft(
         config=config,

@@ -5,7 +5,8 @@ It decides dtype and device from the user's options and the checkpoint.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,13 +16,15 @@ from torch import Tensor
 from model.attention import AttentionBackend, choose_attention
 from model.checkpoint import SERVED_DTYPES, Checkpoint, full_digests, open_checkpoint, sampled_digests
 from model.collectives import Collectives
-from model.cpu_kernels import CpuKernels, NoKernels, load_kernels
+from model.cpu_build import NoKernels
+from model.cpu_kernels import CpuKernels, load_kernels
+from model.cpu_products import Threads, pack_bfloat16
 from model.draft import Draft
 from model.eagle import load_eagle
 from model.host_memory import available_bytes
 from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
-from model.linear import has_fast_bfloat16
+from model.linear import Pack, has_fast_bfloat16, pack
 from model.loaded_draft import LoadedDraft
 from model.mlp import check_divides, is_sharded
 from model.mtp import load_mtp
@@ -36,6 +39,7 @@ from runtime.log import get_log
 from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, tokenizer_digest
 
 log = get_log("model")
+_NOT_NARROW = ("embed_tokens.weight", "norm.weight", ".bias")  # float32 in memory, where linears are bfloat16
 
 
 class Runner(Protocol):
@@ -123,13 +127,15 @@ class ModelRunner:
     decoder: Decoder
     attention: AttentionBackend
     checkpoint: Checkpoint
-    packed: bool = False  # linears hold copies of the weights, laid out for oneDNN
+    packed: bool = False  # linears hold copies of the weights, laid out for oneDNN or cpu_products.c
     widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
+    narrow: bool = False  # and the weights of linears stay bfloat16 in memory
     check_weights: bool = False  # the fingerprint covers every byte of the weights
     max_graphed: int = 0
     draft: LoadedDraft | None = None
     draft_checkpoint: Checkpoint | None = None  # None: the draft's weights are in the model's own
     collectives: Collectives | None = None
+    threads: Threads = field(default_factory=Threads)  # of the kernels on a CPU
 
     @classmethod
     def load(
@@ -166,35 +172,43 @@ class ModelRunner:
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
 
         # Whether this worker packs its weights, and widens them to float32.
-        weight_bytes = sum(count * ITEM_BYTES[name] for _, count in _held(checkpoint, num_ranks))
+        weight_bytes = sum(count * ITEM_BYTES[name] for _, _, count in _held(checkpoint, num_ranks))
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
-        own_bytes, share = (2 * weight_bytes, WIDENED_SHARE) if widen else (weight_bytes, PACKED_SHARE)
-        packed = can and worth_packing(own_bytes, available_bytes(on), workers_on_host, share)
-        widened = widen and packed
+        threads = Threads()
+        products = _kernels(config, torch.float32, name, threads) if widen and cpu_kernels else None
+        narrow = products is not None and products.has_products
+        own_bytes = weight_bytes * (2 if widen and not narrow else 1)
+        packed = can and worth_packing(
+            own_bytes, available_bytes(on), workers_on_host, WIDENED_SHARE if widen else PACKED_SHARE
+        )
+        widened, narrow = widen and packed, narrow and packed
         compute = torch.float32 if widened else TORCH_DTYPES[name]
+        packing: Pack | None = pack if packed else None
+        if narrow and products is not None:
+            packing = partial(pack_bfloat16, library=products.library, threads=threads)
 
         def computing(of: ModelConfig) -> tuple[Passes, AttentionBackend]:
             """The passes and the attention of a model with this configuration."""
-            kernels = _kernels(of, compute, name) if cpu_kernels and on.type == "cpu" else None
+            kernels = _kernels(of, compute, name, threads) if cpu_kernels and on.type == "cpu" else None
             layer = LayerLayout(of.num_kv_heads, of.head_dim, page_size, name)
             backend = choose_attention(attention, on, layer, of.num_heads, compute, of.context_length, kernels)
             return kernels or TorchPasses(of.num_heads, of.head_dim, of.rms_norm_eps), backend
 
         passes, backend = computing(config)
         decoder = load_decoder(
-            checkpoint, config, passes, to_dtype=compute, to_device=on, packed=packed, collectives=collectives
+            checkpoint, config, passes, to_dtype=compute, to_device=on, pack=packing, collectives=collectives
         )
-        of_model = (config, on, name, decoder, backend, checkpoint, packed, widened, check_weights)
-        runner = cls(*of_model, collectives=collectives)
+        of_model = (config, on, name, decoder, backend, checkpoint, packed, widened, narrow, check_weights)
+        runner = cls(*of_model, collectives=collectives, threads=threads)
         if draft is not None and draft.algorithm == "mtp":
             drafts = load_mtp_config(folder, config)
-            found = load_mtp(checkpoint, drafts, decoder, passes, backend, packed=packed)
+            found = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packing)
             runner = replace(runner, draft=found.first(draft.num_layers))
         elif draft is not None:
             drafts = load_draft_config(draft.folder, draft.algorithm, config)
             own = open_checkpoint(draft.folder, check_weights)
-            loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), packed=packed)
+            loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), pack=packing)
             runner = replace(runner, draft=loaded, draft_checkpoint=own)
         log.info("weights loaded", **runner.weights_info)
         return runner
@@ -230,19 +244,23 @@ class ModelRunner:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
         if self.device.type != "cpu" or self.packed:
             return 0
-        kept = (count for kind, count in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
+        kept = (count for _, kind, count in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
         return sum(kept) * ITEM_BYTES[self.dtype]
 
     @property
     def private_weight_bytes(self) -> int:
         """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
-        item_bytes = 4 if self.widened else ITEM_BYTES[self.dtype]
-        total = sum(count for _, count in self._tensors) * item_bytes
+        total = sum(count * self._item_bytes(name) for name, _, count in self._tensors)
         return total - self.mapped_weight_bytes
 
+    def _item_bytes(self, name: str) -> int:
+        """Bytes of a number of the tensor `name` in memory."""
+        stays = not self.widened or (self.narrow and not name.endswith(_NOT_NARROW))
+        return ITEM_BYTES[self.dtype] if stays else 4
+
     @property
-    def _tensors(self) -> Iterator[tuple[str, int]]:
-        """(dtype as in the header, numbers that this worker has of it) of every tensor of the model and its draft."""
+    def _tensors(self) -> Iterator[tuple[str, str, int]]:
+        """(name, dtype as in the header, numbers that this worker has of it) of every tensor of model and draft."""
         yield from _held(self.checkpoint, self.collectives.size if self.collectives else 1)
         yield from _held(self.draft_checkpoint, 1) if self.draft_checkpoint else ()
 
@@ -260,15 +278,15 @@ class ModelRunner:
         return self.decoder.forward_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
 
 
-def _held(checkpoint: Checkpoint, num_ranks: int) -> Iterator[tuple[str, int]]:
-    """(dtype as in the header, numbers that one of `num_ranks` ranks has of it) of every tensor."""
+def _held(checkpoint: Checkpoint, num_ranks: int) -> Iterator[tuple[str, str, int]]:
+    """(name, dtype as in the header, numbers that one of `num_ranks` ranks has of it) of every tensor."""
     for name, (kind, shape) in checkpoint.tensors.items():
-        yield kind, math.prod(shape) // (num_ranks if is_sharded(name) else 1)
+        yield name, kind, math.prod(shape) // (num_ranks if is_sharded(name) else 1)
 
 
-def _kernels(config: ModelConfig, compute: torch.dtype, pages: str) -> CpuKernels | None:
+def _kernels(config: ModelConfig, compute: torch.dtype, pages: str, threads: Threads) -> CpuKernels | None:
     try:
-        return load_kernels(config, compute, pages)
+        return load_kernels(config, compute, pages, threads)
     except NoKernels as error:
         log.warning("without CPU kernels: slower", why=str(error))
         return None

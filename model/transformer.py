@@ -15,8 +15,11 @@ from torch import Tensor, device, dtype
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint, Part
 from model.collectives import Collectives
+from model.cpu_kernels import CpuKernels
+from model.cpu_layers import CLayer, CpuLayers
+from model.cpu_products import Bfloat16Linear
 from model.inputs import ModelInput
-from model.linear import AnyLinear, Linear, ParallelLinears, pack, parallel_linears
+from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
 from model.mlp import AnyMlp, Mlp, ShardedMlp
 from model.paged_kv import PagedKv
 from model.passes import Passes, Rotation, Rows, inverse_frequencies
@@ -67,10 +70,18 @@ class LayerPass:
         plan = attention.plan(inp, kv.layout.layer(first_layer)) if attends else None
         return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan, inp.step)
 
-    def run(self, index: int, layer: DecoderLayer, x_TE: Tensor, inputs_TI: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        index: int,
+        layer: DecoderLayer,
+        x_TE: Tensor,
+        inputs_TI: Tensor | None = None,
+        wanted_L: Tensor | None = None,
+    ) -> Tensor:
         """The output (T, E) of layer `index`, whose residual stream is `x_TE`; x_TE itself if it only writes K and V.
 
-        Attention reads `inputs_TI`; None: the input norm of x_TE, or x_TE itself if the layer has no such norm.
+        Attention reads `inputs_TI`; None: the input norm of x_TE, or x_TE itself if the layer has no such norm. With
+        `wanted_L` the output is that of these rows only, (L, E).
         """
         passes = self.passes
         if inputs_TI is None:
@@ -82,7 +93,10 @@ class LayerPass:
             return x_TE
 
         attended_THD = self.attention.attend(q_THD, self.kv.layer(index), self.plan)
-        x_TE = layer.output.added_to(x_TE, attended_THD.flatten(1))
+        attended_TN = attended_THD.flatten(1)
+        if wanted_L is not None:
+            x_TE, attended_TN = x_TE.index_select(0, wanted_L), attended_TN.index_select(0, wanted_L)
+        x_TE = layer.output.added_to(x_TE, attended_TN)
         return layer.mlp.added_to(x_TE, passes.rms_norm(x_TE, layer.mlp_norm_E), passes, self.step)
 
 
@@ -97,13 +111,14 @@ class Decoder:
     head: AnyLinear
     inv_freq_F: Tensor
     passes: Passes
+    at_once: CpuLayers | None = None  # the layers, for forwards that can run them in one call
 
     def forward(
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
-        x_TE, _ = self._layers(inp, kv, attention, on_layer, ())
-        return self.head(self.passes.rms_norm(x_TE.index_select(0, inp.logit_indices_L), self.final_norm_E)).float()
+        x_LE, _ = self._layers(inp, kv, attention, on_layer, (), wanted_L=inp.logit_indices_L)
+        return self.head(self.passes.rms_norm(x_LE, self.final_norm_E)).float()
 
     def forward_with_features(
         self,
@@ -117,10 +132,12 @@ class Decoder:
 
         Without such layers they are the output of the final norm.
         """
-        x_TE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers)
+        if feature_layers:
+            x_LE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers, wanted_L=inp.logit_indices_L)
+            return self.head(self.passes.rms_norm(x_LE, self.final_norm_E)).float(), torch.cat(inputs, dim=-1)
+        x_TE, _ = self._layers(inp, kv, attention, on_layer, ())
         normed_TE = self.passes.rms_norm(x_TE, self.final_norm_E)
-        logits_LV = self.head(normed_TE.index_select(0, inp.logit_indices_L)).float()
-        return logits_LV, torch.cat(inputs, dim=-1) if inputs else normed_TE
+        return self.head(normed_TE.index_select(0, inp.logit_indices_L)).float(), normed_TE
 
     def _layers(
         self,
@@ -129,16 +146,24 @@ class Decoder:
         attention: AttentionBackend,
         on_layer: Callable[[int], None] | None,
         feature_layers: tuple[int, ...],
+        wanted_L: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The output of the last layer, and the inputs of `feature_layers`, (T, E) each."""
+        """The output of the last layer, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
+        that of these rows only, (L, E)."""
         through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
+        if self.at_once is not None and on_layer is None and not feature_layers and self.at_once.takes(through.plan):
+            x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
+            return x_TE if wanted_L is None else x_TE.index_select(0, wanted_L), []
+
+        last = len(self.layers) - 1
+        few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
         inputs = []
         for index, layer in enumerate(self.layers):
             if index in feature_layers:
                 inputs.append(x_TE)
-            x_TE = through.run(index, layer, x_TE)
-        return x_TE, inputs
+            x_TE = through.run(index, layer, x_TE, wanted_L=wanted_L if few and index == last else None)
+        return x_TE if few or wanted_L is None else x_TE.index_select(0, wanted_L), inputs
 
 
 def load_decoder(
@@ -148,15 +173,15 @@ def load_decoder(
     *,
     to_dtype: dtype,
     to_device: device,
-    packed: bool = False,
+    pack: Pack | None = None,
     collectives: Collectives | None = None,
 ) -> Decoder:
     """Loads and checks the weights that `config` implies. CheckpointError names the first that does not fit.
 
-    `packed` lays them out for oneDNN if it can. That is faster, but takes this worker's own memory. With `collectives`
-    the ranks of a group share the MLPs.
+    `pack` lays out the weights of linears. That is faster, but takes this worker's own memory. With `collectives` the
+    ranks of a group share the MLPs.
     """
-    weights = Weights(checkpoint, config, to_dtype, to_device, packed, collectives)
+    weights = Weights(checkpoint, config, to_dtype, to_device, pack, collectives)
     sizes = (config.vocab_size, config.hidden_size)
     embedding, head = "model.embed_tokens", "lm_head"
     if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
@@ -165,15 +190,33 @@ def load_decoder(
     embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
     head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
 
+    layers = tuple(weights.layer(f"model.layers.{index}") for index in range(config.num_layers))
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
-        layers=tuple(weights.layer(f"model.layers.{index}") for index in range(config.num_layers)),
+        layers=layers,
         final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
         head=weights.finished(head_linear),
         inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
         passes=passes,
+        at_once=_at_once(layers, passes),
     )
+
+
+def _at_once(layers: Sequence[DecoderLayer], passes: Passes) -> CpuLayers | None:
+    """The layers for cpu_layers.c, if they have what it computes with."""
+    if not isinstance(passes, CpuKernels):
+        return None
+    in_c = []
+    for layer in layers:
+        if layer.input_norm_E is None or not isinstance(layer.mlp, Mlp):
+            return None
+        linears = (*layer.qkv.linears, layer.output, *layer.mlp.gate_up.linears, layer.mlp.down)
+        products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
+        if len(products) < len(linears):
+            return None
+        in_c.append(CLayer.of(layer.input_norm_E, layer.qk_norm_ND, layer.mlp_norm_E, products))
+    return CpuLayers.of(passes, in_c)
 
 
 @dataclass(frozen=True)
@@ -184,7 +227,7 @@ class Weights:
     config: ModelConfig
     dtype: dtype
     device: device
-    packed: bool
+    pack: Pack | None
     collectives: Collectives | None = None  # of the ranks that share the MLPs
 
     def tensor(self, name: str, *shape: int, part: Part | None = None) -> Tensor:
@@ -201,8 +244,8 @@ class Weights:
         return torch.cat((q_D.expand(self.config.num_heads, -1), k_D.expand(self.config.num_kv_heads, -1)))
 
     def finished(self, linear: Linear) -> AnyLinear:
-        """`linear`, packed if that is wanted and possible."""
-        return pack(linear) if self.packed else linear
+        """`linear`, packed if that is wanted."""
+        return self.pack(linear) if self.pack else linear
 
     def head(self, outputs: int) -> AnyLinear:
         """The checkpoint's head, without a bias."""
@@ -250,5 +293,5 @@ class Weights:
         return ShardedMlp(gate_up, share, self.tensor(f"{down}.bias", c.hidden_size) if c.mlp_bias else None, ranks)
 
     def _joined(self, linears: Sequence[Linear]) -> ParallelLinears:
-        merge = self.device.type != "cpu" or self.packed
-        return parallel_linears(linears, merge=merge, packed=self.packed)
+        merge = self.device.type != "cpu" or self.pack is not None
+        return parallel_linears(linears, merge=merge, pack=self.pack)

@@ -38,6 +38,7 @@ from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.execution.streams_cuda import CudaStream
+from scheduler.execution.thread_choice import choose_threads
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
@@ -108,6 +109,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     executor, book = build_executor(runner, settings, wake.set, group.agreement)
     status.loading("warming up")
     executor.warm_up(draft_shape(runner, settings))
+    choose_decode_threads(runner, executor, settings)
     is_mirrored = has_twin(runner.device, settings)
     layout = executor.kv.layout
     costs = costs_of(runner, layout, settings)
@@ -283,6 +285,24 @@ def build_executor(
         agreement=agreement,
     )
     return executor, book
+
+
+def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSettings) -> None:
+    """Measures how many threads small decodes use, and logs it. All ranks of a group do so, whatever each one has."""
+    num_ranks = executor.agreement.size
+    decides = torch.get_num_threads() > 1 or num_ranks > 1
+    if not isinstance(runner, ModelRunner) or runner.device.type != "cpu":
+        return
+    if settings.role is Role.PREFILL or settings.disable_cpu_kernels or not decides:
+        return
+    of = (runner, runner.threads, executor.kv, executor.device.forward, MonotonicClock(), num_ranks)
+    times = choose_threads(*of)
+    log.info(
+        "threads of decodes",
+        one_up_to_rows=runner.threads.alone_up_to,
+        else_threads=torch.get_num_threads(),
+        ms_on_one_and_all=", ".join(f"{t.rows}: {t.alone_s * 1e3:.2f} {t.together_s * 1e3:.2f}" for t in times),
+    )
 
 
 def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings) -> Speculation | None:

@@ -169,7 +169,7 @@ def test_padding_is_sent_but_not_computed(counts: tuple[int, ...], graphs: bool,
 
     def main(ranks: MetCollectives) -> None:
         seen = Recorder()
-        mlp = ShardedMlp(ParallelLinears((seen, seen)), seen, None, ranks)  # type: ignore[arg-type]
+        mlp = ShardedMlp(ParallelLinears((seen, seen)), seen, None, ranks)
         x_TE = tokens(counts[ranks.rank], 0)
         assert torch.equal(mlp.added_to(x_TE, x_TE, PASSES, step), x_TE)
         assert seen.seen == [rows] * 3

@@ -1,0 +1,31 @@
+// The kernels of one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of pages (PAGE_BF16 or
+// float32). cpu_kernels.c says what each computes. `threads` is how many threads it uses at most.
+#ifndef CPU_KERNELS_H
+#define CPU_KERNELS_H
+#include <stdint.h>
+
+#ifdef ACT_BF16
+typedef uint16_t act;
+#else
+typedef float act;
+#endif
+
+#ifdef PAGE_BF16
+typedef uint16_t kv;
+#else
+typedef float kv;
+#endif
+
+void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t width, float eps, int threads);
+
+void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads);
+
+void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const act *v, int64_t v_stride,
+           const act *norm_ND, float eps, const float *cos_TF, const float *sin_TF, const int64_t *k_rows,
+           const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
+           int threads);
+
+void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
+            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t requests, int64_t num_heads,
+            int64_t num_kv_heads, int64_t page_size, int threads);
+#endif

@@ -1,0 +1,97 @@
+"""All layers of a forward of decodes in one call of C (cpu_layers.c).
+
+Called one by one from Python, a layer's steps release and take Python's lock ten times, and each time a thread that
+schedules may hold it. The results are those of LayerPass.run, bit for bit.
+Shapes as in passes.py.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.attention_cpu import CpuPlan
+from model.cpu_kernels import CpuKernels
+from model.cpu_products import Bfloat16Linear, CLinear
+from model.paged_kv import PagedKv
+from model.passes import Rotation, Rows
+
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+
+
+class CLayer(ctypes.Structure):
+    """`layer` of cpu_layers.c. It is valid as long as the tensors live that it was made of."""
+
+    _fields_ = (
+        ("input_norm", _POINTER),
+        ("qkv", CLinear),
+        ("qk_norm", _POINTER),
+        ("output", CLinear),
+        ("mlp_norm", _POINTER),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+    )
+
+    @classmethod
+    def of(
+        cls, input_norm_E: Tensor, qk_norm_ND: Tensor | None, mlp_norm_E: Tensor, linears: Sequence[Bfloat16Linear]
+    ) -> "CLayer":
+        """A layer with these norms and the linears qkv, output, gate_up and down."""
+        qkv, output, gate_up, down = (linear.in_c for linear in linears)
+        qk_norm = None if qk_norm_ND is None else qk_norm_ND.data_ptr()
+        return cls(input_norm_E.data_ptr(), qkv, qk_norm, output, mlp_norm_E.data_ptr(), gate_up, down)
+
+
+class _Decodes(ctypes.Structure):
+    """`decodes` of cpu_layers.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("cos", "sin", "k_rows", "v_rows", "tables", "lengths")),
+        *((name, _POINTER) for name in ("tree_starts", "tree_bits")),
+        *((name, _LONG) for name in ("table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size")),
+        ("eps", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class CpuLayers:
+    """The layers of one model. Whoever holds it holds the tensors of its weights, too."""
+
+    kernels: CpuKernels
+    layers: "ctypes.Array[CLayer]"
+    floats_of_a_row: int  # of the widest values that a layer has at a time
+
+    @classmethod
+    def of(cls, kernels: CpuKernels, layers: Sequence[CLayer]) -> "CpuLayers":
+        """`layers` in their order. All have the same sizes."""
+        first = layers[0]
+        attention = first.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
+        floats = first.output.outputs + max(attention, 3 * first.down.inputs)
+        return cls(kernels, (CLayer * len(layers))(*layers), floats)
+
+    def takes(self, plan: object) -> bool:
+        """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
+        return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
+
+    def run(self, x_TE: Tensor, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> Tensor:
+        """The output (T, E) of the last layer. Writes K and V of every layer."""
+        assert plan.paged is not None and x_TE.dtype == torch.float32
+        kernels, paged, x_TE = self.kernels, plan.paged, x_TE.contiguous()
+        starts, bits = (None, None) if paged.tree_mask is None else (each.data_ptr() for each in paged.tree_mask)
+        tables_DP, lengths_D = paged.tables_DP, paged.seq_lens_D
+        assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
+
+        decodes = _Decodes(
+            *(each.data_ptr() for each in (*rotation, *rows, tables_DP, lengths_D)), starts, bits, tables_DP.stride(0),
+            kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
+        )  # fmt: skip
+        pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
+        num_rows = x_TE.shape[0]
+        scratch = torch.empty(num_rows * self.floats_of_a_row)
+        kernels.library.decode_layers(
+            self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
+            _POINTER(scratch.data_ptr()), _LONG(num_rows), kernels.threads.for_rows(num_rows),
+        )  # fmt: skip
+        return x_TE

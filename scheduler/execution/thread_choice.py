@@ -1,0 +1,84 @@
+"""How many threads a decode uses on a CPU: measured once, at the start.
+
+A product of few rows may take less time than waking another thread. Prompts always use all threads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from model.collectives import outside_steps
+from model.cpu_products import Threads
+from model.inputs import ModelInput, padding
+from model.paged_kv import PagedKv
+from model.runner import Runner
+from protocol.errors import InternalError
+from runtime.clock import Clock
+from scheduler.execution.streams import Stream
+
+ROWS: Final = (1, 4, 16)
+ROUNDS: Final = 4  # one thread and all take turns; the fastest forward of each counts
+CONTEXT: Final = 256  # tokens
+EVERY_ROW: Final = 1 << 62
+
+
+@dataclass(frozen=True)
+class ForwardTimes:
+    """Seconds of a decode of so many rows."""
+
+    rows: int
+    alone_s: float  # on one thread
+    together_s: float  # on all
+
+
+def alone_up_to(times: tuple[ForwardTimes, ...]) -> int:
+    """The most rows up to which one thread was never slower. 0: there are none."""
+    found = 0
+    for each in times:
+        if each.alone_s > each.together_s:
+            break
+        found = each.rows
+    return found
+
+
+def choose_threads(
+    runner: Runner, threads: Threads, kv: PagedKv, forward: Stream, clock: Clock, num_ranks: int = 1
+) -> tuple[ForwardTimes, ...]:
+    """Times decodes on the forward stream, and sets `threads`, which the runner's kernels use, by them. Blocks.
+
+    The list of forwards has a fixed length, because all `num_ranks` ranks of a group run it together. They read and
+    write page 0, which holds zeros afterwards. InternalError if one fails.
+    """
+    fastest = {(rows, alone): float("inf") for rows in ROWS for alone in (True, False)}
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with torch.inference_mode():
+                for rows in ROWS:
+                    inp = replace(_decodes(rows, kv), step=outside_steps(num_ranks, rows))
+                    for alone in (True, False) * ROUNDS:
+                        threads.alone_up_to = EVERY_ROW if alone else 0
+                        start = clock.now()
+                        runner.forward(inp, kv)
+                        fastest[rows, alone] = min(fastest[rows, alone], clock.now() - start)
+                for layer in range(kv.layout.num_layers):
+                    kv.layer(layer)[0].zero_()
+        except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
+            errors.append(error)
+
+    forward.launch([run])
+    forward.record().synchronize()
+    threads.alone_up_to = 0
+    if errors:
+        raise InternalError(f"a forward at the start has failed: {errors[0]}") from errors[0]
+    times = tuple(ForwardTimes(rows, fastest[rows, True], fastest[rows, False]) for rows in ROWS)
+    threads.alone_up_to = alone_up_to(times)
+    return times
+
+
+def _decodes(rows: int, kv: PagedKv) -> ModelInput:
+    """Decodes whose contexts are page 0 again and again."""
+    inp = padding(rows, kv.layout.num_pages(CONTEXT), kv.layout.page_size, kv.device)
+    return replace(inp, seq_lens_B=torch.full((rows,), CONTEXT, dtype=torch.int64, device=kv.device))

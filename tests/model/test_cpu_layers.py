@@ -1,0 +1,113 @@
+"""All layers in one call give the bits of the layers one by one: batches, threads, trees, families of models."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention_cpu import CpuPlan
+from model.inputs import ModelInput
+from model.runner import ModelRunner
+from tests.checkpoints import Architecture, make_checkpoint
+from tests.model.driving import Lanes, random_prompt
+
+
+@pytest.fixture(autouse=True)
+def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without instructions for it."""
+    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: False)
+
+
+def load(folder: Path) -> ModelRunner:
+    runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    if not runner.narrow:
+        pytest.skip("this CPU has no AVX2 and FMA")
+    return runner
+
+
+def one_by_one(runner: ModelRunner) -> ModelRunner:
+    return replace(runner, decoder=replace(runner.decoder, at_once=None))
+
+
+def decodes(lanes: Lanes, lengths: tuple[int, ...]) -> ModelInput:
+    """Decodes of lanes whose prompts have these lengths, and are computed."""
+    made = [lanes.lane(random_prompt(length, 307, length), 4) for length in lengths]
+    for lane in made:
+        lanes.runner.forward(lanes.model_input([(lane, len(lane.tokens) - 1)], []), lanes.kv)
+        lane.done = len(lane.tokens) - 1
+    return lanes.model_input([], made)
+
+
+def logits(runner: ModelRunner, lanes: Lanes, inp: ModelInput) -> tuple[Tensor, Tensor]:
+    """The logits, and the KV that the forward has left."""
+    found = runner.forward(inp, lanes.kv)
+    return found, lanes.kv.device_bytes.clone()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("lengths", [(9,), (40, 7, 33), tuple(range(2, 22))])
+def test_the_same_bits_as_one_by_one(tmp_path: Path, arch: Architecture, lengths: tuple[int, ...]) -> None:
+    runner = load(make_checkpoint(tmp_path / "m", arch))
+    assert runner.decoder.at_once is not None
+    lanes = Lanes(runner, 16)
+    inp = decodes(lanes, lengths)
+    expected = logits(one_by_one(runner), lanes, inp)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for found, known in zip(logits(runner, lanes, inp), expected, strict=True):
+                assert torch.equal(found, known)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_row_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
+    """Beside others, and as the last row of its prompt."""
+    runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
+    lanes = Lanes(runner, 16)
+    inp = decodes(lanes, (40, 7, 333))
+    together = runner.forward(inp, lanes.kv)
+    for row in range(3):
+        alone = replace(
+            inp, **{name: value[row : row + 1] for name, value in inp.tensors.items()}, num_decodes=1,
+        )  # fmt: skip
+        alone = replace(alone, logit_indices_L=torch.zeros(1, dtype=torch.int64))
+        assert torch.equal(runner.forward(alone, lanes.kv)[0], together[row])
+
+
+def test_nodes_of_trees(tmp_path: Path) -> None:
+    runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
+    lanes = Lanes(runner, 16)
+    inp = replace(
+        decodes(lanes, (40, 7, 33)),
+        tree_starts_D=torch.tensor([30, 2, 33]),
+        tree_bits_D=torch.tensor([0b1010000001, 0b10001, 1]),
+    )
+    expected = logits(one_by_one(runner), lanes, inp)
+    assert torch.equal(logits(runner, lanes, inp)[0], expected[0])
+    whole = replace(inp, tree_starts_D=None, tree_bits_D=None)
+    assert not torch.equal(runner.forward(whole, lanes.kv), expected[0])
+
+
+def test_only_decodes_are_one_call(tmp_path: Path) -> None:
+    """A chunk reports its layers and attends by torch, so such a forward runs layer by layer. It gives right tokens."""
+    runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
+    at_once = runner.decoder.at_once
+    assert at_once is not None and not at_once.takes(None) and not at_once.takes(CpuPlan((), ()))
+    lanes = Lanes(runner, 16)
+    inp = decodes(lanes, (12,))
+    assert at_once.takes(runner.attention.plan(inp, lanes.kv.layout.layer(0)))
+    written: list[int] = []
+    assert torch.equal(runner.forward(inp, lanes.kv, written.append), runner.forward(inp, lanes.kv))
+    assert written == list(range(runner.config.num_layers))
+
+    prompt, apart = lanes.lane(random_prompt(20, 307, 1), 4), lanes.lane(random_prompt(30, 307, 2), 4)
+    lanes.runner.forward(lanes.model_input([(apart, 29)], []), lanes.kv)
+    apart.done = 29
+    mixed = lanes.model_input([(prompt, 20)], [apart])
+    assert not at_once.takes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
+    decode = runner.forward(lanes.model_input([], [apart]), lanes.kv)
+    torch.testing.assert_close(runner.forward(mixed, lanes.kv)[1:], decode)
