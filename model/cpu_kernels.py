@@ -96,6 +96,12 @@ class CpuKernels:
         """Whether the library has products with bfloat16 weights, which needs a CPU with AVX2 and FMA."""
         return bool(self.library.has_products())
 
+    def waited_s(self) -> tuple[float, float]:
+        """Seconds that callers have taken to wake other threads and to wait for them; those of them that they slept."""
+        both = (ctypes.c_int64 * 2)()
+        self.library.team_waited(ctypes.byref(both, 0), ctypes.byref(both, 8))
+        return both[0] / 1e9, both[1] / 1e9
+
     def _parts(self, products: tuple[Tensor, ...], *sizes: int) -> list[tuple[int, int]]:
         """(address, elements from row to row) of each product.
 

@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_HELPERS 255
@@ -32,6 +33,7 @@ static struct {
     _Alignas(64) _Atomic uint32_t number;  // of the job; helpers sleep on it
     _Atomic int sleeping;  // helpers
     _Atomic int waits;     // the caller sleeps on `done`
+    _Atomic int64_t waited_ns, slept_ns;  // see team_waited
     atomic_flag taken;     // a caller has the helpers
     int started;           // helpers; only that caller reads it
 } team = {.taken = ATOMIC_FLAG_INIT};
@@ -42,6 +44,12 @@ static inline void relax(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 static void sleep_while(_Atomic uint32_t *at, uint32_t value) {
@@ -94,6 +102,24 @@ static void start_helpers(int wanted) {
     }
 }
 
+// Waits until all parts are done.
+static void wait_for(int64_t parts) {
+    const int64_t start = now_ns();
+    uint32_t done = atomic_load(&team.done);
+    for (int spin = 0; done < parts && spin < SPINS; spin++) {
+        relax();
+        done = atomic_load(&team.done);
+    }
+    if (done < parts) {
+        const int64_t began = now_ns();
+        atomic_store(&team.waits, 1);
+        while ((done = atomic_load(&team.done)) < parts) sleep_while(&team.done, done);
+        atomic_store(&team.waits, 0);
+        atomic_fetch_add(&team.slept_ns, now_ns() - began);
+    }
+    atomic_fetch_add(&team.waited_ns, now_ns() - start);
+}
+
 void team_run(void (*part)(const void *work, int64_t index), const void *work, int64_t parts, int threads) {
     if (threads < 2 || parts < 2 || atomic_flag_test_and_set(&team.taken)) {
         for (int64_t index = 0; index < parts; index++) part(work, index);
@@ -110,18 +136,17 @@ void team_run(void (*part)(const void *work, int64_t index), const void *work, i
     atomic_store(&team.done, 0);
     atomic_store(&team.next, (uint64_t)number << INDEX_BITS);
     atomic_store(&team.number, number);
-    if (atomic_load(&team.sleeping)) wake(&team.number, INT_MAX);
-
+    if (atomic_load(&team.sleeping)) {
+        const int64_t start = now_ns();
+        wake(&team.number, INT_MAX);
+        atomic_fetch_add(&team.waited_ns, now_ns() - start);
+    }
     take_parts(number);
-    uint32_t done = atomic_load(&team.done);
-    for (int spin = 0; done < parts && spin < SPINS; spin++) {
-        relax();
-        done = atomic_load(&team.done);
-    }
-    if (done < parts) {
-        atomic_store(&team.waits, 1);
-        while ((done = atomic_load(&team.done)) < parts) sleep_while(&team.done, done);
-        atomic_store(&team.waits, 0);
-    }
+    if (atomic_load(&team.done) < parts) wait_for(parts);
     atomic_flag_clear(&team.taken);
+}
+
+void team_waited(int64_t *all, int64_t *asleep) {
+    *all = atomic_load(&team.waited_ns);
+    *asleep = atomic_load(&team.slept_ns);
 }

@@ -90,7 +90,9 @@ def test_structure_names_every_room() -> None:
 @pytest.mark.parametrize("room", [*ROOMS, "bench"])
 def test_a_room_lists_its_files(room: str) -> None:
     listed = re.findall(r"^\| `([^`]+)` \| \S", (ROOT / room / "README.md").read_text(), re.MULTILINE)
-    sources = [path for path in (ROOT / room).rglob("*") if path.suffix in {".py", ".c"} and path.name != "__init__.py"]
+    sources = [
+        path for path in (ROOT / room).rglob("*") if path.suffix in {".py", ".c", ".h"} and path.name != "__init__.py"
+    ]
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / room)) for path in sources)
 
 
@@ -170,7 +172,12 @@ def test_a_wheel_has_the_files_that_are_not_python() -> None:
         "print(*(f'{room}/{name}' for room, _, _, names in build.data_files for name in names))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    kept = {name(path) for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in {".c", ".json", ".yml"}}
+    kept = {
+        name(path)
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in {".c", ".h", ".json", ".yml"}
+    }
     assert "deploy/observability/grafana.json" in kept
     assert (done.returncode, set(done.stdout.split())) == (0, kept), done.stderr
 

@@ -5,13 +5,15 @@
     serial     the same worker with one launch in flight
 
 The forward has one core and the host another; then the forward has two threads and nothing is pinned. kinds.py lists
-the requests. Then the host's part of a step is measured with a model that computes nothing. The last line of output is
-one JSON object. On a GPU, `make gpu STEP=decode` measures a step.
+the requests. Then the host's part of a step is measured with a model that computes nothing. With --where, it measures
+where a step of a worker with sockets spends its time instead (service.py). The last line of output is one JSON object.
+The process has a worker's environment. On a GPU, `make gpu STEP=decode` measures a step.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, executor_of, pin, planner_of
 from bench.overlap.kinds import GREEDY, KINDS, Guests, Kind
+from bench.overlap.service import COLUMNS, Where, where
 from bench.turns import in_turn
 from loadtest.bench_model import bench_model
 from model.fake import FakeRunner
@@ -33,9 +36,11 @@ from model.paged_kv import PagedKv
 from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock, MonotonicClock
+from runtime.process_life import thread_environment
 from scheduler.execution.streams import InlineStream, Segment
 from unified.worker import UnifiedWorker
 
+AS_WORKER = "BATON_BENCH_AS_WORKER"  # in the environment: this process has been started as a worker is
 SCHEDULED = (1, 8, 16, 32, 64, 128, 256)  # batch sizes for the cost of scheduling
 
 
@@ -205,6 +210,24 @@ def show(
     print(json.dumps(result))
 
 
+def show_where(console: Console, found: dict[tuple[int, int], Where]) -> None:
+    """Prints a table and a line of JSON. `found` is by (threads, batch)."""
+    table = Table("threads", "batch", *COLUMNS, title="where a decode step spends its time, ms; see service.py")
+    for (threads, batch), each in found.items():
+        table.add_row(str(threads), str(batch), *(f"{ms:.2f}" for ms in vars(each).values()))
+    console.print(table)
+    by_name = {f"{threads} threads, {batch}": vars(each) for (threads, batch), each in found.items()}
+    print(json.dumps({"where": by_name}))
+
+
+def run_as_worker() -> int:
+    """Runs this program with the environment of a worker that has all cores. Returns its exit status."""
+    if AS_WORKER in os.environ:
+        return main()
+    environment = thread_environment(len(os.sched_getaffinity(0))) | {AS_WORKER: "1"}
+    return subprocess.call([sys.executable, "-m", "bench.overlap", *sys.argv[1:]], env=os.environ | environment)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in text.split(",") if each)
 
@@ -220,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=256, help="prompt tokens (default 256)")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side, in alternation (default 5)")
+    parser.add_argument("--where", action="store_true", help="only: where a step of a worker spends its time")
     asked = parser.parse_args(argv)
 
     plan = Plan(asked.context, asked.steps, asked.rounds)
@@ -227,6 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
 
     runner = ModelRunner.load(asked.model or bench_model(), device="cpu", page_size=PAGE_SIZE)
+    if asked.where:
+        torch.set_num_threads(max(asked.threads))
+        in_table = [(threads, batch) for threads in asked.threads for batch in asked.batches]
+        lines = {at: where(runner, at[1], plan.context, plan.rounds, alone=at[0] == 1) for at in in_table}
+        show_where(Console(width=160), lines)
+        return 0
+
     times = {n: {batch: measure(runner, batch, plan, n) for batch in asked.batches} for n in asked.threads}
     kinds = {
         kind.name: (measure(runner, asked.kinds, plan, 1, kind), schedule_cost(asked.kinds, plan, kind)[0])
@@ -242,4 +273,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_as_worker())

@@ -71,10 +71,8 @@ def test_a_row_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
     inp = decodes(lanes, (40, 7, 333))
     together = runner.forward(inp, lanes.kv)
     for row in range(3):
-        alone = replace(
-            inp, **{name: value[row : row + 1] for name, value in inp.tensors.items()}, num_decodes=1,
-        )  # fmt: skip
-        alone = replace(alone, logit_indices_L=torch.zeros(1, dtype=torch.int64))
+        one = inp.mapped(lambda column, row=row: column[row : row + 1])  # type: ignore[misc]
+        alone = replace(one, num_decodes=1, logit_indices_L=torch.zeros(1, dtype=torch.int64))
         assert torch.equal(runner.forward(alone, lanes.kv)[0], together[row])
 
 

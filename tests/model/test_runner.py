@@ -1,10 +1,12 @@
 """What a runner promises besides the right tokens: layers reported in time, idle batches, layouts, merged weights."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from model.kv_sizing import worth_packing
 from model.linear import Linear, PackedLinear, can_pack, pack, parallel_linears
@@ -138,6 +140,37 @@ def test_bfloat16_is_computed_in_float32_where_the_cpu_has_no_instructions_for_i
     whole, chunked = (Lanes(runner, page_size).generate(prompt, 24, chunk) for chunk in (None, 32))
     exact = Lanes(ModelRunner.load(folder, device="cpu", dtype="float32"), page_size).generate(prompt, 24, None)
     assert whole == chunked == exact  # the margins of this checkpoint are wider than what rounding of KV moves
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_last_layer_computes_what_is_wanted_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Logits of a few rows are those of all rows; nobody wants any of a chunk in the middle."""
+    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: False)
+    runner = ModelRunner.load(make_checkpoint(tmp_path / "m", "qwen3"), device="cpu", dtype=dtype)
+    lanes = Lanes(runner, 16)
+    lane = lanes.lane(random_prompt(20, 307, 0), 1)
+    inp = lanes.model_input([(lane, 20)], [])
+    last, rows = runner.decoder.layers[-1], list[int]()
+
+    class Counted:
+        """The output projection of the last layer."""
+
+        def __call__(self, x_TI: Tensor) -> Tensor:
+            return last.output(x_TI)
+
+        def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+            rows.append(x_TI.shape[0])
+            return last.output.added_to(residual_TO, x_TI)
+
+    layers = (*runner.decoder.layers[:-1], replace(last, output=Counted()))
+    counted = replace(runner, decoder=replace(runner.decoder, layers=layers, at_once=None))
+    everything = counted.forward(replace(inp, logit_indices_L=torch.arange(20)), lanes.kv)
+    for wanted in ([19], [3, 3, 0], []):
+        found = counted.forward(replace(inp, logit_indices_L=torch.tensor(wanted, dtype=torch.int64)), lanes.kv)
+        torch.testing.assert_close(found, everything[wanted])
+    assert rows == [20, 1, 3, 0]
 
 
 def test_packing_is_worth_a_tenth_of_memory_for_all_workers() -> None:

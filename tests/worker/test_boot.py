@@ -18,7 +18,7 @@ from scheduler.execution.executor import Executor
 from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from worker.boot import build_executor, costs_of, draft_source, load_runner, speculation_of
+from worker.boot import build_executor, choose_decode_threads, costs_of, draft_source, load_runner, speculation_of
 from worker.memory import bytes_for_spills, has_twin, memory_budgets
 
 
@@ -181,3 +181,40 @@ def test_a_draft_needs_a_folder() -> None:
     assert draft_source(named) == DraftSource("eagle", Path("/drafts/one"), named.speculative_num_steps)
     with pytest.raises(ConfigError, match="got none, expected the folder of the draft for eagle"):
         draft_source(replace(named, speculative_draft_model_path=None))
+
+
+@pytest.mark.parametrize(
+    "role, num_threads, more, measured",
+    [
+        (Role.UNIFIED, 2, {}, True),
+        (Role.DECODE, 2, {}, True),
+        (Role.DECODE, 1, {}, False),
+        (Role.PREFILL, 2, {}, False),
+        (Role.UNIFIED, 2, {"disable_cpu_kernels": True}, False),
+    ],
+)
+def test_threads_are_measured_where_decodes_have_a_choice(
+    tmp_path: Path, role: Role, num_threads: int, more: dict[str, Any], measured: bool
+) -> None:
+    folder = str(make_checkpoint(tmp_path, "qwen3"))
+    wanted = replace(settings(role, max_total_tokens=64, context_length=64, **more), model=folder)
+    runner = load_runner(wanted)
+    executor, _ = build_executor(runner, wanted, lambda: None)
+    forwards, before = 0, torch.get_num_threads()
+    assert isinstance(runner, ModelRunner)
+    whole = runner.decoder.forward
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal forwards
+        forwards += 1
+        return whole(*args)
+
+    counting = replace(runner, decoder=replace(runner.decoder))
+    object.__setattr__(counting.decoder, "forward", counted)
+    torch.set_num_threads(num_threads)
+    try:
+        choose_decode_threads(counting, executor, wanted)
+    finally:
+        torch.set_num_threads(before)
+        executor.close()
+    assert forwards == (24 if measured else 0)
