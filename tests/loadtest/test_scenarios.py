@@ -49,8 +49,8 @@ def test_the_loads_are_those_that_were_promised() -> None:
     assert RUNS["disturbed"].load.num_requests == 32 and RUNS["disturbed"].load.intruder_tokens == 1500
     bounds = [(target.kind, target.bound) for target in TARGETS]
     assert bounds == [
-        ("at least", 1.3), ("at most", 1), ("at most", 1),
-        ("at least", 10), ("at most", 2), ("at least", 1.5), ("at most", 2),
+        ("at least", 1.3), ("at most", 1.5), ("at most", 1), ("at most", 1),
+        ("at least", 20), ("at most", 2), ("at least", 1.5), ("at most", 1.5),
     ]  # fmt: skip
     assert expected_s(SCENARIOS, 3, True) <= 15 * 60
 

@@ -10,6 +10,7 @@ from tests.mutants.mutants_of_groups import GROUPS
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_http import HTTP
 from tests.mutants.mutants_of_idle import IDLE
+from tests.mutants.mutants_of_kernels import ON_A_CPU
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
 from tests.mutants.mutants_of_leaving import LEAVING
 from tests.mutants.mutants_of_logprobs import LOGPROBS
@@ -352,4 +353,5 @@ MUTANTS = (
     *RANKS,
     *STEPS,
     *MLPS,
+    *ON_A_CPU,
 )

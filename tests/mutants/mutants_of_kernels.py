@@ -1,0 +1,92 @@
+"""Sabotages of what a forward on a CPU computes with: products, all layers in one call, wanted rows, threads."""
+
+from tests.mutants.mutant import Mutant
+
+PRODUCTS = "tests/model/test_cpu_products.py"
+LAYERS = "tests/model/test_cpu_layers.py"
+RUNNER = "tests/model/test_runner.py"
+CHOICE = "tests/scheduler/execution/test_thread_choice.py"
+BOOT = "tests/worker/test_boot.py"
+
+ON_A_CPU = (
+    Mutant(
+        "weights are packed output by output",
+        "pack_bfloat16",
+        "__view.transpose(1, 2)",
+        "__view",
+        "each sum mixes the weights of other outputs",
+        tests=(PRODUCTS,),
+    ),
+    Mutant(
+        "a residual is not added",
+        "Bfloat16Linear.added_to",
+        "residual_TO.contiguous()",
+        "None",
+        "a layer forgets what came before it",
+        tests=(PRODUCTS,),
+    ),
+    Mutant(
+        "a chunk runs in one call",
+        "CpuLayers.takes",
+        "not plan.extends",
+        "True",
+        "its attention reads the row of each request's first token",
+        tests=(LAYERS,),
+    ),
+    Mutant(
+        "a forward in one call reports no layers",
+        "Decoder._layers",
+        "on_layer is None",
+        "True",
+        "no layer of a prompt of one token is ever sent",
+        tests=(LAYERS,),
+    ),
+    Mutant(
+        "the last layer takes the first rows for the wanted ones",
+        "LayerPass.run",
+        "attended_TN.index_select(0, wanted_L)",
+        "attended_TN[: wanted_L.numel()]",
+        "a prompt's next token comes from its first one",
+        tests=(RUNNER,),
+    ),
+    Mutant(
+        "the last layer computes every row",
+        "Decoder._layers",
+        "wanted_L.numel() < x_TE.shape[0]",
+        "False",
+        "a tenth of a prompt's products is of no use",
+        tests=(RUNNER,),
+    ),
+    Mutant(
+        "the size up to which one thread is best needs two",
+        "Threads.for_rows",
+        "rows <= self.alone_up_to",
+        "rows < self.alone_up_to",
+        "a decode of one wakes another thread",
+        tests=(PRODUCTS,),
+    ),
+    Mutant(
+        "one slow size on one thread is skipped",
+        "alone_up_to",
+        "break",
+        "continue",
+        "sizes that are slower on one thread run on one",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        "what the timed forwards wrote stays in page 0",
+        "choose_threads",
+        "kv.layer(layer)[0].zero_()",
+        "pass",
+        "padding reads it",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        "a prefill worker times decodes",
+        "choose_decode_threads",
+        "settings.role is Role.PREFILL",
+        "False",
+        "its start takes longer for nothing",
+        tests=(BOOT,),
+    ),
+)
