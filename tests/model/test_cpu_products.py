@@ -117,9 +117,13 @@ def test_memory_that_is_not_contiguous() -> None:
 
 
 def test_threads_by_rows() -> None:
-    threads = Threads(alone_up_to=4)
-    assert [threads.for_rows(rows) for rows in (0, 1, 4)] == [1, 1, 1]
-    assert threads.for_rows(5) == Threads().for_rows(1) == torch.get_num_threads()
+    threads, before = Threads(alone_up_to=4), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert [threads.for_rows(rows) for rows in (0, 1, 4, 5, 99)] == [1, 1, 1, 3, 3]
+        assert Threads().for_rows(1) == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.slow
