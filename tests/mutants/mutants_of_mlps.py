@@ -99,8 +99,8 @@ MLPS = (
     Mutant(
         "a draft is shared, too",
         "model/mtp.py load_mtp",
-        "Weights(checkpoint, config.layer, __dtype, __device, packed)",
-        "Weights(checkpoint, config.layer, __dtype, __device, packed, target.layers[0].mlp.collectives)",
+        "Weights(checkpoint, config.layer, __dtype, __device, pack)",
+        "Weights(checkpoint, config.layer, __dtype, __device, pack, target.layers[0].mlp.collectives)",
         "ranks that propose different numbers of tokens wait for each other",
         tests=("tests/model/test_runner_ranks.py",),
     ),
