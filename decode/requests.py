@@ -16,13 +16,14 @@ from itertools import count
 from decode.prefill_peers import PrefillPeers
 from protocol.frame import LastMessage
 from protocol.kv_layout import full_pages, pages_for
+from protocol.logprobs import Logprobs
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.messages_handoff import JobFinishedEarly, PrefillJob
 from runtime.clock import Deadlines
 from runtime.waiting_line import WaitingLine
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.planner import Planner
-from scheduler.planning.req import Req, first_tokens_fault, hidden_fault
+from scheduler.planning.req import Req, first_logprobs_fault, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan import start_unit
@@ -68,6 +69,7 @@ class DecodeRequest(Assigned):
     deadline: float = float("inf")  # for its last frame, in seconds of the worker's clock
     late: str = ""  # the error if the deadline passes
     first_tokens: tuple[int, ...] = ()  # by choice, once its KV is delivered
+    first_logprobs: tuple[Logprobs, ...] = ()  # of these, if it asks for them
     has_draft: bool = True  # prefill sends KV of the draft, too, if there is a draft
     hidden: bytes = b""  # what a draft begins with, once KV is delivered; see Join
     landing: int = 0  # ticket of the copies that delivered KV needs before it may be decoded; 0: none
@@ -90,6 +92,7 @@ class DecodeRequest(Assigned):
     def fault_of(self, told: LastMessage | JobFinishedEarly, planner: Planner) -> str | None:
         """Why it cannot begin with what prefill tells, or None."""
         fault = first_tokens_fault(told.first_tokens, len(self.reqs), planner.vocab_size)
+        fault = fault or first_logprobs_fault(told.logprobs, len(self.reqs), self.assign.sampling.logprobs)
         if fault is None and isinstance(told, LastMessage):
             fault = hidden_fault(told.hidden, planner.speculation.hidden_size if self.has_draft else 0)
         return fault
@@ -255,7 +258,7 @@ class Requests:
         landed = first.held.pages[full_pages(request.start, page_size) : pages_for(request.prompt_len, page_size)]
         in_twin = () if on_device else landed
         request.landing = self._planner.copies.fork(first, [req for req in others if req.finish is None], in_twin)
-        request.first_tokens = last.first_tokens
+        request.first_tokens, request.first_logprobs = last.first_tokens, last.logprobs
         request.hidden = last.hidden
         self._staged.append(request)
 

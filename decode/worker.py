@@ -8,6 +8,7 @@ of a request.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
 from decode.requests import DecodeRequest, DecodeState, Requests, reason_to_refuse
@@ -23,6 +24,7 @@ from protocol.errors import (
 )
 from protocol.fingerprint import Fingerprint
 from protocol.frame import LastMessage
+from protocol.logprobs import Logprobs
 from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
     DataCredit,
@@ -158,7 +160,7 @@ class DecodeWorker:
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Appends the tokens to their choices."""
         for req, run in drawn:
-            self._take_tokens(req, run)
+            self._take_tokens(req, run, launched.next_logprobs(req))
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
@@ -243,7 +245,7 @@ class DecodeWorker:
     def _prebuild(self) -> None:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
         for request in self._requests.take_staged():
-            self._take_first_tokens(request, request.first_tokens)
+            self._take_first_tokens(request, request.first_tokens, request.first_logprobs)
             if going_on := [req for req in request.reqs if req.finish is None]:
                 request.move(DecodeState.RUNNING)
                 self.planner.join(going_on, request.hidden)
@@ -252,23 +254,25 @@ class DecodeWorker:
     def _on_finished_early(self, request: DecodeRequest, message: JobFinishedEarly) -> None:
         if self._expects(request, message):
             self._requests.close(request)
-            self._take_first_tokens(request, message.first_tokens)
+            self._take_first_tokens(request, message.first_tokens, message.logprobs)
             if request.state is DecodeState.WAITING:
                 self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
 
     # ---- tokens and ends ----
 
-    def _take_first_tokens(self, request: DecodeRequest, first_tokens: tuple[int, ...]) -> None:
+    def _take_first_tokens(
+        self, request: DecodeRequest, first_tokens: tuple[int, ...], logprobs: tuple[Logprobs, ...]
+    ) -> None:
         """Counts them as outputs. Releases choices that were cancelled during the transfer into their pages."""
-        for req, token in zip(request.reqs, first_tokens, strict=True):
+        for req, token, scores in zip(request.reqs, first_tokens, logprobs or repeat(None), strict=False):
             if req.finish is None:
                 req.num_sampled += 1
-                self._take_tokens(req, (token,))
+                self._take_tokens(req, (token,), scores)
             else:
                 self.planner.release(req)
 
-    def _take_tokens(self, req: Req, run: tuple[int, ...]) -> None:
-        if self._tokens.add(req, run):
+    def _take_tokens(self, req: Req, run: tuple[int, ...], logprobs: Logprobs | None) -> None:
+        if self._tokens.add(req, run, logprobs):
             self._requests.finish(req)
 
     def _on_cancel(self, message: CancelRequest) -> None:

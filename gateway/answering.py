@@ -22,6 +22,7 @@ from gateway.complaints import short
 from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
+from gateway.logprobs import LogprobWriter, ScoredToken
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -47,6 +48,7 @@ class ResponseHead:
     model: str
     is_chat: bool
     with_token_ids: bool
+    logprobs: LogprobWriter | None = None  # None: nobody asks for them
 
     def fields(self, chat_object: str) -> dict[str, Any]:
         """The first fields of a chunk or body. `chat_object` says which of the two it is, in a chat."""
@@ -54,10 +56,16 @@ class ResponseHead:
         return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(
-        self, index: int, text: dict[str, Any], finish_reason: str | None, token_ids: Sequence[int]
+        self,
+        index: int,
+        text: dict[str, Any],
+        finish_reason: str | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[ScoredToken] = (),
     ) -> dict[str, Any]:
         """One choice. `text` is the field that holds its text."""
-        choice = {"index": index, **text, "logprobs": None, "finish_reason": finish_reason}
+        scored = self.logprobs.write(logprobs) if self.logprobs is not None else None
+        choice = {"index": index, **text, "logprobs": scored, "finish_reason": finish_reason}
         return choice | {"token_ids": token_ids} if self.with_token_ids else choice
 
     def whole_choice(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
@@ -65,7 +73,8 @@ class ResponseHead:
         content = "".join(piece.text for piece in pieces)
         text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
-        return self.choice(index, text, pieces[-1].finish_reason, token_ids)
+        logprobs = [each for piece in pieces for each in piece.logprobs]
+        return self.choice(index, text, pieces[-1].finish_reason, token_ids, logprobs)
 
 
 class ChunkWriter:
@@ -82,10 +91,11 @@ class ChunkWriter:
     def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
         """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
         asked for continuous usage."""
-        text, token_ids, finish_reason = piece
+        text, token_ids, finish_reason, logprobs = piece
 
         frame = self._frames.get(index)
-        if frame is not None and finish_reason is None and timeline is None and usage is None:
+        is_plain = finish_reason is None and timeline is None and usage is None and not logprobs
+        if frame is not None and is_plain:
             before, after = frame
             if self._head.with_token_ids:
                 ids = orjson.dumps(token_ids)
@@ -96,7 +106,9 @@ class ChunkWriter:
         if frame is None:
             delta, self._frames[index] = FIRST_DELTA, self._frame(index)
         content = {"delta": delta | {"content": text}} if self._head.is_chat else {"text": text}
-        choice = self._head.choice(index, content, finish_reason, token_ids)
+        choice = self._head.choice(index, content, finish_reason, token_ids, logprobs)
+        if not logprobs:
+            choice["logprobs"] = None  # nothing to tell in this chunk
         return self._start + orjson.dumps(choice) + self._rest(usage, timeline)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
+from gateway.logprobs import HeldTokens, ScoredToken
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
 
 MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
@@ -30,6 +32,11 @@ NO_STEP = -1
 
 class Detokenizer:
     """The text of one choice as it grows. This one is for a model without a tokenizer: every text is empty."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no character waits for its other bytes."""
+        return True
 
     def feed(self, token_id: int) -> str:
         """The text that this token adds; "" while a character is incomplete."""
@@ -71,6 +78,11 @@ class ByteDetokenizer(Detokenizer):
         self._decoder.decode(b"".join(token_bytes[token_id] for token_id in context))
         self._prompts_part = self._decoder.getstate()[0]  # bytes of a character that the prompt left incomplete
         self._is_between = not self._prompts_part  # no character is incomplete
+
+    @property
+    def is_whole(self) -> bool:
+        """See Detokenizer."""
+        return self._is_between
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -116,6 +128,11 @@ class WindowDetokenizer(Detokenizer):
         self._window = [token_id for token_id in context if self._has_text(token_id)]
         self._num_shown = self._num_whole()
         self._prompts_text = self._decode(self._window)  # as decoded; "" once text was shown
+
+    @property
+    def is_whole(self) -> bool:
+        """See Detokenizer."""
+        return len(self._window) == self._num_shown
 
     def feed(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -295,6 +312,7 @@ class Piece(NamedTuple):
     text: str
     token_ids: tuple[int, ...]  # empty: only a finish reason
     finish_reason: str | None
+    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens whose text is shown with this piece, if they are asked for
 
 
 class ChoiceText:
@@ -305,6 +323,7 @@ class ChoiceText:
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops.strings)
         self._min_tokens = min_tokens
+        self._held = HeldTokens()
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
@@ -313,9 +332,12 @@ class ChoiceText:
         """Whether a stop string cut the text. The worker must then be told to stop."""
         return self._stops.has_matched
 
-    def feed(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> Piece:
-        """The piece of `token_ids`, up to a stop string. The stop token that ended the choice has no text."""
-        if finish is None and len(token_ids) == 1 and not self._has_stops:  # nearly every call
+    def feed(
+        self, token_ids: tuple[int, ...], finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()
+    ) -> Piece:
+        """The piece of `token_ids`, up to a stop string. The stop token that ended the choice has no text. `logprobs`:
+        those of each token, if they are asked for."""
+        if finish is None and len(token_ids) == 1 and not self._has_stops and not logprobs:  # nearly every call
             self.num_tokens += 1
             return Piece(self._detokenizer.feed(token_ids[0]), token_ids, None)
 
@@ -323,7 +345,11 @@ class ChoiceText:
         while num_used <= last and not self.hit_stop_string:
             self.num_tokens += 1
             is_stop_token = finish is FinishReason.STOP and num_used == last
-            text += self._without_stops("" if is_stop_token else self._detokenizer.feed(token_ids[num_used]))
+            added = "" if is_stop_token else self._detokenizer.feed(token_ids[num_used])
+            if logprobs:
+                is_whole = self._detokenizer.is_whole
+                self._held.read(token_ids[num_used], logprobs[num_used], len(added), is_whole=is_whole)
+            text += self._without_stops(added)
             num_used += 1
 
         if finish is not None and not self.hit_stop_string:
@@ -333,7 +359,10 @@ class ChoiceText:
         elif finish is not None:
             self.finish_reason = str(finish)
             text += self._stops.flush()
-        return Piece(text, token_ids[:num_used], self.finish_reason)
+        told = self._held.shown(len(text))
+        if self.finish_reason is not None:
+            told += self._held.rest(is_cut=self.hit_stop_string)
+        return Piece(text, token_ids[:num_used], self.finish_reason, told)
 
     def _without_stops(self, text: str) -> str:
         """The text that may be shown now; all of it before `min_tokens`."""

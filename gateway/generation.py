@@ -13,6 +13,7 @@ from gateway.metrics import Metrics
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
 from protocol.worker_facts import Stamp
 from runtime.clock import Clock
@@ -261,13 +262,19 @@ class Generation:
             self._cancel_all()
             self._news.set()
 
-    def _take(self, index: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> None:
+    def _take(
+        self,
+        index: int,
+        token_ids: tuple[int, ...],
+        finish: FinishReason | None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
         text = self._texts[index]
         if text.finish_reason is not None or self.error is not None:
             return
 
         num_before = text.num_tokens
-        piece = text.feed(token_ids, finish)
+        piece = text.feed(token_ids, finish, logprobs)
         self.times.tokens(index, text.num_tokens - num_before)
         self._pieces.append((index, piece))
         self._num_waiting += len(piece.token_ids)

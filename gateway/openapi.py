@@ -74,11 +74,42 @@ class Moment(BaseModel):
     worker: Annotated[str, told("Where it happened.", "prefill-0")]
 
 
+class TextLogprobs(BaseModel):
+    """Log-probabilities of a completion's tokens. The lists have an item for each token; -9999 is minus infinity."""
+
+    tokens: Annotated[list[str], told("Their texts.", [" a", " fox"])]
+    token_logprobs: Annotated[list[float], told("The natural logarithms of their probabilities.", [-0.25, -1.5])]
+    top_logprobs: Annotated[
+        list[dict[str, float]], told("The likeliest tokens at their places, and they themselves.", [{" a": -0.25}])
+    ]
+    text_offset: Annotated[list[int], told("Characters of the text before each of them.", [0, 2])]
+
+
+class TokenProbability(BaseModel):
+    """One token at a place of a chat's answer."""
+
+    token: Annotated[str, told("Its text.", " fox")]
+    logprob: Annotated[float, told("The natural logarithm of its probability; -9999 is minus infinity.", -0.25)]
+    bytes: Annotated[list[int] | None, told("Its bytes. A token may be a part of a character.", [32, 102, 111, 120])]
+
+
+class ScoredPlace(TokenProbability):
+    """One token of a chat's answer."""
+
+    top_logprobs: Annotated[list[TokenProbability], told("The likeliest tokens at its place, likeliest first.", [])]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of the tokens of a chat's answer."""
+
+    content: Annotated[list[ScoredPlace], told("One item for each token.", [])]
+    refusal: Annotated[None, told("Always null.", None)]
+
+
 class Choice(BaseModel):
     """What completions and chat have in common in a choice."""
 
     index: Annotated[int, told("The number of the choice. Choice c of prompt p has p * n + c.", 0)]
-    logprobs: Annotated[None, told("Always null.", None)]
     finish_reason: Annotated[
         Literal["stop", "length"],
         told("stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full.", "stop"),
@@ -90,6 +121,7 @@ class TextChoice(Choice):
     """One choice of a completion."""
 
     text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
+    logprobs: Annotated[TextLogprobs | None, told("Those of the tokens, with `logprobs`; else null.", None)]
 
 
 class AnswerMessage(BaseModel):
@@ -103,6 +135,8 @@ class AnswerMessage(BaseModel):
 
 class ChatChoice(Choice):
     """One choice of a chat."""
+
+    logprobs: Annotated[ChatLogprobs | None, told("Those of the tokens, with `logprobs`; else null.", None)]
 
     message: Annotated[
         AnswerMessage,

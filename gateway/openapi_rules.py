@@ -4,8 +4,8 @@ Some rules are not told, because a JSON schema cannot, or because schemathesis c
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
-the vocabulary or of one token twice, a bad word without tokens. And it serves two that do not fit: `best_of` that is
-what `n` is, and `functions` beside `function_call: "none"`.
+the vocabulary or of one token twice, a bad word without tokens, `top_logprobs` without `logprobs`. And it serves two
+that do not fit: `best_of` that is what `n` is, and `functions` beside `function_call: "none"`.
 """
 
 from collections.abc import Iterator

@@ -165,7 +165,7 @@ class Gateway:
             model=str(folder.path),
             texts=str(texts.absolute()),
             control=self.control,
-            translator=Translator(folder, tokenizer, templates),
+            translator=Translator(folder, tokenizer, templates, settings.logprobs_mode),
             metrics=metrics,
             clock=clock,
             started_at=int(datetime.now(UTC).timestamp()),

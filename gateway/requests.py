@@ -6,12 +6,13 @@ seq. A request runs as one attempt. If a worker is lost after outputs came, each
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.membership import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
 from gateway.translate import Prompt
 from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError, WorkerLeft
+from protocol.logprobs import LogprobsAsked, TokenLogprob, checked
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
@@ -30,6 +31,7 @@ class Delivery(NamedTuple):
     choice: int  # its number among all choices of the listener
     token_ids: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()  # of these tokens, if the request asks for them
 
 
 class Listener(Protocol):
@@ -49,6 +51,7 @@ class ChoiceRecord:
     """What one choice has received. `early`: messages of the present attempt that came before their turn, by seq."""
 
     max_tokens: int
+    logprobs: LogprobsAsked | None = None  # what it asks for
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
@@ -57,29 +60,30 @@ class ChoiceRecord:
     closed: bool = False  # finished or cancelled
     early: dict[int, ChoiceTokens] = field(default_factory=dict)
 
-    def accept(self, news: ChoiceTokens) -> tuple[tuple[int, ...], FinishReason | None]:
-        """(tokens that are new and in order, the finish if it was reached). WireError for invalid tokens."""
+    def accept(self, news: ChoiceTokens) -> "Fresh":
+        """What is new and in order, with the finish if it was reached. WireError for invalid tokens."""
         end = news.seq + len(news.token_ids)
         if news.seq < 0 or end > self.max_tokens:
             raise WireError(f"tokens [{news.seq}, {end}) of a choice, expected within [0, {self.max_tokens})")
 
         if self.closed:
-            return (), None
+            return NOTHING
 
         if news.seq > len(self.token_ids):
             known = self.early.get(news.seq)
             if known is None or _richer(news, known):
                 self.early[news.seq] = news
-            return (), None
+            return NOTHING
 
         fresh = self._take(news)
         while self.early and not self.closed:
             seq = min(self.early)
             if seq > len(self.token_ids):
                 break
-            fresh += self._take(self.early.pop(seq))
+            more = self._take(self.early.pop(seq))
+            fresh = Fresh(fresh.token_ids + more.token_ids, more.finish, fresh.logprobs + more.logprobs)
 
-        return fresh, self.finish
+        return fresh
 
     def close(self, finish: FinishReason | None = None) -> None:
         """Stops accepting tokens."""
@@ -87,7 +91,7 @@ class ChoiceRecord:
         self.closed = True
         self.early.clear()
 
-    def _take(self, news: ChoiceTokens) -> tuple[int, ...]:
+    def _take(self, news: ChoiceTokens) -> "Fresh":
         num_known = len(self.token_ids)
         end = news.seq + len(news.token_ids)
         finish = FinishReason(news.finish) if news.finish else None
@@ -97,14 +101,26 @@ class ChoiceRecord:
         if end < num_known or (end == num_known and finish is None):
             if finish is not None:
                 raise WireError(f"a choice ends at {end} tokens after {num_known} were received")
-            return ()
+            return NOTHING
 
+        logprobs = checked(news.logprobs, self.logprobs, len(news.token_ids))[num_known - news.seq :]
         fresh = news.token_ids[num_known - news.seq :]
         self.token_ids += fresh
         if finish is not None:
             self.close(finish)
 
-        return fresh
+        return Fresh(fresh, finish, logprobs)
+
+
+class Fresh(NamedTuple):
+    """What a choice has received, each token once. `logprobs`: of these tokens, if it asks for them."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+NOTHING: Final = Fresh((), None)
 
 
 @dataclass
@@ -180,8 +196,10 @@ class RequestRecord:
             raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
         if news.choice in attempt.retracted:  # a first token from prefill, which came late
             return None
-        token_ids, finish = self.choices[news.choice].accept(news)
-        return Delivery(self.first_choice + news.choice, token_ids, finish) if token_ids or finish is not None else None
+        fresh = self.choices[news.choice].accept(news)
+        if not fresh.token_ids and fresh.finish is None:
+            return None
+        return Delivery(self.first_choice + news.choice, *fresh)
 
     def open_groups(self, numbers: Iterable[int]) -> list[range]:
         """The open choices, in groups that one attempt can run. A choice with outputs runs alone, since its prompt
@@ -285,7 +303,8 @@ class Requests:
     ) -> RequestRecord:
         """Adds a request that is about to be assigned."""
         assert request_id not in self._records, f"request id {request_id} is not unique"
-        choices = [ChoiceRecord(prompt.sampling.max_tokens) for _ in range(prompt.num_choices)]
+        sampling = prompt.sampling
+        choices = [ChoiceRecord(sampling.max_tokens, sampling.logprobs) for _ in range(prompt.num_choices)]
         record = RequestRecord(request_id, prompt, choices, listener, timeline, first_choice)
         self._records[request_id] = record
         self.num_choices += prompt.num_choices

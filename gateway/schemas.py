@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from gateway.complaints import bad_request, short
 from protocol.errors import BadRequest
 from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
+from protocol.logprobs import NumTop
 from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
 
@@ -147,6 +148,9 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
     ] = None
     skip_special_tokens: Annotated[bool | None, told("`false`: special tokens appear in the text.", False)] = None
     return_token_ids: Annotated[bool | None, told("Choices also have the field `token_ids`.", True)] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, told('In `logprobs`, tokens are written as "token_id:5" instead of their text.', True)
+    ] = None
     timeline: Annotated[
         bool | None,
         told("The answer also says where the time went. Absent: the header x-baton-timeline decides.", True),
@@ -175,6 +179,11 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
         """Prompts in this request."""
         return 1
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """The likeliest tokens of which each place of the answer tells; None: it has no log-probabilities."""
+        return None
+
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
@@ -186,6 +195,19 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[Ids], Field(min_length=1, fail_fast=True)],
         told("What to continue: text, token ids, or a list of either.", "Once upon a time", [1, 2, 3]),
     ]
+    logprobs: Annotated[
+        NumTop | None,
+        told("Log-probabilities of the answer's tokens, and of so many of the likeliest ones at each place.", 5),
+    ] = None
+    top_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=0)] | None,
+        told("A field of chats: in a completion, `logprobs` is the number of the likeliest tokens.", 0),
+    ] = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationRequest."""
+        return self.logprobs
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -244,10 +266,20 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, told("Variables for the chat template.", {"enable_thinking": False})
     ] = None
+    logprobs: Annotated[bool | None, told("Log-probabilities of the answer's tokens.", True)] = None
+    top_logprobs: Annotated[
+        NumTop | None,
+        told("With `logprobs`: those of so many of the likeliest tokens at each place, too. Absent: 0.", 5),
+    ] = None
     reasoning_effort: Annotated[
         Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None,
         told("A variable for the chat template. Templates that do not have it ignore it.", "low"),
     ] = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See GenerationRequest."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -300,6 +332,11 @@ def parse(kind: type[R], body: Any) -> R:
         raise BadRequest(
             f"stream_options: got {short(body['stream_options'])} without stream, expected it only beside stream: true",
             param="stream_options",
+        )
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise BadRequest(
+            f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
+            param="top_logprobs",
         )
     return request
 

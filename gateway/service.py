@@ -19,6 +19,7 @@ from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_
 from gateway.control import Control
 from gateway.generation import Generation, Times
 from gateway.http_protocol import HEADER, body_refused, request_id_of
+from gateway.logprobs import LogprobWriter
 from gateway.metrics import Metrics
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
 from gateway.openapi_rules import Bounds
@@ -244,7 +245,11 @@ async def _started(
 async def _answer(service: Service, request: Request, parsed: AnyRequest, generation: Generation) -> Response:
     """The response, streamed or whole."""
     created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
-    head = ResponseHead(generation.response_id, created, service.names.first, is_chat, parsed.return_token_ids is True)
+    logprobs = None
+    if parsed.num_top_logprobs is not None:
+        logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
+    with_ids = parsed.return_token_ids is True
+    head = ResponseHead(generation.response_id, created, service.names.first, is_chat, with_ids, logprobs)
     if not parsed.stream:
         return await answer_whole(generation, head, request.receive)
     options = parsed.stream_options or StreamOptions()

@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer, models
 
 from gateway.choice_text import (
+    BYTE_TOKEN,
     MAX_CONTEXT_TOKENS,
     ByteDetokenizer,
     Detokenizer,
@@ -167,6 +168,18 @@ class TextTokenizer:
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes[skip_special], context)
         return WindowDetokenizer(self._tokenizer, self._skipped(skip_special), context)
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of one token as it is between others, special tokens as they are spelt; None for an unknown id."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return None
+        if self._token_bytes is not None:
+            return self._token_bytes[False][token_id]
+        if (byte := BYTE_TOKEN.fullmatch(token)) is not None:
+            return bytes.fromhex(byte[1])
+        once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return twice[len(once) :].encode()  # the first token of a text may lack its space
 
     def _skipped(self, skip_special: bool) -> frozenset[int]:
         return self._special_ids if skip_special else frozenset()

@@ -18,8 +18,10 @@ from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, Generati
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
 from protocol.kv_layout import full_pages, longest_choices, pages_for
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.model_config import ModelBasics
+from runtime.settings import LogprobsMode
 
 DEFAULT_COMPLETION_TOKENS = 16
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
@@ -217,8 +219,15 @@ class Prompt:
 class Translator:
     """Translates requests for one model. Methods may run in threads, since they change nothing."""
 
-    def __init__(self, folder: ModelFolder, tokenizer: TextTokenizer | None, templates: ChatTemplates) -> None:
+    def __init__(
+        self,
+        folder: ModelFolder,
+        tokenizer: TextTokenizer | None,
+        templates: ChatTemplates,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
         self._tokenizer, self._templates = tokenizer, templates
+        self._has_processed_logprobs = logprobs_mode == "processed_logprobs"
         self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
     @property
@@ -278,6 +287,10 @@ class Translator:
         """The detokenizer for one choice of this prompt."""
         return Detokenizer() if self._tokenizer is None else self._tokenizer.detokenizer(prompt_ids, skip_special)
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one token; None for one that has no text."""
+        return None if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
+
     def completion_prompts(self, request: CompletionRequest, limits: Limits) -> dict[str, list[int]]:
         """Token ids of each prompt, by its name: "prompt", or "prompt[1]" if there are several."""
         found: dict[str, list[int]] = {}
@@ -331,7 +344,11 @@ class Translator:
             stop_token_ids=stop_token_ids,
             ignore_eos=request.ignore_eos is True,
         )
-        return replace(params, rules=rules_of(request, params, self._tokenizer, limits.vocab_size))
+        num_top, logprobs = request.num_top_logprobs, None
+        if num_top is not None:
+            logprobs = LogprobsAsked(num_top, self._has_processed_logprobs)
+        rules = rules_of(request, params, self._tokenizer, limits.vocab_size)
+        return replace(params, rules=rules, logprobs=logprobs)
 
 
 def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tuple[int, ...]:

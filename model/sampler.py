@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from model.logit_rules import RuleColumns, apply_rules
+from model.logprobs import LogprobRows, score
 
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
 GREEDY_BELOW: Final = 1e-30  # logits divided by a lower temperature would overflow float32
@@ -68,25 +69,39 @@ class SamplingInput:
     position_L: Tensor  # int64: tokens before the sampled one, prompt included
     banned: Banned | None
     rules: RuleColumns | None = None
+    logprobs: LogprobRows | None = None  # None: no row asks for any
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
-        found = (*self.params, *self.asking, *(self.banned or ()), *(self.rules or ()), self.position_L)
-        return tuple(each for each in found if isinstance(each, Tensor))
+        found = (*self.params, *self.asking, *(self.banned or ()), *(self.rules or ()), *(self.logprobs or ()))
+        return (self.position_L, *(each for each in found if isinstance(each, Tensor)))
+
+
+class Sampled(NamedTuple):
+    """What was drawn."""
+
+    tokens_L: Tensor  # int64
+    logprobs_NW: Tensor | None  # of the rows that ask, see score(); None: no row asks
+
+
+def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Tensor:
+    """The tokens of `sample_scored`."""
+    sampled: Sampled = sample_scored(logits_LV, s, history_NT)
+    return sampled.tokens_L
 
 
 @torch.no_grad()
-def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Tensor:
-    """The sampled tokens, (L,) int64. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
+def sample_scored(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Sampled:
+    """Draws a token for each row. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
 
     A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN. It does not affect other rows. `history_NT`: see
     apply_rules.
     """
     if logits_LV.shape[0] == 0:
-        return torch.empty(0, dtype=torch.int64, device=logits_LV.device)
+        return Sampled(torch.empty(0, dtype=torch.int64, device=logits_LV.device), None)
 
-    logits_LV = logits_LV.float()
+    raw_LV = logits_LV = logits_LV.float()
     if s.rules is not None:
         logits_LV = apply_rules(logits_LV, s.position_L, s.rules, history_NT)
     if s.banned is not None:
@@ -95,14 +110,39 @@ def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None
     largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
     has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
     if s.asking.all_greedy:
-        return greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+        tokens_L = greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+        return Sampled(tokens_L, s.logprobs and _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV))
 
     is_greedy_L = s.params.temperature_L < GREEDY_BELOW
     scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.params.temperature_L)[:, None]
     masked_LV = mask_logits(scaled_LV, s)
     uniform_L = uniform(s.params.seed_L, s.params.choice_L, s.position_L)
     tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
-    return tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+    tokens_L = tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+    if s.logprobs is None:
+        return Sampled(tokens_L, None)
+    return Sampled(tokens_L, _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV, masked_LV, is_greedy_L))
+
+
+def _logprobs(
+    asked: LogprobRows,
+    tokens_L: Tensor,
+    raw_LV: Tensor,
+    ruled_LV: Tensor,
+    masked_LV: Tensor | None = None,
+    is_greedy_L: Tensor | None = None,
+) -> Tensor:
+    """The log-probabilities of what the rows that ask have drawn. A greedy row draws from `ruled_LV`, the others from
+    `masked_LV`, wherever they are in a batch."""
+    rows_N = asked.rows_N
+    logits_NV = raw_LV.index_select(0, rows_N)
+    if asked.processed_N is not None:
+        drawn_NV = ruled_LV.index_select(0, rows_N)
+        if masked_LV is not None and is_greedy_L is not None:
+            is_greedy_N1 = is_greedy_L.index_select(0, rows_N)[:, None]
+            drawn_NV = torch.where(is_greedy_N1, drawn_NV, masked_LV.index_select(0, rows_N))
+        logits_NV = torch.where(asked.processed_N[:, None], drawn_NV, logits_NV)
+    return score(logits_NV, tokens_L.index_select(0, rows_N), asked.num_top)
 
 
 def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:

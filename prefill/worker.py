@@ -8,10 +8,12 @@ It decides what to compute next and when pages are given back. transfer/states.p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from prefill.decode_peers import DecodePeers
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, PrefillQueueFull, WireError
 from protocol.fingerprint import Fingerprint
+from protocol.logprobs import Logprobs
 from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
     CancelJob,
@@ -45,6 +47,7 @@ class Job(Assigned):
 
     target: Target
     hidden: bytes = b""  # see LastMessage
+    logprobs: tuple[Logprobs, ...] = ()  # of the first tokens, if it asks for them
     transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
 
     @property
@@ -63,8 +66,9 @@ class Job(Assigned):
                 seq=req.num_replayed,
                 token_ids=(req.outputs[-1],),
                 finish=req.finish or "",
+                logprobs=logprobs,
             )
-            for req in self.reqs
+            for req, logprobs in zip(self.reqs, self.logprobs or repeat(None), strict=False)
         )
         return FirstToken(choices, tuple(self.stamps), self.num_cached)
 
@@ -72,7 +76,9 @@ class Job(Assigned):
     def finished_early(self) -> JobFinishedEarly:
         """The message that the first token has ended every choice."""
         first_tokens = tuple(req.outputs[-1] for req in self.reqs)
-        return JobFinishedEarly(self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached)
+        return JobFinishedEarly(
+            self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached, self.logprobs
+        )
 
 
 # At decode a level of priority is worth a second. Here jobs have a deadline, and few wait: it is worth less.
@@ -206,6 +212,8 @@ class PrefillWorker:
         for req, run in drawn:
             if (job := self._job_of.get(req)) is not None:
                 firsts.setdefault(job, []).extend(run)
+                if (logprobs := launched.next_logprobs(req)) is not None:
+                    job.logprobs += (logprobs,)
         for job, first_tokens in firsts.items():
             self._phases.stamp(job, "prompt computed", launched.computed_at)
             self._on_first_tokens(job, first_tokens)
@@ -298,7 +306,8 @@ class PrefillWorker:
             self._end(job)
         else:
             self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
-            self._sender.finish(job.target, tuple(first_tokens), tuple(job.stamps), job.num_cached, job.hidden)
+            stamps = tuple(job.stamps)
+            self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden, job.logprobs)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_broken(self) -> None:

@@ -13,11 +13,13 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import xxhash
+from pydantic import FailFast
 
 from protocol.errors import WireError
+from protocol.logprobs import Logprobs
 from protocol.message import Blob, Boundary, Count, Instance, Ints, Message
 from protocol.worker_facts import Stamps
 
@@ -73,6 +75,7 @@ class LastMessage(Message):
     stamps: Stamps = ()
     num_cached: Count = 0  # prompt tokens whose KV prefill had
     hidden: Blob = b""  # see Join; empty without a draft
+    logprobs: Annotated[tuple[Logprobs, ...], FailFast()] = ()  # of the first tokens, if the request asks for them
 
 
 LAST_MESSAGE: Boundary[LastMessage] = Boundary("last frame", (LastMessage,))

@@ -13,6 +13,7 @@ from pydantic import FailFast, Field
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
 from protocol.logit_rules import LogitRules
+from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.message import (
     Boundary,
     Count,
@@ -65,6 +66,7 @@ class SamplingParams(Message):
     eos_token_ids: Ints = ()
     ignore_eos: Flag = False
     rules: LogitRules | None = None  # None: no logit is changed
+    logprobs: LogprobsAsked | None = None  # None: none are computed
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:
@@ -165,6 +167,7 @@ class ChoiceTokens(Message):
     seq: Int
     token_ids: Ints
     finish: Text = ""  # a FinishReason, or "" while the choice goes on
+    logprobs: Logprobs | None = None  # of these tokens, if the request asks for them
 
 
 @dataclass(frozen=True)

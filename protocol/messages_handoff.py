@@ -5,9 +5,13 @@ A job is named by its reservation at decode, a number that is never used again.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import FailFast
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
+from protocol.logprobs import Logprobs
 from protocol.message import Blob, Boundary, Count, Flag, Instance, Int, Ints, Message, Text
 from protocol.messages_gateway import Assign, WorkerAddress
 from protocol.worker_facts import Stamps
@@ -121,6 +125,7 @@ class JobFinishedEarly(Message):
     first_tokens: Ints  # by choice
     stamps: Stamps = ()
     num_cached: Count = 0  # prompt tokens whose KV prefill had
+    logprobs: Annotated[tuple[Logprobs, ...], FailFast()] = ()  # of the first tokens, if the request asks for them
 
 
 ToPrefill = Hello | PrefillJob | CancelJob | KvDelivered | DataCredit

@@ -28,6 +28,7 @@ TransferBackend = Literal["auto", "shm", "zmq", "cuda_ipc", "ray", "nixl"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 RetractTo = Literal["prefill", "host", "auto"]
 SpeculativeAlgorithm = Literal["eagle", "eagle3", "mtp"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 Pairing = Literal["prefix_aware", "least_loaded", "round_robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 WebOrigin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s\p{C}]+)$")]
@@ -300,6 +301,10 @@ class GatewaySettings(ProcessSettings):
         expected="* or an origin such as https://app.example.com, without a path")] = ()
     pairing: Annotated[Pairing, _flag("how workers are chosen for a request",
         group=Group.HANDOVER, metavar="RULE")] = "prefix_aware"
+    logprobs_mode: Annotated[LogprobsMode, _flag(
+        "what log-probabilities are of: raw_logprobs, the model's own scores, or processed_logprobs, what a token is"
+        " drawn from, behind penalties, biases, temperature, top-k, top-p and min-p; one of",
+        group=Group.LIMITS, metavar="MODE")] = "raw_logprobs"
     max_attempts: Annotated[int, Field(ge=1, le=100), _flag(
         "times that a request is given to workers before its client gets an error; 1: no retry",
         group=Group.LOSS)] = 3

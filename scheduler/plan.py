@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import FailFast
 
+from protocol.logprobs import Logprobs
 from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Seconds, Text
 from protocol.messages_gateway import SamplingParams
 
@@ -202,6 +203,7 @@ class StepResult(Message):
     error: Text = ""  # why the launch failed; "" if it did not
     hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
+    logprobs: Annotated[tuple[Logprobs | None, ...], FailFast()] = ()  # logprobs[i] are those of tokens[i]; (): none
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class UnifiedWorker:
             request = self._requests[req.key]
             if req is request.prompt and len(req.outputs) == req.num_replayed:
                 self.planner.book.keep(req.held, request.cache_key)
-            if self._tokens.add(req, run):
+            if self._tokens.add(req, run, launched.next_logprobs(req)):
                 del self._requests[req.key]
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:

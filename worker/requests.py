@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from protocol.errors import BatonError
+from protocol.logprobs import Logprobs
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
@@ -248,12 +249,16 @@ class TokenStream:
         self._cached: dict[str, int] = {}
         self._retracted: list[Retracted] = []
 
-    def add(self, req: Req, run: tuple[int, ...]) -> bool:
+    def add(self, req: Req, run: tuple[int, ...], logprobs: Logprobs | None = None) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
-        is given back."""
+        is given back. `logprobs`: those of `run`, if the request asks for them."""
         seq, taken = len(req.outputs), req.append(run)
+        if logprobs is not None and len(taken) < len(run):
+            logprobs = logprobs.part(0, len(taken))
         # By position: one is made for each token, and keywords take twice as long (26 us instead of 12 for 64).
-        self._choices.append(ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or ""))
+        self._choices.append(
+            ChoiceTokens(req.request_id, req.attempt, req.choice, seq, taken, req.finish or "", logprobs)
+        )
 
         first = seq - req.num_replayed
         if seq == 0 and (num_cached := self.requests[req.key].num_cached):

@@ -21,6 +21,7 @@ from torch import Tensor
 from model.inputs import ModelInput, int64_column
 from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_group import StepShape
 from scheduler.execution.future_rows import DraftInput, owners_of
 from scheduler.execution.page_table import IntArray, PageTable
@@ -255,6 +256,14 @@ def owners_drawn(plan: Plan, running: ScheduleBatch) -> tuple[Owner, ...]:
     if not plan.chunks:
         return owners
     return (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
+
+
+def asked_of(plan: Plan, running: ScheduleBatch) -> tuple[LogprobsAsked | None, ...]:
+    """What each of these owners asks for. Empty: nobody asks."""
+    firsts = draws_of(plan.chunks) if plan.chunks else []
+    if not running.sampling.asks_logprobs and all(draw.sampling.logprobs is None for draw in firsts):
+        return ()
+    return tuple([draw.sampling.logprobs for draw in (*firsts, *running.draws)])
 
 
 def tokens_of(plan: Plan, width: int) -> int:

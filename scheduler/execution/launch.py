@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model.inputs import ModelInput, padding
 from model.sampler import NOT_A_TOKEN
 from protocol.errors import GroupBroken, as_baton_error
+from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay
 from scheduler.execution.device import Device
@@ -30,10 +32,12 @@ class Launch:
     relay: Relay
     ships: bool
     step: StepShape  # what all ranks have announced, this one included
+    asked: tuple[LogprobsAsked | None, ...] = ()  # of each owner; (): nobody asks for log-probabilities
     batch: ForwardBatch | None = None
     written_pages_N: Tensor | None = None  # pages to stage to the host, layer by layer
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
+    logprobs: Tensor | None = None  # on the host: what score() gives for the rows that ask, flat; None: none does
     error: Exception | None = None
     computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
@@ -63,6 +67,27 @@ class Launch:
         """What each row has drawn, from the launch's tokens (L)."""
         return tuple(zip(tokens, strict=True))
 
+    @property
+    def num_scored(self) -> Sequence[int]:
+        """Rows of `logprobs` that each owner has, if it asks: the first ones are those of its run."""
+        return [1] * len(self.owners)
+
+    def logprobs_of(self, runs: Runs, forward: Stream) -> tuple[Logprobs | None, ...]:
+        """The log-probabilities of StepResult."""
+        if self.logprobs is None:
+            return ()
+        sizes = [0 if asked is None else size for size, asked in zip(self.num_scored, self.asked, strict=True)]
+        words = np.array(forward.read_host(self.logprobs), dtype="<i4").reshape(sum(sizes), -1)
+        found, start = list[Logprobs | None](), 0
+        for asked, run, size in zip(self.asked, runs, sizes, strict=True):
+            if asked is None:
+                found.append(None)
+                continue
+            num_top = min(asked.num_top, words.shape[1] // 2 - 1)
+            found.append(Logprobs(num_top, words[start : start + len(run), : 2 + 2 * num_top].tobytes()))
+            start += size
+        return tuple(found)
+
     def hidden(self, forward: Stream) -> tuple[bytes, ...]:
         """The hidden states of StepResult. Without a draft there are none."""
         return ()
@@ -78,7 +103,13 @@ class Launch:
             not_finite = tuple(owner for owner, run in zip(self.owners, runs, strict=True) if NOT_A_TOKEN in run)
             runs = tuple(run[: run.index(NOT_A_TOKEN)] if NOT_A_TOKEN in run else run for run in runs)
         return StepResult(
-            self.ticket, self.owners, runs, not_finite, hidden=self.hidden(forward), computed_at=self.computed_at
+            self.ticket,
+            self.owners,
+            runs,
+            not_finite,
+            hidden=self.hidden(forward),
+            computed_at=self.computed_at,
+            logprobs=self.logprobs_of(runs, forward),
         )
 
 

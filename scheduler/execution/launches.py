@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput
-from model.sampler import sample
+from model.sampler import sample_scored
 from protocol.messages_group import StepShape
-from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, owners_drawn, tokens_of
+from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.device import Device
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
@@ -96,7 +96,9 @@ class PlainLaunches:
         """Enqueues the three segments."""
         device = self._device
         running.advance()
-        launch = PlainLaunch(plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships, step)
+        launch = PlainLaunch(
+            plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships, step, asked_of(plan, running)
+        )
         try:
             if device.debug:
                 running.check_mirrors()
@@ -141,12 +143,14 @@ class PlainLaunches:
             with failures_of(launch):
                 sampling = launch.batch.sampling
                 history_NT = histories.begin(sampling.rules, launch.batch.seeds_3S)
-                tokens_L = sample(launch.logits_LV, sampling, history_NT)
+                tokens_L, logprobs_NW = sample_scored(launch.logits_LV, sampling, history_NT)
                 if history_NT is not None and rows_L.numel():
                     histories.write(rows_L, sampling.position_L, tokens_L)
                 # The next launch is enqueued already and must not read NOT_A_TOKEN.
                 future_map.stash(rows_L, tokens_L.clamp(min=0), owners_L)
                 launch.tokens_L = self._device.forward.to_host(tokens_L)
+                if logprobs_NW is not None:
+                    launch.logprobs = self._device.forward.to_host(logprobs_NW.flatten())
         launch.input = launch.logits_LV = None
         if launch.error is not None:
             # The next launch is enqueued already, and other rows may be in it. They must not fail because these

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from model.inputs import TREE_SLOTS, int64_column
 from model.logit_rules import NO_ID, RuleColumns
+from model.logprobs import LogprobRows
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, signed
 from scheduler.execution.histories import width_for
 from scheduler.execution.page_table import IntArray
@@ -76,6 +77,24 @@ class SamplingColumns:
         """The columns of logit rules. Their width is still to come."""
         return rule_columns(self.draws, self.params.seed_L.device)
 
+    @cached_property
+    def asks_logprobs(self) -> bool:
+        """Whether any row asks for log-probabilities."""
+        return any(draw.sampling.logprobs is not None for draw in self.draws)
+
+    @cached_property
+    def logprobs(self) -> LogprobRows | None:
+        """The rows that ask for log-probabilities. None: no row does."""
+        asking = {row: asked for row, draw in enumerate(self.draws) if (asked := draw.sampling.logprobs) is not None}
+        if not asking:
+            return None
+        device, processed_N = self.params.seed_L.device, None
+        if any(asked.processed for asked in asking.values()):
+            flags = np.array([asked.processed for asked in asking.values()], dtype=np.bool_)
+            processed_N = torch.from_numpy(flags).to(device, non_blocking=True)
+        num_top = max(asked.num_top for asked in asking.values())
+        return LogprobRows(tuple(asking), int64_column(list(asking), device), processed_N, num_top)
+
     def take(self, keep: Sequence[int]) -> "SamplingColumns":
         """The rows `keep`."""
         keep_N = int64_column(keep, self.params.seed_L.device)
@@ -95,7 +114,7 @@ class SamplingColumns:
         if rules is not None and rules.reads_context:
             longest = max([seq_lens[row] for row, draw in enumerate(self.draws) if draw.sampling.rules is not None])
             rules = rules._replace(width=width_for(int(longest), TREE_SLOTS))
-        return SamplingInput(self.params, self.asking, seq_lens_B, banned if is_bound else None, rules)
+        return SamplingInput(self.params, self.asking, seq_lens_B, banned if is_bound else None, rules, self.logprobs)
 
 
 def _endings_of(draws: Sequence[Draw]) -> list[Tensor | None]:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.logprobs import Logprobs
 from scheduler.plan import Owner, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.req import Req
@@ -24,11 +25,16 @@ class Launched:
     layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
     computed_at: float | None = None  # see StepResult
     hidden: tuple[bytes, ...] = ()  # see StepResult
+    logprobs: dict[Req, deque[Logprobs]] = field(default_factory=dict)  # of runs not taken yet; only who asks has some
 
     @property
     def reqs(self) -> list[Req]:
         """All requests of the launch. A request may appear twice."""
         return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
+
+    def next_logprobs(self, req: Req) -> Logprobs | None:
+        """Those of the next run of `req`, in the order in which a role takes them; None if it asks for none."""
+        return self.logprobs[req].popleft() if req in self.logprobs else None
 
     def count_progress(self) -> None:
         """Counts what it computes and draws, as if it had succeeded."""
@@ -79,7 +85,18 @@ class Results:
             decoding = set(launched.decodes)
             runs = [run for req, run in drawn if req in decoding and req.held.has_draft]
             self._speculation.count(launched.num_steps, runs)
+        if result.logprobs:
+            self._note_logprobs(launched, result)
         if not self._spills.redraws:
             return drawn
         new = [(req, run, self._spills.take_redrawn(req, run)) for req, run in drawn]
+        for req, run, rest in new:
+            if len(rest) < len(run) and (logprobs := launched.logprobs.get(req)):
+                logprobs[0] = logprobs[0].part(len(run) - len(rest), len(run))
         return [(req, rest) for req, run, rest in new if rest or not run]  # an empty run: its scores are not finite
+
+    def _note_logprobs(self, launched: Launched, result: StepResult) -> None:
+        """Notes the log-probabilities of runs, one choice's behind one another: choices may draw at one row."""
+        for req, logprobs in zip(self._newest[1], result.logprobs, strict=True):
+            if req is not None and logprobs is not None:
+                launched.logprobs.setdefault(req, deque()).append(logprobs)

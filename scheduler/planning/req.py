@@ -7,7 +7,9 @@ process. So it is refused on arrival.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.errors import WireError
 from protocol.logit_rules import rules_fault
+from protocol.logprobs import Logprobs, LogprobsAsked, checked
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.plan import Draw, Join
 from scheduler.planning.kv_book import Holding
@@ -190,6 +192,19 @@ def first_tokens_fault(first_tokens: Sequence[int], num_choices: int, vocab_size
     wrong = [token for token in first_tokens if not 0 <= token < vocab_size]
     if wrong:
         return f"prefill sent the first token {wrong[0]}, expected ids in [0, {vocab_size})"
+    return None
+
+
+def first_logprobs_fault(found: Sequence[Logprobs], num_choices: int, asked: LogprobsAsked | None) -> str | None:
+    """Why these cannot be the log-probabilities of the first tokens of `num_choices` choices, or None."""
+    expected = 0 if asked is None else num_choices
+    if len(found) != expected:
+        return f"prefill sent the logprobs of {len(found)} first tokens, expected {expected}"
+    try:
+        for each in found:
+            checked(each, asked, 1)
+    except WireError as error:
+        return f"prefill sent {error.message}"
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protocol.messages_group import StepShape
-from scheduler.execution.batches import Relay, ScheduleBatch, owners_drawn, tokens_of
+from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.future_rows import DraftInput
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
@@ -47,6 +47,12 @@ class DraftLaunch(Launch):
         """What each row has drawn, from the launch's tokens (L)."""
         rows: DraftRows = self.draft.rows
         return rows.runs(tokens)
+
+    @property
+    def num_scored(self) -> Sequence[int]:
+        """See Launch."""
+        rows: DraftRows = self.draft.rows
+        return [1] * rows.num_draws + [rows.width] * (len(self.owners) - rows.num_draws)
 
     def hidden(self, forward: Stream) -> tuple[bytes, ...]:
         """The hidden states that ship."""
@@ -102,7 +108,9 @@ class DraftLaunches:
             device.future_map.resolve_seq_lens_cpu(running, device.schedule)
         owners = owners_drawn(plan, running)
         mode = self._mode(plan)
-        launch = DraftLaunch(plan.ticket, owners, Relay.of(plan, running), plan.ships, step, mode=mode)
+        launch = DraftLaunch(
+            plan.ticket, owners, Relay.of(plan, running), plan.ships, step, asked_of(plan, running), mode=mode
+        )
         try:
             if device.debug:
                 running.check_mirrors()
@@ -152,6 +160,8 @@ class DraftLaunches:
             verified = launch.mode.verify(launch.batch, launch.draft, launch.proposed, self._on_layer(launch))
             self._remember(launch, verified.tokens_L)
             launch.tokens_L = device.forward.to_host(verified.tokens_L)
+            if verified.logprobs_NW is not None:
+                launch.logprobs = device.forward.to_host(verified.logprobs_NW.flatten())
             if launch.ships:
                 launch.shipped = device.forward.to_host(verified.shipped)
             launch.verified = verified

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from model.draft import Draft
 from model.inputs import ModelInput
-from model.sampler import sample
+from model.sampler import sample_scored
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import DraftExtras
@@ -54,6 +54,7 @@ class Verified:
     tokens_L: Tensor  # first tokens of prompts, then W of each row, BEYOND behind the end of a run
     hidden_TE: Tensor  # of all tokens, as the draft reads them
     shipped: Tensor  # float32 hidden states of N prompts that end, as (N * J * E,) int32; empty: nothing ships
+    logprobs_NW: Tensor | None  # of each draw in a row that asks, see score(); None: no row asks
 
 
 @dataclass(frozen=True)
@@ -122,14 +123,14 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
     if history_NT is not None:
         ids_BW = ids if ids.dim() == 2 else ids[:, None]
         history_NT = with_paths(history_NT, forward.sampling, rows.num_draws, ids_BW, inp.tree_bits_D)
-    drawn_L = sample(logits_LV, forward.sampling, history_NT)
+    drawn_L, logprobs_NW = sample_scored(logits_LV, forward.sampling, history_NT)
 
     hidden_TE, shipped = parts.draft.fuse(features_TF), drawn_L.new_empty(0, dtype=torch.int32)
     if rows.shipped_N.numel():
         ends_N = inp.logit_indices_L[rows.shipped_N]
         states = hidden_at_ends(inp, ends_N, hidden_TE, parts.draft.group.lookahead)
         shipped = states.float().view(torch.int32).reshape(-1)
-    return Verified(drawn_L, hidden_TE, shipped)
+    return Verified(drawn_L, hidden_TE, shipped, logprobs_NW)
 
 
 def keep_chain(rows: DraftRows, drawn: Verified, proposals_BK: Tensor) -> Kept:
@@ -147,6 +148,7 @@ def keep(rows: DraftRows, drawn: Verified, firsts_D: Tensor, drawn_BW: Tensor, k
         tokens_L=torch.cat((firsts_D, drawn_BW.masked_fill(is_beyond_BW, BEYOND).reshape(-1))),
         hidden_TE=drawn.hidden_TE,
         shipped=drawn.shipped,
+        logprobs_NW=drawn.logprobs_NW,
         drawn_BW=drawn_BW,
         kept_B=kept_B,
         seq_lens_B=torch.minimum(rows.seq_lens_B + kept_B + 1, rows.limits_B),

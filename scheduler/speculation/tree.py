@@ -12,6 +12,7 @@ Shapes: B rows that decode, K proposals after a token, W nodes, S levels, X slot
 forward, E hidden.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
+from model.sampler import SamplingInput
 from scheduler.draft_shape import DraftShape
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch, extend_input, joined, sampling_of
 from scheduler.execution.future_map import DraftExtras
@@ -124,7 +126,11 @@ class Tree:
         drawn = draw(self._parts, forward, rows, proposed.tokens_BW.clamp(min=0), on_layer)
         firsts_D, drawn_BW = drawn.tokens_L[: rows.num_draws], drawn.tokens_L[rows.num_draws :].view(-1, num_nodes)
         path_BS, kept_B = walk(proposed, drawn_BW, rows.limits_B - rows.seq_lens_B, rows.width - 1)
-        drawn = replace(drawn, hidden_TE=along(path_BS, drawn.hidden_TE, num_nodes))
+        drawn = replace(
+            drawn,
+            hidden_TE=along(path_BS, drawn.hidden_TE, num_nodes),
+            logprobs_NW=logprobs_along(path_BS, drawn.logprobs_NW, forward.sampling, rows.num_draws, num_nodes),
+        )
         kept = keep(rows, drawn, firsts_D, drawn_BW.gather(1, path_BS), kept_B)
         return KeptPath(**vars(kept), path_BS=path_BS)
 
@@ -158,6 +164,20 @@ def along(path_BS: Tensor, hidden_TE: Tensor, num_nodes: int) -> Tensor:
     nodes_BWE = nodes_TE.view(num_rows, num_nodes, hidden_size)
     path_BSE = nodes_BWE.gather(1, path_BS[:, :, None].expand(-1, -1, hidden_size))
     return torch.cat((prompts_TE, path_BSE.flatten(0, 1)))
+
+
+def logprobs_along(
+    path_BS: Tensor, words_NW: Tensor | None, sampling: SamplingInput, num_draws: int, num_nodes: int
+) -> Tensor | None:
+    """The log-probabilities behind first tokens, then those behind the nodes on the paths of rows that ask."""
+    if words_NW is None or (asked := sampling.logprobs) is None:
+        return None
+    num_firsts, num_words = bisect_left(asked.rows, num_draws), words_NW.shape[1]
+    asking_A = (asked.rows_N[num_firsts::num_nodes] - num_draws) // num_nodes
+    path_AS = path_BS.index_select(0, asking_A)
+    nodes_ANW = words_NW[num_firsts:].view(-1, num_nodes, num_words)
+    path_ASW = nodes_ANW.gather(1, path_AS[:, :, None].expand(-1, -1, num_words))
+    return torch.cat((words_NW[:num_firsts], path_ASW.flatten(0, 1)))
 
 
 def compact(kv: PagedKv, slots_BX: Tensor, path_BS: Tensor, kept_B: Tensor) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
 from protocol.kv_layout import KvLayout
+from protocol.logprobs import Logprobs
 from protocol.worker_facts import Stamp
 from transfer.in_place.device_pools import DevicePool
 from transfer.in_place.pools import Pool, Pools
@@ -127,11 +128,13 @@ class FrameSender:
         stamps: tuple[Stamp, ...] = (),
         num_cached: int = 0,
         hidden: bytes = b"",
+        logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """Every layer is ready in full. The last frame follows the KV frames, if there are any. See LastMessage."""
         transfer = self._transfers.get(target)
         if transfer is not None:
-            self._peers[target.peer.instance].push(transfer, transfer.finish(first_tokens, stamps, num_cached, hidden))
+            last = transfer.finish(first_tokens, stamps, num_cached, hidden, logprobs)
+            self._peers[target.peer.instance].push(transfer, last)
             self._pump(target.peer.instance)
 
     def cancel(self, target: Target) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
+from protocol.logprobs import Logprobs
 from protocol.messages_gateway import WorkerAddress
 from protocol.worker_facts import Stamp
 from transfer.in_place.device_pools import Moving
@@ -42,6 +43,7 @@ class LastFrame:
     stamps: tuple[Stamp, ...]
     num_cached: int
     hidden: bytes
+    logprobs: tuple[Logprobs, ...]
 
 
 Frame = KvFrame | LastFrame
@@ -89,13 +91,18 @@ class SendTransfer:
         return frames_of(self._layout, layer, start, end, self._num_tokens, self._frame_bytes)
 
     def finish(
-        self, first_tokens: tuple[int, ...], stamps: tuple[Stamp, ...], num_cached: int, hidden: bytes = b""
+        self,
+        first_tokens: tuple[int, ...],
+        stamps: tuple[Stamp, ...],
+        num_cached: int,
+        hidden: bytes = b"",
+        logprobs: tuple[Logprobs, ...] = (),
     ) -> LastFrame:
         """The last frame. Every layer must be ready in full."""
         total = len(self.source_pages)
         assert all(ready == total for ready in self._ready_pages), (self._ready_pages, total)
         self.move(TransferState.SENDING)
-        return LastFrame(first_tokens, stamps, num_cached, hidden)
+        return LastFrame(first_tokens, stamps, num_cached, hidden, logprobs)
 
     def move(self, state: TransferState) -> None:
         """Advances the state machine."""
@@ -158,7 +165,13 @@ class SendTransfer:
     def last_payload(self, frame: LastFrame) -> bytes:
         """Payload of the last frame, once every KV frame has been sent."""
         told = LastMessage(
-            frame.first_tokens, self.num_sent, self._digest, frame.stamps, frame.num_cached, frame.hidden
+            frame.first_tokens,
+            self.num_sent,
+            self._digest,
+            frame.stamps,
+            frame.num_cached,
+            frame.hidden,
+            frame.logprobs,
         )
         return LAST_MESSAGE.encode(told)
 

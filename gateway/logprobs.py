@@ -1,0 +1,121 @@
+"""Log-probabilities in answers: which tokens a chunk tells of, and how OpenAI's API writes them.
+
+A token is told with the chunk that has the end of its text. Without text of its own, it goes with the text before it. A
+stop string cuts the tokens whose text begins in it or behind it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from protocol.logprobs import TokenLogprob
+
+LEAST = -9999.0  # stands for minus infinity, which JSON does not have, as in OpenAI's API and vLLM
+Fields = dict[str, Any]
+
+
+class ScoredToken(NamedTuple):
+    """A token of an answer, with its log-probability."""
+
+    token_id: int
+    offset: int  # characters of the choice's text before its own
+    scored: TokenLogprob
+
+
+@dataclass
+class _Held:
+    token: ScoredToken
+    end: int | None  # characters of the text up to its end; None: a character is not complete yet
+
+
+class HeldTokens:
+    """Tokens of one choice whose text is not shown yet."""
+
+    def __init__(self) -> None:
+        self._held: deque[_Held] = deque()
+        self._num_read = 0  # characters
+        self._num_shown = 0
+
+    def read(self, token_id: int, scored: TokenLogprob, num_chars: int, *, is_whole: bool) -> None:
+        """A token has added so many characters. `is_whole`: no character waits for its other bytes."""
+        self._held.append(_Held(ScoredToken(token_id, self._num_read, scored), None))
+        self._num_read += num_chars
+        if is_whole:
+            self._settle()
+
+    def shown(self, num_chars: int) -> tuple[ScoredToken, ...]:
+        """So many more characters are shown. The tokens that are told with them."""
+        self._num_shown += num_chars
+        found: list[ScoredToken] = []
+        while self._held and (end := self._held[0].end) is not None and end <= self._num_shown:
+            found.append(self._held.popleft().token)
+        return tuple(found)
+
+    def rest(self, *, is_cut: bool) -> tuple[ScoredToken, ...]:
+        """No text follows. The tokens that are left; without those that a stop string cuts, if it `is_cut`."""
+        self._settle()
+        left = [each.token for each in self._held if not is_cut or each.token.offset < self._num_shown]
+        self._held.clear()
+        return tuple(left)
+
+    def _settle(self) -> None:
+        """All text of the tokens so far is known."""
+        for each in reversed(self._held):
+            if each.end is not None:
+                return
+            each.end = self._num_read
+
+
+# ---- as JSON ----
+
+
+@dataclass(frozen=True)
+class LogprobWriter:
+    """Writes log-probabilities as a completion or a chat has them. `bytes_of`: the bytes of a token; None: it has no
+    text, and neither does any token without a tokenizer. `as_ids`: tokens are written as "token_id:5"."""
+
+    is_chat: bool
+    bytes_of: Callable[[int], bytes | None]
+    as_ids: bool = False
+
+    def write(self, tokens: Sequence[ScoredToken]) -> Fields:
+        """The field `logprobs` of a choice."""
+        if self.is_chat:
+            return {"content": [self._entry(each) for each in tokens], "refusal": None}
+        return {
+            "tokens": [self._name(each.token_id) for each in tokens],
+            "token_logprobs": [finite(each.scored.logprob) for each in tokens],
+            "top_logprobs": [self.by_name(each.token_id, each.scored) for each in tokens],
+            "text_offset": [each.offset for each in tokens],
+        }
+
+    def by_name(self, token_id: int, scored: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens and the token itself. Of tokens with one text, the likeliest one is told."""
+        found: dict[str, float] = {}
+        for other, logprob in (*scored.top, (token_id, scored.logprob)):
+            found.setdefault(self._name(other), finite(logprob))
+        return found
+
+    def _entry(self, token: ScoredToken) -> Fields:
+        top = [self._named(other, logprob) for other, logprob in token.scored.top]
+        return {**self._named(token.token_id, token.scored.logprob), "top_logprobs": top}
+
+    def _named(self, token_id: int, logprob: float) -> Fields:
+        raw = self.bytes_of(token_id)
+        return {"token": self._name(token_id), "logprob": finite(logprob), "bytes": None if raw is None else list(raw)}
+
+    def _name(self, token_id: int) -> str:
+        """Its text. Bytes that are no text by themselves are written as OpenAI's API does: "bytes:\\xe2\\x80"."""
+        raw = None if self.as_ids else self.bytes_of(token_id)
+        if raw is None:
+            return f"token_id:{token_id}"
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def finite(logprob: float) -> float:
+    """The number for JSON."""
+    return max(logprob, LEAST)

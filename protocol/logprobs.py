@@ -1,0 +1,97 @@
+"""Log-probabilities of tokens: what a request asks for, and how they travel. model/logprobs.py computes them.
+
+Those of a token are rows of 32-bit words, little-endian: its log-probability (float32), its rank (1: no token is
+likelier), then id and log-probability of each of the likeliest tokens, the likeliest first.
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import Field
+
+from protocol.errors import WireError
+from protocol.message import Blob, Flag, Message
+
+MAX_TOP_LOGPROBS: Final = 20  # as in OpenAI's API
+NumTop = Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+@dataclass(frozen=True)
+class LogprobsAsked(Message):
+    """What a request asks for, for each token that is drawn.
+
+    `processed`: of the distribution that the token was drawn from, behind logit rules, bans, temperature and masks.
+    Otherwise of the model's own logits.
+    """
+
+    num_top: NumTop = 0  # how many of the likeliest tokens, beside the drawn one
+    processed: Flag = False
+
+
+class TokenLogprob(NamedTuple):
+    """The natural logarithm of a token's probability, minus infinity for 0; and the likeliest tokens at its place."""
+
+    logprob: float
+    rank: int  # 1: no token is likelier
+    top: tuple[tuple[int, float], ...]  # (id, log-probability), the likeliest first
+
+
+@dataclass(frozen=True)
+class Logprobs(Message):
+    """Those of consecutive tokens. `num_top` is less than what was asked for if the vocabulary is that small."""
+
+    num_top: NumTop
+    raw: Blob  # see above
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token."""
+        return row_of(self.num_top).size
+
+    def part(self, start: int, stop: int) -> "Logprobs":
+        """Those of the tokens [start, stop) of these."""
+        size = self.row_bytes
+        return Logprobs(self.num_top, self.raw[start * size : stop * size])
+
+    def tokens(self) -> tuple[TokenLogprob, ...]:
+        """Those of each token."""
+        rows = row_of(self.num_top).iter_unpack(self.raw)
+        return tuple([TokenLogprob(row[0], row[1], tuple(zip(row[2::2], row[3::2], strict=True))) for row in rows])
+
+
+@cache
+def row_of(num_top: int) -> struct.Struct:
+    """The words of one token."""
+    return struct.Struct("<fi" + "if" * num_top)
+
+
+def checked(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> tuple[TokenLogprob, ...]:
+    """Those of `num_tokens` tokens that came from another process; none if none were asked for. WireError if they are
+    not what was asked for, or make no sense."""
+    if asked is None or found is None:
+        if (asked is None) != (found is None):
+            raise WireError(f"logprobs: got {'none' if found is None else 'some'}, expected the other")
+        return ()
+    if found.num_top > asked.num_top or len(found.raw) != num_tokens * found.row_bytes:
+        raise WireError(
+            f"logprobs: got {len(found.raw)} bytes with {found.num_top} likeliest tokens each, "
+            f"expected those of {num_tokens} tokens with {asked.num_top} at most"
+        )
+    tokens = found.tokens()
+    for token in tokens:
+        values = (token.logprob, *(value for _, value in token.top))
+        if not all(value <= 0 for value in values):  # false for a NaN, too
+            raise WireError(f"logprobs: got {next(each for each in values if not each <= 0)}, expected at most 0")
+        if token.rank < 1 or any(token_id < 0 for token_id, _ in token.top):
+            raise WireError(f"logprobs: got rank {token.rank} or a negative id, expected a rank of at least 1 and ids")
+    return tokens
+
+
+def of_tokens(tokens: tuple[TokenLogprob, ...]) -> Logprobs:
+    """The same as they travel. All have as many likeliest tokens."""
+    num_top = len(tokens[0].top) if tokens else 0
+    pack = row_of(num_top).pack
+    rows = [pack(each.logprob, each.rank, *(part for pair in each.top for part in pair)) for each in tokens]
+    return Logprobs(num_top, b"".join(rows))
