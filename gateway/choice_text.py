@@ -275,11 +275,11 @@ class StopStrings:
         self._stops = stops
         self._node = ROOT
         self._held = ""  # the text of the node
-        self.has_matched = False
+        self.matched: str | None = None  # the string that has ended the text
 
     def feed(self, text: str) -> str:
-        """The text that may be shown now. Sets `has_matched` when a stop string is complete."""
-        assert not self.has_matched, "text after a stop string"
+        """The text that may be shown now. Sets `matched` when a stop string is complete."""
+        assert self.matched is None, "text after a stop string"
         stops, node = self._stops, self._node
         if not stops.strings:
             return text
@@ -287,9 +287,9 @@ class StopStrings:
         for place, char in enumerate(text, start=len(self._held) + 1):
             node = stops.next(node, char)
             if stops.match_lengths[node]:
-                self.has_matched = True
-                shown, self._held = (self._held + text)[: place - stops.match_lengths[node]], ""
-                return shown
+                whole, begin = self._held + text, place - stops.match_lengths[node]
+                self.matched, self._held = whole[begin:place], ""
+                return whole[:begin]
 
         self._node, text = node, self._held + text
         num_shown = len(text) - stops.depths[node]
@@ -330,7 +330,12 @@ class ChoiceText:
     @property
     def hit_stop_string(self) -> bool:
         """Whether a stop string cut the text. The worker must then be told to stop."""
-        return self._stops.has_matched
+        return self._stops.matched is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that cut the text."""
+        return self._stops.matched
 
     def feed(
         self, token_ids: tuple[int, ...], finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()
@@ -363,6 +368,12 @@ class ChoiceText:
         if self.finish_reason is not None:
             told += self._held.rest(is_cut=self.hit_stop_string)
         return Piece(text, token_ids[:num_used], self.finish_reason, told)
+
+    def end(self, reason: str) -> Piece:
+        """The last piece of a choice that ends without another token: the text that was held back."""
+        self.finish_reason = reason
+        text = self._without_stops(self._detokenizer.flush()) + self._stops.flush()
+        return Piece(text, (), reason, self._held.rest(is_cut=False))
 
     def _without_stops(self, text: str) -> str:
         """The text that may be shown now; all of it before `min_tokens`."""

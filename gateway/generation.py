@@ -23,6 +23,7 @@ log = get_log("gateway.generation")
 TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
 MAX_LOGGED = 8  # prompts that the log line of one call names
 CANCELLED = "cancelled"  # the outcome when the client has left
+ABORT = "abort"  # the finish reason of a choice that the client has aborted by another request, as vLLM names it
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
@@ -155,6 +156,7 @@ class Generation:
         self._news = asyncio.Event()
         self._outcome = ""  # as in the metrics, once it is there
         self._fault: Exception | None = None
+        self.on_end: Callable[[], None] = lambda: None  # called when the answer is over, however it ended
 
     # ---- for the HTTP side ----
 
@@ -219,14 +221,36 @@ class Generation:
         return self.is_complete and not self._pieces
 
     def abandon(self) -> None:
-        """Ends the generation: the client has left."""
+        """Ends the generation: the client has left, or has its whole answer."""
         if self._num_open and self.error is None:
             self._leave()
         self._news.set()
+        self.on_end()
 
     def _leave(self) -> None:
         self._cancel_all()
         self._end(CANCELLED)
+
+    def abort(self, place: int | None = None) -> None:
+        """Ends the choices of the prompt at `place`, or all. Each keeps what it has, and its finish reason is ABORT."""
+        for index, text in enumerate(self._texts):
+            is_meant = place is None or place == self.prompt_of(index)
+            if is_meant and text.finish_reason is None and self.error is None and not self._outcome:
+                self._cancel(index)
+                self._add(index, text.end(ABORT))
+
+    def prompt_of(self, index: int) -> int:
+        """The place of the prompt that this choice continues."""
+        return index // self._prompts[0].num_choices
+
+    def cut_by(self, index: int) -> str | None:
+        """The stop string that has ended this choice."""
+        return self._texts[index].stop_string
+
+    def prompt_tokens_of(self, index: int) -> tuple[int, int]:
+        """(tokens of the prompt of this choice, how many of them workers had in their caches)."""
+        place = self.prompt_of(index)
+        return len(self._prompts[place].token_ids), self._records[place].num_cached
 
     @property
     def num_tokens(self) -> int:
@@ -276,24 +300,25 @@ class Generation:
         num_before = text.num_tokens
         piece = text.feed(token_ids, finish, logprobs)
         self.times.tokens(index, text.num_tokens - num_before)
-        self._pieces.append((index, piece))
-        self._num_waiting += len(piece.token_ids)
-
-        if piece.finish_reason is not None:
-            if text.hit_stop_string:
-                record = self._records[index // self._prompts[0].num_choices]
-                self._dispatch.cancel(record.request_id, index - record.first_choice)
-            self.times.choice_ended(index, text)
-            self._num_open -= 1
-            if self._num_open == 0:
-                self.times.stamp("done")
-
-        self._news.set()
+        if text.hit_stop_string:
+            self._cancel(index)
+        self._add(index, piece)
 
         if self.is_held and self._on_full is not None and self._num_waiting > self._max_backlog:
             self._pieces, self._num_waiting = [], 0
             self._leave()
             self._on_full()
+
+    def _add(self, index: int, piece: Piece) -> None:
+        """A choice has gained this piece."""
+        self._pieces.append((index, piece))
+        self._num_waiting += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self.times.choice_ended(index, self._texts[index])
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.times.stamp("done")
+        self._news.set()
 
     def on_failed(self, error: BatonError) -> None:
         """See requests.Listener. The whole request fails because one prompt failed."""
@@ -328,6 +353,11 @@ class Generation:
             why = error.code if isinstance(error, BadRequest) else error.message
             tell = log.info if isinstance(error, Overloaded) else log.warning  # a full line is no fault
             tell("request failed", **fields, why=why)
+
+    def _cancel(self, index: int) -> None:
+        """The workers stop this choice."""
+        record = self._records[self.prompt_of(index)]
+        self._dispatch.cancel(record.request_id, index - record.first_choice)
 
     def _cancel_all(self) -> None:
         for record in self._records:

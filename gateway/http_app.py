@@ -18,6 +18,8 @@ from gateway.docs_page import DOCS_HEADERS, docs_page
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
 from gateway.membership import Member, Stage
+from gateway.native import add_native
+from gateway.native_answer import WEIGHT_VERSION
 from gateway.near_names import near_path
 from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
 from gateway.service import Service, add_generation
@@ -27,6 +29,7 @@ from runtime.installation import baton_version
 from runtime.log import get_log
 
 MAX_PATH_SHOWN = 200  # characters
+GENERATING = ("/v1/", "/generate")  # the metrics count requests to these paths
 NAME = "One of the names in /v1/models, or what was typed for --model."
 log = get_log("gateway.http")
 
@@ -49,6 +52,7 @@ def build_app(service: Service) -> FastAPI:
 
     _add_error_handlers(app, service)
     add_generation(app, service)
+    add_native(app, service)
     _add_health(app, service)
     _add_models(app, service)
     _add_facts(app, service)
@@ -58,7 +62,7 @@ def build_app(service: Service) -> FastAPI:
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(BatonError)
     async def ours(request: Request, error: BatonError) -> Response:
-        if request.method == "POST" and request.url.path.startswith("/v1/"):
+        if request.method in ("POST", "PUT") and request.url.path.startswith(GENERATING):
             service.metrics.requests.labels(error.code).inc()
             fields = {"x_request_id": request_id_of(request.scope), "code": error.code}
             if isinstance(error, BadRequest):  # its message may quote the client
@@ -92,7 +96,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
         return PlainTextResponse(
-            f"Baton serves {service.names.first}: POST /v1/completions or /v1/chat/completions; "
+            f"Baton serves {service.names.first}: POST /v1/completions, /v1/chat/completions or /generate; "
             f"see /health, /workers, /metrics, /docs, /openapi.json\n"
         )
 
@@ -246,7 +250,7 @@ def _model_info(service: Service) -> dict[str, Any]:
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "preferred_sampling_params": None,
-        "weight_version": "default",
+        "weight_version": WEIGHT_VERSION,
         "max_context_length": limits.context_length,
         "vocab_size": limits.vocab_size,
     }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from gateway.chat_template import RESERVED
-from gateway.schemas import INT32, NEED_CONTENT, KnownRole
-from gateway.translate import DEFAULT_COMPLETION_TOKENS, Limits
+from gateway.schemas import DEFAULT_COMPLETION_TOKENS, INT32, NEED_CONTENT, KnownRole
+from gateway.translate import Limits
 from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL
 from runtime.settings import HttpLimits
 

@@ -6,6 +6,7 @@ complaints.py says what is wrong with a value, and translate.py checks the model
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -33,6 +34,7 @@ KnownRole = Literal["system", "developer", "user", "assistant", "tool", "functio
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
 MAX_SALT_CHARS = 256
+DEFAULT_COMPLETION_TOKENS = 16
 MAX_EFFORT_CHARS = 64
 Positive = Annotated[int, Field(ge=1, lt=INT32)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
@@ -180,6 +182,11 @@ class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
         return 1
 
     @property
+    def default_tokens(self) -> int | None:
+        """Tokens of a choice, at most, if the client sets no limit. None: all that the context has room for."""
+        return None
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """The likeliest tokens of which each place of the answer tells; None: it has no log-probabilities."""
         return None
@@ -219,6 +226,11 @@ class CompletionRequest(GenerationRequest):
     def num_prompts(self) -> int:
         """Prompts in this request."""
         return len(self.prompts)
+
+    @property
+    def default_tokens(self) -> int | None:
+        """See GenerationRequest."""
+        return DEFAULT_COMPLETION_TOKENS
 
 
 class TextPart(BaseModel, strict=True):
@@ -290,10 +302,12 @@ class ChatRequest(GenerationRequest):
 
 AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
+M = TypeVar("M", bound=BaseModel)
 
 
 def parse_json(raw: bytes) -> Any:
     """The parsed body. BadRequest names the fault and its place. 1e999 parses as infinity; the field refuses it."""
+    raw = raw.removeprefix(BOM_UTF8)  # some editors and clients write this mark before UTF-8
     containers = raw.count(b"[") + raw.count(b"{")
     if containers > MAX_CONTAINERS:
         raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
@@ -320,14 +334,19 @@ def _bad_json(message: str) -> BadRequest:
     return BadRequest(f"the body is not valid JSON: {message[:200]}")
 
 
-def parse(kind: type[R], body: Any) -> R:
-    """The request in a JSON body. BadRequest names the field, its value and what was expected."""
+def validated(kind: type[M], body: Any) -> M:
+    """A JSON body as a model. BadRequest names the field, its value and what was expected."""
     if not isinstance(body, dict):
         raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
     try:
-        request = kind.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         raise bad_request(error) from error
+
+
+def parse(kind: type[R], body: Any) -> R:
+    """The request in a JSON body. BadRequest names the field, its value and what was expected."""
+    request = validated(kind, body)
     if request.stream_options is not None and not request.stream:
         raise BadRequest(
             f"stream_options: got {short(body['stream_options'])} without stream, expected it only beside stream: true",
@@ -341,20 +360,22 @@ def parse(kind: type[R], body: Any) -> R:
     return request
 
 
-def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
-    """BadRequest if one request has too many choices, prompts or stop strings."""
+def check_counts(request: GenerationRequest, limits: HttpLimits, num_prompts: int | None = None) -> None:
+    """BadRequest if one request has too many choices, prompts or stop strings. `num_prompts`: if the client's request
+    has more prompts than this one."""
+    num_prompts = request.num_prompts if num_prompts is None else num_prompts
     num_stops = len(request.stop) if isinstance(request.stop, list) else 0
     for name, what, found, most in (
         ("n", "choices", request.num_choices, limits.max_choices),
-        ("prompt", "prompts", request.num_prompts, limits.max_prompts),
+        ("prompt", "prompts", num_prompts, limits.max_prompts),
         ("stop", "strings", num_stops, limits.max_stop_strings),
     ):
         if found > most:
             raise BadRequest(f"{name}: got {found} {what}, expected at most {most}", param=name)
 
-    if request.num_choices * request.num_prompts > limits.max_choices_in_flight:
+    if request.num_choices * num_prompts > limits.max_choices_in_flight:
         raise BadRequest(
-            f"n: got {request.num_choices} for each of {request.num_prompts} prompts, "
+            f"n: got {request.num_choices} for each of {num_prompts} prompts, "
             f"expected at most {limits.max_choices_in_flight} in all",
             param="n",
         )

@@ -23,7 +23,6 @@ from protocol.messages_gateway import Role, SamplingParams
 from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
-DEFAULT_COMPLETION_TOKENS = 16
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 NO_STOPS = StopSet(())
 
@@ -245,26 +244,29 @@ class Translator:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
+    def all_prompts(self, requests: Sequence[AnyRequest], limits: Limits) -> list[Prompt]:
+        """Each prompt of requests that are answered together and have as many choices a prompt. BadRequest if one of
+        them could never be served, or they are more than workers can hold together."""
+        num_choices = requests[0].num_choices
+        most, found = limits.prompts_at_once(num_choices), sum(request.num_prompts for request in requests)
+        if most is not None and found > most:
+            each = f" of {num_choices} choices each" if num_choices > 1 else ""
+            what = f"got {found} prompts{each}, expected at most {most}, which the workers run and let wait together"
+            _refuse("prompt", what)
+        return [prompt for request in requests for prompt in self.prompts(request, limits)]
+
     def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
         """Each prompt with its rules. BadRequest if one of them could never be served."""
         if isinstance(request, ChatRequest):
-            default, found = None, {"messages": self.chat_prompt(request, limits)}
+            found = {"messages": self.chat_prompt(request, limits)}
         else:
-            default, found = DEFAULT_COMPLETION_TOKENS, self.completion_prompts(request, limits)
+            found = self.completion_prompts(request, limits)
         num_choices, stops = request.num_choices, self._stops(request)
 
         if limits.max_choices is not None and num_choices > limits.max_choices:
             _refuse(
                 "n", f"got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once"
             )
-
-        most = limits.prompts_at_once(num_choices)
-        if most is not None and len(found) > most:
-            each = f" of {num_choices} choices each" if num_choices > 1 else ""
-            what = (
-                f"got {len(found)} prompts{each}, expected at most {most}, which the workers run and let wait together"
-            )
-            _refuse("prompt", what)
 
         rules = self._sampling(request, limits)
         check_drawable(rules, limits)
@@ -274,7 +276,7 @@ class Translator:
         prompts: list[Prompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
-            num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits, field)
+            num_tokens = max_tokens(len(ids), asked, request.default_tokens, num_choices, where, limits, field)
             if rules.min_tokens > num_tokens:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
@@ -286,6 +288,10 @@ class Translator:
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """The detokenizer for one choice of this prompt."""
         return Detokenizer() if self._tokenizer is None else self._tokenizer.detokenizer(prompt_ids, skip_special)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself; "" if it has none. What is no whole character is shown as U+FFFD."""
+        return (self.token_bytes(token_id) or b"").decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes of one token; None for one that has no text."""

@@ -5,7 +5,7 @@ is an unknown field whose name is almost a known one. Any other unknown field is
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -60,13 +60,20 @@ MAX_UNKNOWN = 200  # fields that are compared with known ones; nobody writes mor
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """BadRequest for the first field that is not supported and would change the answer."""
-    for name, neutral in NEUTRAL.items():
-        is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
-        if not is_forbidden:
-            _refuse_unless(body, name, neutral)
-    _refuse_unless(body, "best_of", (1, body.get("n") or 1))
+    forbidden = [name for name, by in FORBIDDEN_BY.items() if body.get(by) == "none"]
+    refuse_values(body, {name: neutral for name, neutral in NEUTRAL.items() if name not in forbidden})
+    refuse_values(body, {"best_of": (1, body.get("n") or 1)})
     for name in ID_FIELDS:
         refuse_marked(name, [body.get(name)])
+
+
+def refuse_values(body: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], inside: str = "") -> None:
+    """BadRequest for the first field of `table` that has another value than null and those which change nothing.
+    `inside`: what stands before a field's name in the error."""
+    for name, neutral in table.items():
+        value = body.get(name)
+        if value is not None and not any(_same(value, each) for each in neutral):
+            raise BadRequest(f"{inside}{name}: got {short(value)}, which is not supported", param=inside + name)
 
 
 def refuse_marked(name: str, ids: Iterable[Any]) -> None:
@@ -76,21 +83,17 @@ def refuse_marked(name: str, ids: Iterable[Any]) -> None:
             raise BadRequest(f"{name}: got {short(each)}, which is not supported", param=name)
 
 
-def refuse_misspelt(body: Mapping[str, Any]) -> None:
-    """BadRequest for an unknown field that is almost a known one, unless its value would change nothing there or the
-    known field is there, too."""
-    unknown = (name for name, value in body.items() if value is not None and name not in KNOWN)
+def refuse_misspelt(
+    body: Mapping[str, Any], known: Collection[str] = KNOWN, table: Mapping[str, tuple[Any, ...]] = NEUTRAL
+) -> None:
+    """BadRequest for an unknown field that is almost a known one, unless its value would change nothing there (`table`)
+    or the known field is there, too."""
+    unknown = (name for name, value in body.items() if value is not None and name not in known)
     for name in islice(unknown, MAX_UNKNOWN):
-        meant = near_name(name, KNOWN)
-        if meant is None or meant in body or any(_same(body[name], each) for each in NEUTRAL.get(meant, ())):
+        meant = near_name(name, known)
+        if meant is None or meant in body or any(_same(body[name], each) for each in table.get(meant, ())):
             continue
         raise BadRequest(f"{short(name)[1:-1]}: unknown field, expected {meant}", param=name)
-
-
-def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
-    value = body.get(name)
-    if value is not None and not any(_same(value, each) for each in neutral):
-        raise BadRequest(f"{name}: got {short(value)}, which is not supported", param=name)
 
 
 def _same(value: Any, neutral: Any) -> bool:
