@@ -62,7 +62,7 @@ def build_app(service: Service) -> FastAPI:
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(BatonError)
     async def ours(request: Request, error: BatonError) -> Response:
-        if request.method in ("POST", "PUT") and request.url.path.startswith(GENERATING):
+        if request.method == "POST" and request.url.path.startswith(GENERATING):
             service.metrics.requests.labels(error.code).inc()
             fields = {"x_request_id": request_id_of(request.scope), "code": error.code}
             if isinstance(error, BadRequest):  # its message may quote the client

@@ -105,7 +105,7 @@ async def _probe(service: Service) -> None:
 def add_native(app: FastAPI, service: Service) -> None:
     """Adds the routes of SGLang's native API."""
 
-    @app.api_route("/generate", methods=["POST", "PUT"], include_in_schema=False)
+    @app.post("/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         """Continues a prompt, as SGLang's own route does."""
         with _native_names():

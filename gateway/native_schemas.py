@@ -50,6 +50,13 @@ NativeSampling = create_model("NativeSampling", __base__=_Strict, **_sampling_fi
 class NativePrompt(CompletionRequest):
     """One prompt of a native request, or several that share all fields."""
 
+    source: str = "input_ids"
+
+    @property
+    def prompt_name(self) -> str:
+        """See CompletionRequest."""
+        return self.source
+
     @property
     def default_tokens(self) -> int | None:
         """See GenerationRequest."""
@@ -192,7 +199,13 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         fields = {OPENAI_NAMES[name]: value for name, value in sampling if value is not None}
         salt, priority = self.cache_salt, self.priority
         return NativePrompt.model_construct(
-            prompt=prompts, logprobs=num_top, cache_salt=salt, priority=priority, stream=self.stream, **fields
+            source=self.prompt_name,
+            prompt=prompts,
+            logprobs=num_top,
+            cache_salt=salt,
+            priority=priority,
+            stream=self.stream,
+            **fields,
         )
 
 

@@ -6,7 +6,6 @@ complaints.py says what is wrong with a value, and translate.py checks the model
 """
 
 import re
-from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -228,6 +227,11 @@ class CompletionRequest(GenerationRequest):
         return len(self.prompts)
 
     @property
+    def prompt_name(self) -> str:
+        """The client's field that has the prompts."""
+        return "prompt"
+
+    @property
     def default_tokens(self) -> int | None:
         """See GenerationRequest."""
         return DEFAULT_COMPLETION_TOKENS
@@ -307,7 +311,6 @@ M = TypeVar("M", bound=BaseModel)
 
 def parse_json(raw: bytes) -> Any:
     """The parsed body. BadRequest names the fault and its place. 1e999 parses as infinity; the field refuses it."""
-    raw = raw.removeprefix(BOM_UTF8)  # some editors and clients write this mark before UTF-8
     containers = raw.count(b"[") + raw.count(b"{")
     if containers > MAX_CONTAINERS:
         raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")

@@ -7,6 +7,7 @@ workers. generation.py follows it from there, and answering.py writes the respon
 
 import asyncio
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -259,6 +260,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
     refuse_marked(HEADER, request.headers.getlist(HEADER))
     with service.admission.reading() as count:
         raw = await read_body(request, service.http_limits, count)
+        raw = raw.removeprefix(BOM_UTF8)  # some editors and clients write this mark before UTF-8
         service.admission.check()  # spares parsing a body that would be refused
         num_bytes = len(raw)
         is_long = num_bytes > LONG_BODY_BYTES

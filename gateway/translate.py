@@ -301,7 +301,7 @@ class Translator:
         """Token ids of each prompt, by its name: "prompt", or "prompt[1]" if there are several."""
         found: dict[str, list[int]] = {}
         for place, each in enumerate(request.prompts):
-            where = "prompt" if request.num_prompts == 1 else f"prompt[{place}]"
+            where = request.prompt_name if request.num_prompts == 1 else f"{request.prompt_name}[{place}]"
             if isinstance(each, str):
                 each = self._encode(each, where, limits, request.add_special_tokens is not False)
             found[where] = each
@@ -318,7 +318,7 @@ class Translator:
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
-            _refuse("prompt", "this model has no tokenizer: got text, expected token ids")
+            _refuse(where, "this model has no tokenizer: got text, expected token ids")
 
         least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
