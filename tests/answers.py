@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field
 
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import Assign, ChoiceTokens
 
 
 @dataclass
 class Answer:
-    """What the gateway would have of one choice. `seqs` counts how often each seq arrived."""
+    """What the gateway would have of one choice, by seq."""
 
     tokens: dict[int, int] = field(default_factory=dict)
+    scores: dict[int, TokenLogprob] = field(default_factory=dict)  # if the request asks for log-probabilities
     finish: str = ""
 
     @property
@@ -23,6 +25,10 @@ class Answer:
         for offset, token in enumerate(piece.token_ids):
             seq = piece.seq + offset
             assert self.tokens.setdefault(seq, token) == token, f"seq {seq} came twice with different tokens"
+        scores = piece.logprobs.tokens() if piece.logprobs is not None else ()
+        assert len(scores) in (0, len(piece.token_ids)), f"{len(piece.token_ids)} tokens with {len(scores)} logprobs"
+        for seq, score in enumerate(scores, piece.seq):
+            assert self.scores.setdefault(seq, score) == score, f"seq {seq} came twice with different logprobs"
         if piece.finish:
             assert self.finish in ("", piece.finish)
             self.finish = piece.finish

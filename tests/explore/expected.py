@@ -1,5 +1,6 @@
 """What each request must become, computed token by token without KV, batches, workers or streams."""
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -34,6 +35,19 @@ def expected(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tu
         unread = [token]
         if (reason := finish_reason(params, len(outputs), token)) is not None:
             return tuple(outputs), reason
+
+
+@cache
+def expected_scores(prompt: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[tuple[float, int, int], ...]:
+    """(log-probability, rank, likeliest token) of each output, by the model's own logits: 100 for one token, else 0."""
+    model, found = _Model(), list[tuple[float, int, int]]()
+    unread: Sequence[int] = prompt
+    log_total = 100 + math.log1p((VOCAB - 1) * math.exp(-100))
+    for token in outputs:
+        likeliest = model.read(unread)
+        found.append((100 - log_total, 1, likeliest) if token == likeliest else (-log_total, 2, likeliest))
+        unread = [token]
+    return tuple(found)
 
 
 class _Model:
