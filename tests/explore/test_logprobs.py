@@ -1,4 +1,4 @@
-"""Requests with log-probabilities: on every schedule each token has its own, wherever and with whatever it was drawn."""
+"""Requests with log-probabilities: on every schedule each token has its own, wherever it was drawn."""
 
 import random
 from dataclasses import replace
@@ -35,8 +35,8 @@ def asking(seed: int, workload: Workload) -> Workload:
 
 
 def check_scores(run: Run) -> tuple[int, int]:
-    """Every token that a request got has its own log-probabilities, and others have none. How many have, and how many of
-    these were not the likeliest."""
+    """Each token of a request that asks has its own log-probabilities, and others have none. Returns how many have, and
+    how many of these were not the likeliest."""
     num_scored, num_unlikely = 0, 0
     arrivals = {arrival.name: arrival for arrival in run.workload.arrivals}
     for (name, choice), answer in run.cluster.answers.items():

@@ -48,7 +48,9 @@ def test_a_world_notices_what_a_draft_should_not_read(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Seeds, "of", staticmethod(spoilt))
     worlds = ((seed, Scenario.random(seed)) for seed in range(FIRST_WITH_DRAFT, 99))
-    seed = next(seed for seed, world in worlds if world.num_steps and not any(each.params.rules for each in world.arrivals))
+    seed = next(
+        seed for seed, world in worlds if world.num_steps and not any(each.params.rules for each in world.arrivals)
+    )
     assert "keeps 0 proposals behind" in explore_seed(seed).broken
 
 
