@@ -4,7 +4,7 @@ Some rules are not told, because a JSON schema cannot, or because schemathesis c
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
-the vocabulary or of one token twice, a bad word without tokens, `top_logprobs` without `logprobs`. And it serves two
+the vocabulary or of one token twice, a bad word without tokens. And it serves two
 that do not fit: `best_of` that is what `n` is, and `functions` beside `function_call: "none"`.
 """
 
@@ -120,7 +120,11 @@ def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
         for name in ("max_completion_tokens", "min_tokens"):
             _limit(fields[name], most)
         rules.append(_either(is_asked, _at_most("max_tokens", most)))
-    if not is_chat:
+    if is_chat:
+        none_of_the_likeliest = {"properties": {"top_logprobs": {"enum": [0, None]}}}
+        is_scored = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
+        rules.append(_either(none_of_the_likeliest, is_scored))
+    else:
         default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
         rules.append(_either(is_asked, _given("max_tokens", "integer"), _at_most("min_tokens", default)))
 

@@ -285,7 +285,7 @@ class ChatRequest(GenerationRequest):
     logprobs: Annotated[bool | None, told("Log-probabilities of the answer's tokens.", True)] = None
     top_logprobs: Annotated[
         NumTop | None,
-        told("With `logprobs`: those of so many of the likeliest tokens at each place, too. Absent: 0.", 5),
+        told("With `logprobs`: those of so many of the likeliest tokens at each place, too. Absent: 0.", 0),
     ] = None
     reasoning_effort: Annotated[
         Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None,

@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
+from protocol.logprobs import TokenLogprob, of_tokens
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -56,6 +57,12 @@ def letters(assign: Assign, choice: int) -> list[int]:
     """Tokens that depend on prompt and choice, within the ids of letters of the tests' vocabulary."""
     start = sum(assign.prompt_ids) + 7 * choice
     return [65 + (start + 5 * place) % 26 for place in range(assign.sampling.max_tokens)]
+
+
+def made_up(token: int, num_top: int) -> TokenLogprob:
+    """The log-probabilities that a fake worker tells of a token: numbers that float32 holds exactly."""
+    top = tuple((token + place, -(token % 64 + place) / 64) for place in range(num_top))
+    return TokenLogprob(-(token % 64) / 64, 1 + token % 5, top)
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,16 @@ class FakeWorker:
         """The first token of each choice, by the prefill fake."""
         if self.prefill is not None:
             stamps = (Stamp("first token", 0.5, self.prefill.worker_id),)
-            firsts = (replace(each, token_ids=each.token_ids[:1], finish="") for each in step if each is not None)
+            firsts = [
+                replace(
+                    each,
+                    token_ids=each.token_ids[:1],
+                    finish="",
+                    logprobs=each.logprobs and each.logprobs.part(0, 1),
+                )
+                for each in step
+                if each is not None
+            ]
             await self.prefill.send(FirstToken(tuple(firsts), stamps, self.behaviour.cached))
 
     def _is_cancelled(self, news: ChoiceTokens) -> bool:
@@ -301,9 +317,15 @@ class FakeWorker:
                 token_ids.append(token_id)
             finish = str(finish_reason(assign.sampling, place + 1, token_id) or "")
             if finish or len(token_ids) == self.behaviour.burst:
-                yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), finish)
+                yield _message(assign, choice, seq, token_ids, finish)
                 seq, token_ids = place + 1, []
             if finish:
                 return
         if token_ids:
-            yield ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids))
+            yield _message(assign, choice, seq, token_ids, "")
+
+
+def _message(assign: Assign, choice: int, seq: int, token_ids: list[int], finish: str) -> ChoiceTokens:
+    asked = assign.sampling.logprobs
+    scores = None if asked is None else of_tokens(tuple(made_up(token, asked.num_top) for token in token_ids))
+    return ChoiceTokens(assign.request_id, assign.attempt, choice, seq, tuple(token_ids), finish, scores)

@@ -248,7 +248,8 @@ REFUSALS: list[tuple[bytes, int, str | None, str]] = [
     (b'{"prompt": [' + b"1," * 600 + b'"not looked at"]}', 400, "prompt", "601 tokens"),
     (b'{"prompt": "a", "model": "gpt"}', 404, "model", "'story'"),
     (b'{"prompt": "a", "temperature": -1}', 400, "temperature", "got -1"),
-    (b'{"prompt": "a", "logprobs": 5}', 400, "logprobs", "not supported"),
+    (b'{"prompt": "a", "logprobs": 21}', 400, "logprobs", "expected at most 20"),
+    (b'{"prompt": "a", "suffix": "b"}', 400, "suffix", "not supported"),
     (b'{"prompt": "abc", "max_tokens": 510}', 400, "max_tokens", "513"),
 ]
 

@@ -13,7 +13,7 @@ P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
     [
         {},
         dict.fromkeys(NEUTRAL),
-        {"logprobs": False, "top_logprobs": 0, "echo": False, "suffix": ""},
+        {"prompt_logprobs": False, "echo": False, "suffix": ""},
         {"length_penalty": 1, "typical_p": 1.0, "min_new_tokens": 0.0, "logits_processors": []},
         {"length_penalty": 1.0, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}},
         {"best_of": 1, "n": 3},
@@ -35,10 +35,8 @@ def test_neutral_values_pass(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("logprobs", 1),
-        ("logprobs", 0),
-        ("top_logprobs", 3),
+        ("prompt_logprobs", 1),
+        ("prompt_logprobs", 0),
         ("echo", True),
         ("suffix", "x"),
         ("length_penalty", 1.1),
@@ -90,7 +88,7 @@ def test_others_are_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"logprobs": 5}, "logprobs: got 5, which is not supported"),
+        ({"echo": 5}, "echo: got 5, which is not supported"),
         ({"length_penalty": True}, "length_penalty: got true, which is not supported"),
         ({"best_of": 2, "n": 3}, "best_of: got 2, which is not supported"),
         ({"suffix": "x"}, "suffix: got 'x', which is not supported"),

@@ -5,6 +5,9 @@ import json
 from tests.gateway.bad_input.case import CHAT, COMPLETIONS, USER, Case, refused, served, with_field
 
 BIG = "1" + "0" * 30
+SCORES = ("-1", "21", "1.5", "true", '"5"', "[]")
+FLAGS = ("1", "0", '"true"', "{}")
+MESSAGES = '"messages": [{"role": "user", "content": "a"}]'
 ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("max_tokens", f'0 -1 1.5 1.0 true false "5" [] {{}} 1e3 2147483648 {BIG}', "expected"),
     ("max_completion_tokens", f'0 -7 2.5 true "x" [1] {BIG}', "expected"),
@@ -38,10 +41,6 @@ ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("model", "5 true [] {}", "a string"),
 ]
 UNSUPPORTED: list[tuple[str, str]] = [
-    ("logprobs", "5"),
-    ("logprobs", "true"),
-    ("logprobs", "0"),
-    ("top_logprobs", "5"),
     ("prompt_logprobs", "1"),
     ("echo", "true"),
     ("suffix", '"end"'),
@@ -167,6 +166,14 @@ OTHERS: list[Case] = [
     ),
     refused(COMPLETIONS, '{"prompt": "a", "add_special_tokens": 1}', "add_special_tokens", "true or false"),
     refused(COMPLETIONS, '{"prompt": "a", "stream": true, "n": 0}', "n", "at least 1"),
+    *(refused(COMPLETIONS, f'{{"prompt": "a", "logprobs": {value}}}', "logprobs", "expected") for value in SCORES),
+    *(refused(CHAT, f'{{{MESSAGES}, "logprobs": {value}}}', "logprobs", "true or false") for value in FLAGS),
+    *(
+        refused(CHAT, f'{{{MESSAGES}, "logprobs": true, "top_logprobs": {value}}}', "top_logprobs", "expected")
+        for value in SCORES
+    ),
+    refused(CHAT, f'{{{MESSAGES}, "top_logprobs": 3}}', "top_logprobs", "without logprobs"),
+    refused(COMPLETIONS, '{"prompt": "a", "top_logprobs": 3}', "top_logprobs", "expected"),
     served(COMPLETIONS, prompt="a\0b\0"),
     served(COMPLETIONS, prompt="\ud7ff\ue000\uffff\U00010000\U0001f600\U000e0001\U0010ffff"),
     served(COMPLETIONS, prompt="e\u0301\u202e\u200d\u0600\ufeff"),
