@@ -13,6 +13,7 @@ class Answer:
     tokens: dict[int, int] = field(default_factory=dict)
     finish: str = ""
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by seq, of what is no replay
+    is_scored: bool | None = None  # whether every piece came with log-probabilities; None: none has come
 
     @property
     def ids(self) -> list[int]:
@@ -27,6 +28,9 @@ class Answer:
             assert self.tokens.setdefault(seq, token) == token, f"seq {seq} came twice with different tokens"
         scored = () if piece.logprobs is None else piece.logprobs.tokens()
         assert piece.logprobs is None or len(scored) == len(piece.token_ids), f"seq {piece.seq}: {len(scored)} scores"
+        if piece.token_ids:
+            assert self.is_scored in (None, bool(scored)), f"seq {piece.seq}: {len(scored)} scores, unlike others"
+            self.is_scored = bool(scored)
         for offset, each in enumerate(scored):
             assert self.logprobs.setdefault(piece.seq + offset, each) == each, f"seq {piece.seq} has other scores now"
         if piece.finish:

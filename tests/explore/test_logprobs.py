@@ -44,9 +44,9 @@ def test_logprobs_on_every_schedule(topology: str, draft: str, overlap: bool) ->
         assert any(answer.logprobs for answer in run.cluster.answers.values())
 
 
-@pytest.mark.parametrize("layers", [0, 2])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("layers", "seed"), [(0, 0), (0, 1), (2, 2), (3, 1), (3, 6)])
 def test_logprobs_of_requests_that_give_way(seed: int, layers: int) -> None:
+    """With three layers, on these seeds, a launch draws outputs once more and new ones in one run."""
     workload = Workload.spilling(seed)
     if layers:
         largest = max(each.num_pages(workload.page_size, layers) for each in workload.arrivals)
@@ -54,7 +54,7 @@ def test_logprobs_of_requests_that_give_way(seed: int, layers: int) -> None:
         workload = replace(workload, num_steps=layers, num_layers=layers, num_pages=more)
     run = Run(asking(seed, workload), Strategy.RANDOM, seed)
     run.run()
-    assert run.num_spills > 0 or layers
+    assert run.num_spills > 0
 
 
 def test_a_batch_in_which_nobody_asks_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
+from protocol.logprobs import LogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import ChoiceTokens, FinishReason, SamplingParams
 
 DECODE, PREFILL = WorkerKey("d", 1), WorkerKey("p", 2)
@@ -205,3 +207,68 @@ def test_what_has_its_last_token_ends_without_another_attempt() -> None:
     ]
     assert record.open_groups(range(4)) == [range(2, 3), range(3, 4)]
     assert record.finish_what_ends(range(4)) == []
+
+
+# ---- log-probabilities ----
+
+
+def asking(max_tokens: int = 8) -> Requests:
+    params = SamplingParams(max_tokens, eos_token_ids=(EOS,), logprobs=LogprobsAsked(1))
+    requests = Requests()
+    record = requests.add("r", Prompt(PROMPT, params, 1), Nobody())
+    requests.begin(record, record.next_attempt(range(1), DECODE, PREFILL))
+    return requests
+
+
+def score(token_id: int) -> TokenLogprob:
+    return TokenLogprob(-float(token_id), 2, ((token_id + 1, -0.5),))
+
+
+def scored(message: ChoiceTokens) -> ChoiceTokens:
+    return replace(message, logprobs=of_tokens(tuple(map(score, message.token_ids))))
+
+
+def told(requests: Requests, *messages: ChoiceTokens) -> list[tuple[int, TokenLogprob]]:
+    found: list[tuple[int, TokenLogprob]] = []
+    for message in messages:
+        if (accepted := accept(requests, message)) is not None:
+            found += zip(accepted.token_ids, accepted.logprobs, strict=True)
+    return found
+
+
+ALL = [(token_id, score(token_id)) for token_id in (10, 11, 12)]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [news(0, 10), news(0, 10), news(1, 11, 12)],
+        [news(0, 10, 11), news(0, 10), news(2, 12)],  # decode's repeat of the first token comes first
+        [news(1, 11), news(2, 12), news(0, 10)],
+        [news(2, 12), news(0, 10), news(0, 10, 11, 12)],
+    ],
+)
+def test_every_token_has_its_log_probability_once(sent: list[ChoiceTokens]) -> None:
+    assert told(asking(), *map(scored, sent)) == ALL
+
+
+def test_the_next_attempt_tells_no_log_probability_again() -> None:
+    requests = asking()
+    assert told(requests, scored(news(0, 10, 11))) == ALL[:2]
+    record = record_of(requests)
+    record.attempts.clear()
+    requests.begin(record, record.next_attempt(range(1), WorkerKey("d2", 5)))
+    assert told(requests, scored(news(0, 10, 11, 12, attempt=1)), scored(news(2, 12, attempt=1))) == ALL[2:]
+
+
+def test_a_finish_with_a_repeated_token_repeats_no_log_probability() -> None:
+    requests = asking()
+    assert told(requests, scored(news(0, 10))) == ALL[:1]
+    assert accept(requests, scored(news(0, 10, finish="stop"))) == Delivery(0, (), FinishReason.STOP)
+
+
+def test_log_probabilities_that_are_missing_or_unasked_make_no_sense() -> None:
+    with pytest.raises(WireError, match="logprobs: got none"):
+        accept(asking(), news(0, 10))
+    with pytest.raises(WireError, match="logprobs: got some"):
+        accept(new_requests(), scored(news(0, 10)))

@@ -196,3 +196,17 @@ def test_a_word_that_the_vocabulary_lacks() -> None:
     assert found.encode_prompt("hello") == found.encode_plain("hello") == [0]
     with pytest.raises(BadRequest, match="tokenizer cannot encode the text"):
         found.encode_prompt("world")
+
+
+def test_bytes_of_tokens_between_others(tmp_path: Path) -> None:
+    by_bytes, by_pieces = load(tmp_path / "bytes"), load_tokenizer(write_folder(tmp_path / "pieces", piece_tokenizer()))
+    assert by_pieces is not None
+    assert [by_bytes.bytes_of(each) for each in (0xC3, 259, 261, EOS)] == [b"\xc3", b"he", b" w", b"<|eos|>"]
+    assert [by_pieces.bytes_of(each) for each in (3 + 0xC3, 259, 260, 263, 2)] == [
+        b"\xc3",
+        b" ",
+        b" he",
+        b"ld",
+        b"</s>",
+    ]
+    assert by_bytes.bytes_of(299) is None and by_pieces.bytes_of(5000) is None

@@ -1,7 +1,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tokenizers import Encoding
@@ -12,16 +12,18 @@ from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
 from gateway.translate import Limits, Prompt, Translator
 from protocol.errors import BadRequest
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason
+from runtime.settings import LogprobsMode
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
 
 LIMITS = Limits(context_length=64, vocab_size=300)
 
 
-def translator(path: Path) -> Translator:
+def translator(path: Path, mode: LogprobsMode = "raw_logprobs") -> Translator:
     tokenizer = load_tokenizer(path)
     texts = {} if tokenizer is None else tokenizer.special.texts
-    return Translator(read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts))
+    return Translator(read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts), mode)
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -243,3 +245,23 @@ def test_a_long_text_is_tokenised_as_far_as_it_could_be_served(
             tokenise()
         assert caught.value.code == "context_length_exceeded" and caught.value.param == where.partition("[")[0]
         assert sum(encoded) < 1.1 * SLICE_CHARS, "one slice, and not the other"
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_top"),
+    [
+        (completion(), None),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=20, top_logprobs=0), 20),
+        (chat(logprobs=False), None),
+        (chat(logprobs=True), 0),
+        (chat(logprobs=True, top_logprobs=5), 5),
+    ],
+)
+@pytest.mark.parametrize("mode", get_args(LogprobsMode))
+def test_log_probabilities_that_are_asked_for(
+    folder: Path, request_: CompletionRequest | ChatRequest, num_top: int | None, mode: LogprobsMode
+) -> None:
+    [prompt] = translator(folder, mode).prompts(request_, LIMITS)
+    expected = None if num_top is None else LogprobsAsked(num_top, processed=mode == "processed_logprobs")
+    assert prompt.sampling.logprobs == expected

@@ -49,6 +49,21 @@ def test_what_a_row_is_told_does_not_depend_on_its_batch() -> None:
         assert together[0] == told(0)[0]
 
 
+def test_raw_scores_are_those_before_bans_and_processed_ones_behind_them() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.5, -3.0]] * 2)
+    asked = LogprobRows((0, 1), torch.arange(2), torch.tensor([False, True]), 2)
+    for temperature in (0.0, 1.0):
+        row = {"temperature": temperature, "banned": (0,)}
+        inputs = sampling(row, row)
+        words = sample_scored(logits, type(inputs)(**{**vars(inputs), "logprobs": asked})).logprobs_NW
+        assert words is not None
+        raw, processed = read(words, 2).tokens()
+        right, behind = logits[0].log_softmax(0), torch.tensor([float("-inf"), 1.0, 0.5, -3.0]).log_softmax(0)
+        assert [token for token, _ in raw.top] == [0, 1] and [token for token, _ in processed.top] == [1, 2]
+        assert [value for _, value in raw.top] == pytest.approx(right[[0, 1]].tolist(), abs=1e-5)
+        assert [value for _, value in processed.top] == pytest.approx(behind[[1, 2]].tolist(), abs=1e-5)
+
+
 def test_processed_scores_are_those_of_the_masked_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.5, -3.0]])
     asked = LogprobRows((0,), torch.tensor([0]), torch.tensor([True]), 4)

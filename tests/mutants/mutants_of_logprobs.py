@@ -6,6 +6,8 @@ FORMULAS = "tests/model/test_logprobs.py"
 SCHEDULES = "tests/explore/test_logprobs.py"
 ANSWERS = "tests/gateway/test_logprobs.py"
 MESSAGES = "tests/protocol/test_logprobs.py"
+RECORDS = "tests/gateway/test_requests.py"
+TRANSLATION = "tests/gateway/test_translate.py"
 
 LOGPROBS = (
     Mutant(
@@ -47,6 +49,70 @@ LOGPROBS = (
         "pass",
         "there are more than tokens",
         tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "outputs that are drawn once more are told again",
+        "Results.take",
+        "logprobs[0] = __rest",
+        "pass",
+        "the tokens behind them get theirs",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a run has the log-probabilities of its row's last places",
+        "Launch.logprobs_of",
+        "words[start : start + len(run), : 2 + 2 * num_top]",
+        "words[start + size - len(run) : start + size, : 2 + 2 * num_top]",
+        "behind the end of a run are places that the target has not confirmed",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "decode repeats the first token without its log-probability",
+        "DecodeWorker._prebuild",
+        "self._take_first_tokens(request, request.first_tokens, request.first_logprobs)",
+        "self._take_first_tokens(request, request.first_tokens, ())",
+        "it may arrive before prefill's message",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "what comes again has its log-probabilities again",
+        "ChoiceRecord._take",
+        "checked(...)[num_known - news.seq :]",
+        "checked(news.logprobs, self.logprobs, len(news.token_ids))",
+        "a repeat or a retry would tell the client twice",
+        tests=(RECORDS,),
+    ),
+    Mutant(
+        "what came early loses its log-probabilities",
+        "ChoiceRecord.accept",
+        "fresh.logprobs + more.logprobs",
+        "fresh.logprobs",
+        "decode's tokens may come before prefill's first one",
+        tests=(RECORDS,),
+    ),
+    Mutant(
+        "all rows of a batch get processed ones if one asks for them",
+        "_logprobs",
+        "torch.where(asked.processed_N[:, None], drawn_NV, logits_NV)",
+        "drawn_NV",
+        "raw ones are those before bans and masks",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "raw ones are those behind rules and bans",
+        "_logprobs",
+        "raw_LV.index_select(0, rows_N)",
+        "ruled_LV.index_select(0, rows_N)",
+        "they are the model's own",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "the mode of log-probabilities is ignored",
+        "Translator.__init__",
+        "logprobs_mode == 'processed_logprobs'",
+        "False",
+        "an operator has asked for processed ones",
+        tests=(TRANSLATION,),
     ),
     Mutant(
         "processed ones of greedy rows depend on the batch",
