@@ -4,13 +4,14 @@ Another chunk size, or KV from the cache, may round differently. So equal tokens
 is larger than what rounding moves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from model.sampler import uniform
+from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import SamplingParams
 from tests.ruling import ruled
 
@@ -69,3 +70,23 @@ def _drawn(scaled_V: Tensor, params: SamplingParams, uniform: float) -> Margin:
     token = int((sums_V <= uniform).sum())
     edges = [float(sums_V[token]), float(sums_V[token - 1]) if token else -1.0]
     return Margin(token, is_safe and min(abs(edge - uniform) for edge in edges) > PROBABILITY_BOUND)
+
+
+@torch.no_grad()
+def check_logprobs(
+    model: torch.nn.Module,
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    found: Mapping[int, TokenLogprob],
+    temperature: float = 1,
+) -> None:
+    """Asserts that `found`, by place, are the log-probabilities that transformers' logits give, within 1e-4."""
+    logits_TV = model(torch.tensor([[*prompt, *outputs[:-1]]])).logits[0, len(prompt) - 1 :]
+    right_TV = (logits_TV.double() / temperature).log_softmax(-1)
+    for place, scored in found.items():
+        right_V = right_TV[place]
+        assert abs(scored.logprob - float(right_V[outputs[place]])) < 1e-4, f"token {outputs[place]} at {place}"
+        best = right_V.topk(len(scored.top)).values.tolist()
+        assert len({token for token, _ in scored.top}) == len(best)
+        for (token, logprob), value in zip(scored.top, best, strict=True):
+            assert abs(logprob - float(right_V[token])) < 1e-4 and abs(logprob - value) < 1e-4, f"{token} at {place}"

@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from model.runner import DraftSource, ModelRunner
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from tests.checkpoints import Architecture
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
-from tests.parity.margins import margins
+from tests.parity.margins import check_logprobs, margins
 from tests.reference import NUM_TOKENS, reference
 from tests.selecting import first
 
@@ -108,9 +109,9 @@ def fit_layers(folder: Path, arch: Architecture) -> None:
 
 
 def answers(cluster: Cluster, arch: Architecture) -> list[tuple[list[int], list[int]]]:
-    """For every prompt of the reference: a greedy answer and a sampled one."""
+    """For every prompt of the reference: a greedy answer, with log-probabilities, and a sampled one without."""
     for index, prompt in enumerate(reference(arch).prompts):
-        cluster.assign(f"g{index}", list(prompt), GREEDY)
+        cluster.assign(f"g{index}", list(prompt), replace(GREEDY, logprobs=LogprobsAsked(5)))
         cluster.assign(f"s{index}", list(prompt), replace(SAMPLED, seed=index))
     cluster.run()
     cluster.check()
@@ -140,6 +141,9 @@ def test_tokens_are_those_without_a_draft(
     num_equal = 0
     for index, prompt in enumerate(reference(arch).prompts):
         assert tuple(found[index][0]) == reference(arch).continuations[index]
+        scored = cluster.answers[f"g{index}", 0].logprobs
+        assert sorted(scored) == list(range(NUM_TOKENS))
+        check_logprobs(model, prompt, found[index][0], scored)
         both = zip(found[index][1], wanted[index][1], strict=True)
         differs = next((place for place, (one, other) in enumerate(both) if one != other), NUM_TOKENS)
         seen = margins(model, prompt, wanted[index][1], replace(SAMPLED, seed=index))

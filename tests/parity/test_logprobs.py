@@ -1,6 +1,11 @@
-"""Log-probabilities of real models in float32 are those of transformers, through whole deployments in one process."""
+"""Log-probabilities of real models in float32 are those of transformers, through whole deployments in one process.
+
+test_drafts.py has those of launches with drafts.
+"""
 
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -10,35 +15,85 @@ from model.runner import ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
+from tests.parity.margins import check_logprobs
 from tests.reference import reference
 
 pytestmark = pytest.mark.slow
 
-PARAMS = SamplingParams(max_tokens=8, temperature=0.8, logprobs=LogprobsAsked(5))
+NUM_TOKENS = 8
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, logprobs=LogprobsAsked(5))
+
+
+@cache
+def model() -> torch.nn.Module:
+    loaded: torch.nn.Module = AutoModelForCausalLM.from_pretrained(reference("llama").folder, dtype=torch.float32)
+    return loaded.eval()
+
+
+def cluster_of(topology: str, **options: Any) -> Cluster:
+    runner = ModelRunner.load(reference("llama").folder, device="cpu", dtype="float32")
+    return Cluster(runner, topology, **{"page_size": 16, "num_pages": 100, "chunk_size": 32, **options})
+
+
+def params_of(index: int, num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    """Every second request asks for processed ones."""
+    asked = LogprobsAsked(5, processed=index % 2 == 1)
+    return replace(PARAMS, max_tokens=num_tokens, seed=index, logprobs=asked)
+
+
+def check_answers(cluster: Cluster, num_tokens: int = NUM_TOKENS) -> None:
+    """Every token of every answer."""
+    for index, prompt in enumerate(reference("llama").prompts):
+        answer = cluster.answers[f"r{index}", 0]
+        assert sorted(answer.logprobs) == list(range(num_tokens))
+        temperature = PARAMS.temperature if index % 2 else 1
+        check_logprobs(model(), prompt, answer.ids, answer.logprobs, temperature)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("topology", ["1U", "1P1D"])
-@torch.no_grad()
 def test_logprobs_are_those_of_transformers(topology: str, overlap: bool) -> None:
-    expected = reference("llama")
-    runner = ModelRunner.load(expected.folder, device="cpu", dtype="float32")
-    cluster = Cluster(runner, topology, page_size=16, num_pages=100, chunk_size=32, overlap=overlap)
-    for index, prompt in enumerate(expected.prompts):
-        asked = LogprobsAsked(5, processed=index % 2 == 1)
-        cluster.assign(f"r{index}", list(prompt), replace(PARAMS, seed=index, logprobs=asked))
+    cluster = cluster_of(topology, overlap=overlap)
+    for index, prompt in enumerate(reference("llama").prompts):
+        cluster.assign(f"r{index}", list(prompt), params_of(index))
     cluster.run()
     cluster.close()
+    check_answers(cluster)
 
-    model = AutoModelForCausalLM.from_pretrained(expected.folder, dtype=torch.float32).eval()
-    for index, prompt in enumerate(expected.prompts):
-        answer = cluster.answers[f"r{index}", 0]
-        logits_TV = model(torch.tensor([[*prompt, *answer.ids[:-1]]])).logits[0, len(prompt) - 1 :]
-        right_TV = (logits_TV / (PARAMS.temperature if index % 2 else 1)).log_softmax(-1)
-        assert sorted(answer.logprobs) == list(range(8))
-        for place, token in enumerate(answer.ids):
-            found, right_V = answer.logprobs[place], right_TV[place]
-            assert found.logprob == pytest.approx(float(right_V[token]), abs=1e-4)
-            ids = [other for other, _ in found.top]
-            assert [value for _, value in found.top] == pytest.approx(right_V[ids].tolist(), abs=1e-4)
-            assert [value for _, value in found.top] == pytest.approx(right_V.topk(5).values.tolist(), abs=1e-4)
+
+@pytest.mark.parametrize("num_slots", [0, 200])
+@pytest.mark.parametrize("topology", ["1U", "1P1D"])
+def test_logprobs_of_requests_that_give_way(topology: str, num_slots: int) -> None:
+    num_tokens, prompts = 40, reference("llama").prompts
+    longest = max(map(len, prompts)) + num_tokens
+    cluster = cluster_of(topology, page_size=4, num_pages=3 + -(-longest // 4), num_slots=num_slots)
+    for index, prompt in enumerate(prompts):
+        cluster.assign(f"r{index}", list(prompt), params_of(index, num_tokens))
+    cluster.run()
+    worker = cluster.unifieds[0] if cluster.unifieds else next(iter(cluster.decodes.values()))
+    num_spills = worker.stats().counters.get("spills", 0)
+    cluster.close()
+    assert num_spills > 0 if num_slots else cluster.num_retracted > 0
+    check_answers(cluster, num_tokens)
+
+
+@pytest.mark.parametrize("topology", ["1U", "1P1D"])
+def test_a_retry_tells_only_what_is_new(topology: str) -> None:
+    whole = cluster_of(topology)
+    prompts = reference("llama").prompts
+    for index, prompt in enumerate(prompts):
+        whole.assign(f"r{index}", list(prompt), params_of(index))
+    whole.run()
+    whole.close()
+
+    again = cluster_of(topology)
+    for index, prompt in enumerate(prompts):
+        known = whole.answers[f"r{index}", 0].ids[: 1 + index % (NUM_TOKENS - 1)]
+        again.assign(f"r{index}", list(prompt), params_of(index), replayed=known)
+    again.run()
+    again.close()
+    for index, prompt in enumerate(prompts):
+        answer = again.answers[f"r{index}", 0]
+        assert answer.ids == whole.answers[f"r{index}", 0].ids
+        assert sorted(answer.logprobs) == list(range(1 + index % (NUM_TOKENS - 1), NUM_TOKENS))
+        check_logprobs(model(), prompt, answer.ids, answer.logprobs, PARAMS.temperature if index % 2 else 1)
