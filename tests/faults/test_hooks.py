@@ -1,7 +1,10 @@
 """The hooks themselves, without processes."""
 
+import importlib
+import inspect
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,3 +28,21 @@ def test_a_broken_process_raises_in_every_forward_also_with_a_draft(
         with pytest.raises(RuntimeError, match="every forward of this process fails"):
             forward()
     assert (tmp_path / "raised").read_text().split() == [str(os.getpid())] * 2
+
+
+@pytest.mark.parametrize("name", sitecustomize.PATCHES)
+def test_a_hook_takes_every_argument_of_the_method_that_it_wraps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that gets one more argument would end the worker in the middle of a request, instead of this test."""
+    wrapped: list[str] = []
+
+    def wrap(
+        owner: type, method: str, before: Callable[..., None], after: Callable[..., None] = lambda *_: None
+    ) -> None:
+        arguments = [None] * len(inspect.signature(getattr(owner, method)).parameters)
+        inspect.signature(before).bind(*arguments)
+        inspect.signature(after).bind(None, *arguments)
+        wrapped.append(method)
+
+    monkeypatch.setattr(sitecustomize, "_wrap", wrap)
+    sitecustomize.PATCHES[name](importlib.import_module(name))
+    assert wrapped

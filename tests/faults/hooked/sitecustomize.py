@@ -119,7 +119,7 @@ def _decode_requests(module: ModuleType) -> None:
 def _token_stream(module: ModuleType) -> None:
     name, role = _own("worker_id"), _own("role")
 
-    def before(stream: Any, req: Any, run: tuple[int, ...]) -> None:
+    def before(stream: Any, req: Any, *_: Any) -> None:
         workers = {role: name, "prefill": PREFILL_OF.get(req.request_id, "")}
         if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
             reached("decoding", req.prompt_ids, **workers)
