@@ -7,7 +7,7 @@ WAITING waits for its KV, RUNNING has joined the running batch. A request whose 
 straight to FINISHED. transfer/states.py has the states of its transfer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -267,11 +267,14 @@ class Requests:
         """Whether KV of a request is being copied, also of one that has ended during the copy."""
         return bool(self._staged)
 
-    def take_staged(self) -> list[DecodeRequest]:
-        """The delivered requests whose KV is on the device by now. Each is returned once, unless it has ended."""
+    def take_staged(self, may_decode: Callable[[DecodeRequest], bool]) -> list[DecodeRequest]:
+        """The delivered requests whose KV is on the device by now, and that `may_decode`. Each is returned once, unless
+        it has ended."""
         staged, self._staged, whole = self._staged, [], list[DecodeRequest]()
         for each in staged:
-            (whole if self._planner.copies.is_over(each.landing) else self._staged).append(each)
+            is_whole = self._planner.copies.is_over(each.landing)
+            has_ended = each.state is not DecodeState.WAITING
+            (whole if is_whole and (has_ended or may_decode(each)) else self._staged).append(each)
         whole = [each for each in whole if each.state is DecodeState.WAITING]
         for each in whole:
             if each.has_draft and (seated := [req for req in each.reqs if req.holding is not None]):

@@ -44,6 +44,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
+from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox, PhaseTimes, TokenStream, load_of
 
@@ -74,6 +75,7 @@ class DecodeWorker:
         self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock, may_lack_draft)
         self._policies = policies
         self._requests = Requests(planner, receiver, self._peers, reservations_from, policies)
+        self._learning: Learning[DecodeRequest] = Learning(planner, self._requests.by_key.values)
         self._tokens = TokenStream(planner, self._requests.by_key, self._phases, ("", "first decode"))
 
     # ---- messages ----
@@ -185,6 +187,7 @@ class DecodeWorker:
             return
 
         request = self._requests.add(assign, assign.prefill, self._clock.now())
+        self._learning.begin(request)  # it is over long before KV arrives
         self._phases.stamp(request, "queued at decode")
         self._peers.greet(assign.prefill)
         if (peer := self._peers.by_instance.get(assign.prefill.instance)) is not None and peer.refusal:
@@ -244,7 +247,10 @@ class DecodeWorker:
 
     def _prebuild(self) -> None:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
-        for request in self._requests.take_staged():
+        for request in self._requests.take_staged(self._learning.is_over):
+            if (fault := self._learning.fault(request)) is not None:
+                self._fail(request, fault)
+                continue
             self._take_first_tokens(request, request.first_tokens, request.first_logprobs)
             if going_on := [req for req in request.reqs if req.finish is None]:
                 request.move(DecodeState.RUNNING)

@@ -10,19 +10,18 @@ import re
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import NamedTuple
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer
 
 from gateway.logprobs import HeldTokens, ScoredToken
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
+from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet
 
 MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
 MAX_WINDOW_TOKENS = 32  # longer than any incomplete character; a longer window is shown as it is
 INCOMPLETE = "\ufffd"
-BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte that has no token of its own
 ROOT = 0
 NO_STEP = -1
 
@@ -178,19 +177,6 @@ class WindowDetokenizer(Detokenizer):
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
-
-
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether this vocabulary spells its tokens in GPT-2's byte alphabet."""
-    return isinstance(tokenizer.decoder, decoders.ByteLevel)
-
-
-@lru_cache(maxsize=1)
-def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte: itself if it is visible in Latin-1, else one from U+0100 on."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    hidden = (byte for byte in range(256) if chr(byte) not in alphabet)
-    return {char: ord(char) if ord(char) < 0x100 else next(hidden) for char in alphabet}
 
 
 # ---- stop strings ----

@@ -24,9 +24,9 @@ from gateway.choice_text import (
     Detokenizer,
     TokenBytes,
     WindowDetokenizer,
-    is_byte_level,
 )
 from protocol.errors import BadRequest, CheckpointError
+from runtime.byte_alphabet import is_byte_level
 from runtime.files import read_fields
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters

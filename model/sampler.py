@@ -19,6 +19,7 @@ from model.logit_rules import RuleColumns, apply_rules
 from model.logprobs import LogprobRows, score
 
 NOT_A_TOKEN: Final = -1  # drawn from logits that are not finite
+NOTHING_LEFT: Final = -3  # drawn where a grammar and the other rules together allow no token
 GREEDY_BELOW: Final = 1e-30  # logits divided by a lower temperature would overflow float32
 _NEG_INF: Final = float("-inf")
 _CACHED: Final = 2**18  # logits that stay in a CPU's cache
@@ -60,6 +61,13 @@ class AskingRows(NamedTuple):
     all_greedy: bool
 
 
+class AllowedTokens(NamedTuple):
+    """The only tokens that N rows may draw, because grammars rule them."""
+
+    rows_N: Tensor  # int64
+    words_NW: Tensor  # int32: bit b of word w stands for token 32 w + b; the words hold at least V bits
+
+
 @dataclass(frozen=True)
 class SamplingInput:
     """What L rows are sampled with. Tensors are on the model's device."""
@@ -70,12 +78,14 @@ class SamplingInput:
     banned: Banned | None
     rules: RuleColumns | None = None
     logprobs: LogprobRows | None = None  # None: no row asks for any
+    allowed: AllowedTokens | None = None  # None: no grammar rules any row
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
-        found = (*self.params, *self.asking, *(self.banned or ()), *(self.rules or ()), *(self.logprobs or ()))
-        return (self.position_L, *(each for each in found if isinstance(each, Tensor)))
+        masks = (*(self.banned or ()), *(self.rules or ()), *(self.logprobs or ()), *(self.allowed or ()))
+        found = (*self.params, *self.asking, *masks, self.position_L)
+        return tuple(each for each in found if isinstance(each, Tensor))
 
 
 class Sampled(NamedTuple):
@@ -95,8 +105,8 @@ def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None
 def sample_scored(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Sampled:
     """Draws a token for each row. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
 
-    A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN. It does not affect other rows. `history_NT`: see
-    apply_rules.
+    A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN, or NOTHING_LEFT if a mask has left only -inf. It does
+    not affect other rows. `history_NT`: see apply_rules.
     """
     if logits_LV.shape[0] == 0:
         return Sampled(torch.empty(0, dtype=torch.int64, device=logits_LV.device), None)
@@ -106,11 +116,13 @@ def sample_scored(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None
         logits_LV = apply_rules(logits_LV, s.position_L, s.rules, history_NT)
     if s.banned is not None:
         logits_LV = _without_banned(logits_LV, s.position_L, s.banned)
+    if s.allowed is not None:
+        logits_LV = _only_allowed(logits_LV, s.allowed)
     greedy_L = logits_LV.argmax(dim=-1)
     largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
     has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
     if s.asking.all_greedy:
-        tokens_L = greedy_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+        tokens_L = _marked(greedy_L, largest_L, has_none_L, s)
         return Sampled(tokens_L, s.logprobs and _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV))
 
     is_greedy_L = s.params.temperature_L < GREEDY_BELOW
@@ -118,10 +130,16 @@ def sample_scored(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None
     masked_LV = mask_logits(scaled_LV, s)
     uniform_L = uniform(s.params.seed_L, s.params.choice_L, s.position_L)
     tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
-    tokens_L = tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+    tokens_L = _marked(tokens_L, largest_L, has_none_L, s)
     if s.logprobs is None:
         return Sampled(tokens_L, None)
     return Sampled(tokens_L, _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV, masked_LV, is_greedy_L))
+
+
+def _marked(tokens_L: Tensor, largest_L: Tensor, has_none_L: Tensor, s: SamplingInput) -> Tensor:
+    """`tokens_L`, with what stands for no token in rows that have none to draw."""
+    tokens_L.masked_fill_(has_none_L, NOT_A_TOKEN)
+    return tokens_L if s.allowed is None else tokens_L.masked_fill_(largest_L == _NEG_INF, NOTHING_LEFT)
 
 
 def _logprobs(
@@ -195,6 +213,14 @@ def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Te
     places_NE = rows_N1 * vocab_size + ids_NE.clamp(0, vocab_size - 1)
     flat = logits_LV.reshape(-1).scatter_reduce(0, places_NE.view(-1), values_NE.view(-1), "amin")
     return flat.view_as(logits_LV)
+
+
+def _only_allowed(logits_LV: Tensor, allowed: AllowedTokens) -> Tensor:
+    """A copy with -inf at the tokens that grammars do not allow."""
+    bits_NWB = (allowed.words_NW[:, :, None] >> torch.arange(32, device=logits_LV.device, dtype=torch.int32)) & 1
+    is_out_NV = bits_NWB.flatten(1)[:, : logits_LV.shape[1]] == 0
+    masked_NV = logits_LV.index_select(0, allowed.rows_N).masked_fill_(is_out_NV, _NEG_INF)
+    return logits_LV.index_copy(0, allowed.rows_N, masked_NV)
 
 
 def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows_N: Tensor, column_L: Tensor) -> None:

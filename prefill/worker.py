@@ -37,6 +37,7 @@ from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import SendTransfer, Target
 from transfer.states import TransferState, least
+from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, is_too_early, next_chunks
 
@@ -113,6 +114,7 @@ class PrefillWorker:
         self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
         self._job_of: dict[Req, Job] = {}  # by the choices' Req
         self._waiting: WaitingLine[Job] = WaitingLine(policies.prefix(planner), JOB_LEVEL_S)
+        self._learning: Learning[Job] = Learning(planner, self._jobs.values)
         self._computing: dict[Job, None] = {}  # no more than there are rows
         self._late: Deadlines[Job] = Deadlines()
 
@@ -157,6 +159,7 @@ class PrefillWorker:
         self._sender.pump()
         self._fail_broken()
         self._fail_late(self._clock.now())
+        self._take_learnt()
         self._admit()
         progressed = self.loop.step()
         for launched in self.planner.in_flight:
@@ -172,8 +175,8 @@ class PrefillWorker:
         """Load for the heartbeat."""
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
-            running=len(self._jobs) - len(self._waiting),
-            waiting=len(self._waiting),
+            running=len(self._jobs) - len(self._waiting) - len(self._learning),
+            waiting=len(self._waiting) + len(self._learning),
             queued_prompt_tokens=sum(job.prompt_left for job in self._jobs.values()),
             num_launches=self.planner.num_launches,
             counters={**self._sender.counters, "idle_launches": self.planner.num_idle},
@@ -250,8 +253,21 @@ class PrefillWorker:
         job.to_host = self._sender.reads_host(job.target)
         self._jobs[instance, message.reservation] = job
         self._job_of.update(dict.fromkeys(job.reqs, job))
-        self._waiting.add(job, self._clock.now(), assign.priority, resumes=assign.resumes)
         self._phases.stamp(job, "job received")
+        if not self._learning.hold(job):
+            self._queue(job)
+
+    def _queue(self, job: Job) -> None:
+        assign = job.assign
+        self._waiting.add(job, self._clock.now(), assign.priority, resumes=assign.resumes)
+
+    def _take_learnt(self) -> None:
+        """Jobs whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""
+        for job in self._learning.take():
+            if (fault := self._learning.fault(job)) is not None:
+                self._fail(job, fault)
+            else:
+                self._queue(job)
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
         job = self._jobs.get((instance, message.reservation))
@@ -329,6 +345,7 @@ class PrefillWorker:
         """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
         self._sender.cancel(job.target)  # does nothing after delivery
         self._late.drop(job)
+        self._learning.drop(job)
         self._waiting.remove(job)
         self._computing.pop(job, None)
 

@@ -2,7 +2,8 @@
 
     BatonError
     ├── BadRequest            the client's request is wrong                         HTTP 400
-    │   └── UnknownModel      it names a model that is not served                   HTTP 404
+    │   ├── UnknownModel      it names a model that is not served                   HTTP 404
+    │   └── GrammarFault      no answer can follow its grammar and its other rules  HTTP 400
     ├── Overloaded            a queue or a limit is full; try again                 HTTP 429
     │   └── QueueFull         too many requests wait at a decode or unified worker  HTTP 429
     │       └── PrefillQueueFull  the same, at a prefill worker                     HTTP 429
@@ -52,6 +53,12 @@ class UnknownModel(BadRequest):
     """The request names a model that is not served here."""
 
     code = "model_not_found"
+
+
+class GrammarFault(BadRequest):
+    """The request's grammar cannot be compiled, or it and the request's other rules leave no token to draw."""
+
+    code = "grammar_fault"
 
 
 class Overloaded(BatonError):

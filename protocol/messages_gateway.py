@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import FailFast, Field
 
 from protocol.fingerprint import Fingerprint
+from protocol.grammar import GrammarText
 from protocol.kv_layout import KvLayout
 from protocol.logit_rules import LogitRules
 from protocol.logprobs import Logprobs, LogprobsAsked
@@ -67,11 +68,14 @@ class SamplingParams(Message):
     ignore_eos: Flag = False
     rules: LogitRules | None = None  # None: no logit is changed
     logprobs: LogprobsAsked | None = None  # None: none are computed
+    grammar: Text = ""  # the name of the grammar that the answer follows; "": none. See grammar.py
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:
-        """Tokens that end a choice: stop tokens, and EOS unless it is ignored."""
-        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(self.eos_token_ids))
+        """Tokens that end a choice: stop tokens, and EOS unless it is ignored. At a grammar's end EOS is all that may be
+        drawn, so there it ends the choice in any case."""
+        is_ignored = self.ignore_eos and not self.grammar
+        return frozenset(self.stop_token_ids) | (frozenset() if is_ignored else frozenset(self.eos_token_ids))
 
 
 def finish_reason(params: SamplingParams, num_outputs: int, last_token: int) -> FinishReason | None:
@@ -272,6 +276,7 @@ class Assign(Message):
     resumes: Flag = False  # it had to give way, and comes before those that have not begun
     cache_salt: Text = ""  # requests with different salts share no KV
     priority: Priority = 0
+    grammar: GrammarText = ""  # the text of the grammar that `sampling` names
 
     @property
     def key(self) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
     planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor
-    executor --LayerWritten, StepResult, Done, Called--> planner
+    planner --LearnGrammar, ForgetGrammar--> executor
+    executor --LayerWritten, StepResult, Done, Called, GrammarLearnt--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -12,6 +13,7 @@ from typing import Annotated
 
 from pydantic import FailFast
 
+from protocol.grammar import GrammarText
 from protocol.logprobs import Logprobs
 from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Seconds, Text
 from protocol.messages_gateway import SamplingParams
@@ -38,7 +40,8 @@ class Draw(Message):
 
     Its context has `limit` tokens of KV at most; a speculative launch must know it. Without KV of a draft, as `drafts`
     says, nothing is proposed for it. `context` are the tokens so far, as many as are known, if a rule reads them: the
-    prompt, then outputs.
+    prompt, then outputs. `outputs` are those of its answer, as many as are known, if a grammar rules it. The executor
+    has learnt that grammar.
     """
 
     row: Count
@@ -49,6 +52,7 @@ class Draw(Message):
     limit: Count = 0
     drafts: Flag = True
     context: Ints = ()
+    outputs: Ints = ()
 
     @property
     def num_prompt(self) -> int:
@@ -172,8 +176,25 @@ class WriteDraft(Message):
     ticket: Count
 
 
-Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft
-OPERATIONS: Boundary[Operation] = Boundary("operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft))
+@dataclass(frozen=True)
+class LearnGrammar(Message):
+    """Compiles a grammar beside the launches. GrammarLearnt follows."""
+
+    name: Text
+    text: GrammarText
+
+
+@dataclass(frozen=True)
+class ForgetGrammar(Message):
+    """No request needs this grammar, and no plan will name it before it is learnt again."""
+
+    name: Text
+
+
+Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar
+OPERATIONS: Boundary[Operation] = Boundary(
+    "operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft, LearnGrammar, ForgetGrammar)
+)
 
 
 # ---- executor to planner ----
@@ -200,6 +221,7 @@ class StepResult(Message):
     rows: Annotated[tuple[Owner, ...], FailFast()]
     tokens: Annotated[tuple[Ints, ...], FailFast()]
     not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # the logits behind their tokens were not finite
+    stuck: Annotated[tuple[tuple[Owner, Text], ...], FailFast()] = ()  # no token may follow, and why
     error: Text = ""  # why the launch failed; "" if it did not
     hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
@@ -221,5 +243,13 @@ class Called(Message):
     step: Count
 
 
-Outcome = LayerWritten | StepResult | Done | Called
-OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called))
+@dataclass(frozen=True)
+class GrammarLearnt(Message):
+    """Plans may name this grammar, unless there is a `fault`: why no answer can follow it, in one sentence."""
+
+    name: Text
+    fault: Text = ""
+
+
+Outcome = LayerWritten | StepResult | Done | Called | GrammarLearnt
+OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called, GrammarLearnt))

@@ -16,6 +16,7 @@ from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
+from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies, prompts_first
 from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, load_of, next_chunks
 
@@ -45,6 +46,7 @@ class UnifiedWorker:
         self.loop = OverlapLoop(planner, self, overlap)
         self._requests: dict[tuple[str, int], Assigned] = {}
         self._waiting: WaitingLine[Assigned] = WaitingLine(policies.prefix(planner))
+        self._learning: Learning[Assigned] = Learning(planner, self._requests.values)
         self._computing: list[Assigned] = []  # no more than there are rows
         self._tokens = TokenStream(planner, self._requests, self._phases, ("first token", "first decode"))
 
@@ -64,6 +66,7 @@ class UnifiedWorker:
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
+        self._take_learnt()
         self._admit()
         progressed = self.loop.step()
         self._tokens.flush(self.outbox)
@@ -77,7 +80,8 @@ class UnifiedWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         queued = [*self._waiting, *self._computing]
-        return load_of(self.planner, self._phases, len(queued), sum(request.prompt_left for request in queued))
+        num_waiting = len(queued) + len(self._learning)
+        return load_of(self.planner, self._phases, num_waiting, sum(request.prompt_left for request in queued))
 
     # ---- loop: what the overlap loop asks of a role ----
 
@@ -151,8 +155,21 @@ class UnifiedWorker:
             return
 
         request = self._requests[assign.key] = Assigned(assign)
-        self._waiting.add(request, self._clock.now(), assign.priority, resumes=assign.resumes)
         self._phases.stamp(request, "queued")
+        if not self._learning.hold(request):
+            self._queue(request)
+
+    def _queue(self, request: Assigned) -> None:
+        assign = request.assign
+        self._waiting.add(request, self._clock.now(), assign.priority, resumes=assign.resumes)
+
+    def _take_learnt(self) -> None:
+        """Requests whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""
+        for request in self._learning.take():
+            if (fault := self._learning.fault(request)) is not None:
+                self._fail(request, fault)
+            else:
+                self._queue(request)
 
     def _admit(self) -> None:
         """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones
@@ -205,6 +222,7 @@ class UnifiedWorker:
 
     def _end(self, request: Assigned) -> None:
         """Ends a request that does not finish. Gives everything back once."""
+        self._learning.drop(request)
         self._waiting.remove(request)
         if request in self._computing:
             self._computing.remove(request)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from protocol.errors import BatonError
+from protocol.grammar import grammar_fault
 from protocol.logprobs import Logprobs
 from protocol.messages_gateway import (
     Assign,
@@ -156,7 +157,8 @@ def assign_fault(
     `assign` that it cannot take, in one sentence; or None."""
     prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
     return (
-        request_fault(prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.book.max_requests)
+        grammar_fault(assign.grammar, sampling.grammar, sampling.eos_token_ids, planner.vocab_size)
+        or request_fault(prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.book.max_requests)
         or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
         or transfer_fault(assign.attempt, reservation)
         or planner.book.never_fits(len(prompt), num_tokens, num_choices)

@@ -14,16 +14,18 @@ from model.runner import Runner
 from runtime.clock import Clock
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
+from scheduler.execution.batches import ScheduleBatch, draws_of
 from scheduler.execution.copies import Copies
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import FutureMap
+from scheduler.execution.grammars import AnswerGrammars, Masking, no_vocabulary
 from scheduler.execution.histories import Histories
 from scheduler.execution.launch import Launch
 from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
-from scheduler.plan import Called, LayerWritten, Operation, Outcome, Plan
+from scheduler.plan import Called, Draw, ForgetGrammar, LayerWritten, LearnGrammar, Operation, Outcome, Plan
 
 
 class Executor:
@@ -32,7 +34,7 @@ class Executor:
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
     between a device and host memory, on its own stream, so that no forward waits for such a copy. `host` is where KV of
     choices that gave way is kept. `launches` makes the object that launches plans; see scheduler/speculation/modes.py.
-    `agreement` is with the other ranks of its group; None: there are none.
+    `agreement` is with the other ranks of its group; None: there are none. `grammars` are those that answers follow.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Executor:
         debug: bool = False,
         launches: MakeLaunches = PlainLaunches,
         agreement: Agreement | None = None,
+        grammars: AnswerGrammars | None = None,
     ) -> None:
         self.runner = runner
         self.kv = kv
@@ -57,6 +60,7 @@ class Executor:
         self.future_map = FutureMap(num_rows, kv.device, debug)
         self.host = host
         self.agreement = agreement or Agreement()
+        self.grammars = grammars or AnswerGrammars(no_vocabulary)
         self.device = Device(
             runner,
             kv,
@@ -76,6 +80,7 @@ class Executor:
 
         self.submitted: deque[Operation] = deque()  # a plan that cannot be launched yet, and what follows it
         self._applied: Plan | None = None  # its changes are made, and its step is announced
+        self._masking: Masking | None = None  # of that plan
         self.launches: deque[Launch] = deque()  # in flight
 
     def warm_up(self, shape: DraftShape = NO_DRAFT) -> None:
@@ -103,6 +108,7 @@ class Executor:
             raise DeviceBroken(why) from self.device.copy_error
         self._enqueue_submitted()
         outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
+        outcomes += self.grammars.learnt()
         if self.agreement.is_called:  # every plan that was submitted is announced
             outcomes.append(Called(self.agreement.step))
         oldest = self.launches[0] if self.launches else None
@@ -114,6 +120,7 @@ class Executor:
                 outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft()[0]))
         if oldest is not None and is_over and not oldest.layers:  # a launch that is over adds no more layers
             self.launches.popleft()
+            oldest.tell_masking(self.device.forward)
             outcomes.append(oldest.result(self.device.forward))
         return outcomes
 
@@ -124,26 +131,50 @@ class Executor:
 
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""
+        self.grammars.close()
         streams = (self.device.forward, self.device.staging, self.device.schedule)
         for stream in dict.fromkeys(streams):  # the forward stream may be the staging stream
             stream.close()
 
     def _enqueue_submitted(self) -> None:
         """Enqueues all that was submitted, up to a plan that cannot be launched yet. That one is only applied."""
+        self._start_masks()
         while self.submitted:
             operation = self.submitted[0]
             if isinstance(operation, Plan):
                 if operation is not self._applied:
                     self._apply(operation)
                 shape = self.agreement.shape
-                if shape is None or not self.launcher.is_ready(self.running):
+                if shape is None or not self._newest_samples or not self.launcher.is_ready(self.running, self._masking):
                     return
-                self.launches.append(self.launcher.enqueue(operation, self.running, shape))
+                self.launches.append(self.launcher.enqueue(operation, self.running, shape, self._masking))
                 self.running.set_input_ids_sentinel()
                 self.agreement.launched()
+                self._masking = None
+            elif isinstance(operation, LearnGrammar):
+                self.grammars.learn(operation)
+            elif isinstance(operation, ForgetGrammar):
+                self.grammars.forget(operation)
             else:
                 self.copies.enqueue(operation)
             self.submitted.popleft()
+
+    @property
+    def _newest_samples(self) -> bool:
+        """Whether the newest launch in flight samples its tokens without anything more from the host. It does as soon
+        as its masks are there."""
+        return not self.launches or self.launcher.sample_masked(self.launches[-1])
+
+    def _start_masks(self) -> None:
+        """Has the masks of the newest launch and of the next one made, as soon as the tokens before them are known."""
+        for launch in self.launches:
+            if launch.copy_done is not None and launch.copy_done.done():
+                launch.tell_masking(self.device.forward)
+        if self.launches and (masking := self.launches[-1].masking) is not None:
+            self.grammars.start(masking)
+            self.launcher.sample_masked(self.launches[-1])
+        if self._masking is not None:
+            self.grammars.start(self._masking)
 
     def _apply(self, plan: Plan) -> None:
         """Makes the changes of a plan, and announces its step."""
@@ -154,5 +185,14 @@ class Executor:
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"
         self.launcher.applied(plan, self.running)
+        self._masking = self.grammars.apply(*_drawn(plan, self.running))
+        if self._masking is not None:
+            self.grammars.start(self._masking)
         num_tokens = self.launcher.num_tokens(plan)
         self.agreement.announce(num_tokens, wants_graph=not plan.chunks and num_tokens <= self.runner.max_graphed)
+
+
+def _drawn(plan: Plan, running: ScheduleBatch) -> tuple[list[Draw], list[Draw]]:
+    """The draws of a plan, those of its chunks first, and those of them that the plan itself names."""
+    firsts = draws_of(plan.chunks)
+    return [*firsts, *running.draws], [*firsts, *(join.draw for join in plan.joins)]

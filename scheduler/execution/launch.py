@@ -4,22 +4,26 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model.inputs import ModelInput, padding
-from model.sampler import NOT_A_TOKEN
+from model.sampler import NOT_A_TOKEN, NOTHING_LEFT
 from protocol.errors import GroupBroken, as_baton_error
 from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay
 from scheduler.execution.device import Device
+from scheduler.execution.grammars import Masking
 from scheduler.execution.streams import Event, Stream, first_line
 from scheduler.plan import Owner, StepResult
 
 Runs = tuple[tuple[int, ...], ...]
+NO_TOKENS: Final = frozenset({NOT_A_TOKEN, NOTHING_LEFT})
 
 
 @dataclass(eq=False)
@@ -33,6 +37,7 @@ class Launch:
     ships: bool
     step: StepShape  # what all ranks have announced, this one included
     asked: tuple[LogprobsAsked | None, ...] = ()  # of each owner; (): nobody asks for log-probabilities
+    masking: Masking | None = None  # the masks of its rows with grammars; None: there are none
     batch: ForwardBatch | None = None
     written_pages_N: Tensor | None = None  # pages to stage to the host, layer by layer
     copy_done: Event | None = None
@@ -98,19 +103,31 @@ class Launch:
             return StepResult(self.ticket, (), (), error=as_baton_error(self.error).message)
         assert self.tokens_L is not None
         tokens = forward.read_host(self.tokens_L)
-        runs, not_finite = self.runs(tokens), tuple[Owner, ...]()
-        if NOT_A_TOKEN in tokens:
-            not_finite = tuple(owner for owner, run in zip(self.owners, runs, strict=True) if NOT_A_TOKEN in run)
-            runs = tuple(run[: run.index(NOT_A_TOKEN)] if NOT_A_TOKEN in run else run for run in runs)
+        runs, not_finite, stuck = self.runs(tokens), list[Owner](), list[tuple[Owner, str]]()
+        if NOT_A_TOKEN in tokens or NOTHING_LEFT in tokens:
+            for place, run in enumerate(runs):
+                why = self.masking.why_stuck(place) if self.masking is not None and NOTHING_LEFT in run else ""
+                if why:
+                    stuck.append((self.owners[place], why))
+                elif not NO_TOKENS.isdisjoint(run):
+                    not_finite.append(self.owners[place])
+            runs = tuple(tuple(takewhile(lambda token: token not in NO_TOKENS, run)) for run in runs)
         return StepResult(
             self.ticket,
             self.owners,
             runs,
-            not_finite,
+            tuple(not_finite),
+            tuple(stuck),
             hidden=self.hidden(forward),
             computed_at=self.computed_at,
             logprobs=self.logprobs_of(runs, forward),
         )
+
+    def tell_masking(self, forward: Stream) -> None:
+        """It is over: tells the answers of its grammars what it has drawn, once."""
+        if self.masking is not None and not self.masking.is_over:
+            has_drawn = self.error is None and self.tokens_L is not None
+            self.masking.over(self.runs(forward.read_host(self.tokens_L)) if has_drawn else ())
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """How an executor launches plans: the interface, and launches without a draft.
 
-    resolve, compute, sample    one sequence; the next launch is prepared meanwhile
+    resolve, compute, sample      one sequence; the next launch is prepared meanwhile
+    resolve, compute | sample     with grammars: the masks are made meanwhile; `sample` follows when they are there
 
 scheduler/speculation/draft_launches.py has launches with a draft.
 """
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput
-from model.sampler import sample_scored
+from model.sampler import AllowedTokens, sample_scored
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.device import Device
+from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
@@ -35,19 +37,25 @@ class Launches(Protocol):
         """The changes of `plan` are made in `running`."""
         ...
 
-    def is_ready(self, running: ScheduleBatch) -> bool:
-        """Whether the lengths of `running` are known, so that `enqueue` does not wait."""
+    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
+        """Whether all is known that `enqueue` needs, so that it does not wait: the lengths of `running`, and with a
+        draft the masks of the launch."""
         ...
 
     def num_tokens(self, plan: Plan) -> int:
         """Tokens that the target computes in the launch of `plan`."""
         ...
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> Launch:
-        """Enqueues the launch of `plan`, which is applied. `step` is what all ranks of the group launch.
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> Launch:
+        """Enqueues the launch of `plan`, which is applied. `step` is what all ranks of the group launch. `masking`: of
+        its rows with grammars.
 
         If no inputs can be built, the launch fails; the target then computes as many tokens of padding.
         """
+        ...
+
+    def sample_masked(self, launch: Launch) -> bool:
+        """Enqueues what of the newest launch has waited for its masks, if they are there. Whether nothing waits."""
         ...
 
     def write_draft(self) -> None:
@@ -64,6 +72,12 @@ class PlainLaunch(Launch):
 
     input: ModelInput | None = None
     logits_LV: Tensor | None = None
+    allowed: AllowedTokens | None = None  # what its masks allow
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that its segments read."""
+        return (*super().tensors, *(self.allowed or ()))
 
 
 class PlainLaunches:
@@ -81,8 +95,8 @@ class PlainLaunches:
     def applied(self, plan: Plan, running: ScheduleBatch) -> None:
         """Nothing more is to be done."""
 
-    def is_ready(self, running: ScheduleBatch) -> bool:
-        """The lengths are always known."""
+    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
+        """The lengths are always known, and `sample` alone needs masks."""
         return True
 
     def num_tokens(self, plan: Plan) -> int:
@@ -92,13 +106,12 @@ class PlainLaunches:
     def write_draft(self) -> None:
         """There is none."""
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> PlainLaunch:
-        """Enqueues the three segments."""
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> PlainLaunch:
+        """Enqueues the three segments, or the two that need no masks."""
         device = self._device
         running.advance()
-        launch = PlainLaunch(
-            plan.ticket, owners_drawn(plan, running), Relay.of(plan, running), plan.ships, step, asked_of(plan, running)
-        )
+        owners, relay, asked = owners_drawn(plan, running), Relay.of(plan, running), asked_of(plan, running)
+        launch = PlainLaunch(plan.ticket, owners, relay, plan.ships, step, asked, masking)
         try:
             if device.debug:
                 running.check_mirrors()
@@ -109,8 +122,26 @@ class PlainLaunches:
                 self._shipping.prepare(launch, plan.chunks)
         except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
             launch.batch, launch.error = None, error
-        launch.copy_done = device.enqueue([self.resolve, self.compute, self.sample], launch)
+        if masking is None:
+            launch.copy_done = device.enqueue([self.resolve, self.compute, self.sample], launch)
+        else:
+            device.enqueue([self.resolve, self.compute], launch)
         return launch
+
+    def sample_masked(self, launch: Launch) -> bool:
+        """Enqueues the third segment. The next launch comes behind it, because it reads the tokens."""
+        masking = launch.masking
+        if launch.copy_done is not None:
+            return True
+        assert isinstance(launch, PlainLaunch) and masking is not None, "only masks hold a launch back"
+        if not masking.is_done:
+            return False
+        try:
+            launch.allowed = masking.allowed(lambda place: place, self._device.kv.device)
+        except Exception as error:  # noqa: BLE001 - masks that cannot be made fail only this launch's rows
+            launch.error = launch.error or error
+        launch.copy_done = self._device.enqueue([self.sample], launch)
+        return True
 
     # ---- segments: on the forward stream ----
 
@@ -139,9 +170,10 @@ class PlainLaunches:
     def sample(self, launch: PlainLaunch) -> None:
         """Draws tokens and stashes them for the next launch."""
         (rows_L, owners_L, _), future_map, histories = launch.relay, self._device.future_map, self._device.histories
-        if launch.logits_LV is not None and launch.batch is not None:
+        has_masks = launch.masking is None or launch.allowed is not None
+        if launch.logits_LV is not None and launch.batch is not None and has_masks:
             with failures_of(launch):
-                sampling = launch.batch.sampling
+                sampling = replace(launch.batch.sampling, allowed=launch.allowed)
                 history_NT = histories.begin(sampling.rules, launch.batch.seeds_3S)
                 tokens_L, logprobs_NW = sample_scored(launch.logits_LV, sampling, history_NT)
                 if history_NT is not None and rows_L.numel():

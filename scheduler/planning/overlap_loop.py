@@ -12,11 +12,11 @@ A worker should end when its launches fail, but not if one request explains the 
          ^------------------- a launch succeeds ------------------'
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from protocol.errors import BatonError, InternalError, LaunchFailed
+from protocol.errors import BatonError, GrammarFault, InternalError, LaunchFailed
 from scheduler.plan import StepResult
 from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.planner import Planner
@@ -87,17 +87,27 @@ class OverlapLoop:
         if self._failures.count and launched.reqs:  # one without requests proves nothing
             self._failures = LaunchFailures()
         drawn = self._planner.results.take(launched, result)
-        if not result.not_finite:
+        if not result.not_finite and not result.stuck:
             self._role.process(launched, drawn)
             return
-        bad = self._planner.results.holders(result.not_finite)
-        self._fail_not_finite([req for req, run in drawn if not run and req in bad])
+        bad = self._without_token(result)
+        self._fail({req: bad[req] for req, run in drawn if not run and req in bad})
         self._role.process(launched, [(req, run) for req, run in drawn if req.holding is not None])
-        self._fail_not_finite([req for req in bad if req.finish is None])  # others have ended before
+        self._fail({req: error for req, error in bad.items() if req.finish is None})  # others have ended before
 
-    def _fail_not_finite(self, reqs: Sequence[Req]) -> None:
-        if reqs:
-            self._role.failed(reqs, InternalError("the model's scores for the next token are not finite"))
+    def _without_token(self, result: StepResult) -> dict[Req, BatonError]:
+        """The choices for which the launch has drawn no token, each with the reason."""
+        holders = self._planner.results.holders
+        bad: dict[Req, BatonError] = {}
+        for req in holders(result.not_finite):
+            bad[req] = InternalError("the model's scores for the next token are not finite")
+        for owner, why in result.stuck:
+            bad |= dict.fromkeys(holders([owner]), GrammarFault(why))
+        return bad
+
+    def _fail(self, bad: Mapping[Req, BatonError]) -> None:
+        for req, error in bad.items():
+            self._role.failed([req], error)
 
 
 @dataclass(frozen=True)

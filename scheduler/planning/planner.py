@@ -13,6 +13,7 @@ from protocol.kv_layout import KvLayout
 from protocol.prefixes import packed
 from scheduler.plan import (
     Done,
+    GrammarLearnt,
     Grant,
     Join,
     LayerWritten,
@@ -23,6 +24,7 @@ from scheduler.plan import (
 )
 from scheduler.planning.chunks import ExtendChunk, chunk_of
 from scheduler.planning.draft_writes import DraftWrites
+from scheduler.planning.grammars import Grammars
 from scheduler.planning.growth import Growth
 from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.planning.kv_copies import KvCopies
@@ -71,6 +73,7 @@ class Planner:
         self.speculation = speculation or Speculation.without_draft()
         self.spills = Spills(book, self.copies, costs)
         self.results = Results(self.speculation, self.spills)
+        self.grammars = Grammars(executor.submit)
         self._executor = executor
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
@@ -110,6 +113,8 @@ class Planner:
         return True
 
     def _seat(self, req: Req, holding: Holding) -> None:
+        if req.sampling.grammar and self.speculation.has_draft:
+            holding.has_draft = False  # nothing is proposed for an answer in a grammar
         req.holding = holding
         self.results.seated(req)
 
@@ -159,7 +164,7 @@ class Planner:
         for req in reqs:
             if req.holding is not None:
                 self._growth.watch(req)
-                if hidden:
+                if hidden and req.holding.has_draft:
                     self._hidden[req] = hidden
 
     def make_room(self) -> list[Req]:
@@ -270,6 +275,8 @@ class Planner:
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)
             elif isinstance(outcome, Done):
                 self.copies.done(outcome.ticket)
+            elif isinstance(outcome, GrammarLearnt):
+                self.grammars.learnt(outcome)
             else:
                 self._called = outcome.step
         for req, holding in self.spills.take_back():

@@ -113,8 +113,11 @@ def draw_of(req: Req, held: Holding) -> Draw:
     num_prompt, rules, context = req.prompt_len - req.num_replayed, req.sampling.rules, tuple[int, ...]()
     if rules is not None and rules.reads_context:
         context = (*req.prompt_ids[:num_prompt], *req.outputs)[: req.prompt_len + req.num_sampled - req.num_replayed]
+    outputs = tuple(req.outputs[: req.num_sampled]) if req.sampling.grammar else ()
     until = num_prompt + req.sampling.min_tokens
-    return Draw(held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft, context)
+    return Draw(
+        held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft, context, outputs
+    )
 
 
 def join_of(req: Req, *, num_redrawn: int = 0, hidden: bytes = b"", lookahead: int = 0) -> Join:

@@ -18,6 +18,7 @@ from torch import Tensor
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.future_rows import DraftInput
+from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
 from scheduler.execution.shipping import Shipping
@@ -85,9 +86,14 @@ class DraftLaunches:
         else:
             running.spec_info = DraftInput.known(running.rows_B)
 
-    def is_ready(self, running: ScheduleBatch) -> bool:
-        """Whether the newest launch has published its lengths."""
-        return self._device.future_map.is_ready(running)
+    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
+        """Whether the newest launch has published its lengths, and the masks are there: the target samples within a
+        segment, before lengths are published."""
+        return self._device.future_map.is_ready(running) and (masking is None or masking.is_done)
+
+    def sample_masked(self, launch: Launch) -> bool:
+        """Nothing waits."""
+        return True
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and those of each row that its mode verifies."""
@@ -101,21 +107,23 @@ class DraftLaunches:
         with torch.inference_mode():
             self._unwritten.write(self._draft, self._device.kv)
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape) -> DraftLaunch:
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> DraftLaunch:
         """Enqueues the segments of a launch."""
         device, proposes = self._device, plan.num_steps > 0
         if self._publishes:
             device.future_map.resolve_seq_lens_cpu(running, device.schedule)
         owners = owners_drawn(plan, running)
         mode = self._mode(plan)
-        launch = DraftLaunch(
-            plan.ticket, owners, Relay.of(plan, running), plan.ships, step, asked_of(plan, running), mode=mode
-        )
+        relay, asked = Relay.of(plan, running), asked_of(plan, running)
+        launch = DraftLaunch(plan.ticket, owners, relay, plan.ships, step, asked, masking, mode=mode)
         try:
             if device.debug:
                 running.check_mirrors()
             begins = self._unread.begins(plan, running)
             batch, launch.draft = mode.build(plan, running, begins)
+            if masking is not None:
+                allowed = masking.allowed(launch.draft.rows.first_logits, device.kv.device)
+                batch = replace(batch, sampling=replace(batch.sampling, allowed=allowed))
             launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device))
             launch.check_size(device)
             if plan.ships:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from gateway.choice_text import byte_alphabet
+from runtime.byte_alphabet import byte_alphabet
 
 VOCAB_SIZE = 300
 BOS, EOS, END = 256, 257, 258

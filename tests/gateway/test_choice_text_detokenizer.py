@@ -10,9 +10,8 @@ from gateway.choice_text import (
     Detokenizer,
     TokenBytes,
     WindowDetokenizer,
-    byte_alphabet,
-    is_byte_level,
 )
+from runtime.byte_alphabet import byte_alphabet, is_byte_level
 from tests.gateway.folders import BOS, END, VOCAB_SIZE, byte_tokenizer, piece_tokenizer
 
 BYTES = byte_tokenizer()
