@@ -6,7 +6,6 @@ the longest. So the result does not depend on how the text was cut into pieces.
 """
 
 import codecs
-import re
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress

@@ -243,6 +243,7 @@ class RequestRecord:
             resumes=self.choices[first].gave_way,
             cache_salt=self.prompt.cache_salt,
             priority=self.prompt.priority,
+            grammar=self.prompt.grammar,
         )
 
     def note_failure(self, attempt: Attempt, error: BatonError) -> None:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, Validati
 from pydantic_core import PydanticCustomError
 
 from gateway.complaints import bad_request, short
+from gateway.grammar_fields import GrammarFields
 from protocol.errors import BadRequest
 from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
 from protocol.logprobs import NumTop
@@ -63,7 +64,7 @@ class StreamOptions(BaseModel, strict=True):
     ] = None
 
 
-class GenerationRequest(BaseModel, strict=True, allow_inf_nan=False):
+class GenerationRequest(GrammarFields):
     """Fields that completions and chat share."""
 
     model: Annotated[

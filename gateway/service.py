@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation, Times
+from gateway.grammars import GrammarChecks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.logprobs import LogprobWriter
 from gateway.metrics import Metrics
@@ -141,6 +142,7 @@ class Service:
     admission: Admission
     api_keys: tuple[str, ...] = ()  # empty: every client is served
     allowed_origins: tuple[str, ...] = ()
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
     # Each bounds work to one request at a time:
     one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsing it, which lets nothing else run
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
@@ -208,12 +210,13 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
 
         service.names.check(parsed.model)
         with service.admission.entering(parsed.num_choices * parsed.num_prompts):
+            grammar = await service.grammars.text_of(parsed)
             translate = service.translator.prompts
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    prompts = await asyncio.to_thread(translate, parsed, service.control.limits)
+                    prompts = await asyncio.to_thread(translate, parsed, service.control.limits, grammar)
             else:
-                prompts = translate(parsed, service.control.limits)
+                prompts = translate(parsed, service.control.limits, grammar)
             generation = await _started(service, request, parsed, prompts, received_at)
     return await _answer(service, request, parsed, generation)
 

@@ -11,12 +11,14 @@ from typing import NoReturn
 
 from gateway.chat_template import ChatTemplates
 from gateway.choice_text import Detokenizer, StopSet
+from gateway.grammars import asked
 from gateway.logit_rules import rules_of
 from gateway.membership import Member
 from gateway.model_folder import ModelFolder
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
+from protocol.grammar import grammar_name
 from protocol.kv_layout import full_pages, longest_choices, pages_for
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import Role, SamplingParams
@@ -214,6 +216,7 @@ class Prompt:
     skip_special: bool = True
     cache_salt: str = ""
     priority: int = 0
+    grammar: str = ""  # the text of the grammar that its answers follow
 
 
 class Translator:
@@ -245,8 +248,9 @@ class Translator:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
-    def prompts(self, request: AnyRequest, limits: Limits) -> list[Prompt]:
-        """Each prompt with its rules. BadRequest if one of them could never be served."""
+    def prompts(self, request: AnyRequest, limits: Limits, grammar: str = "") -> list[Prompt]:
+        """Each prompt with its rules. `grammar`: the text of the one that the request asks for. BadRequest if one of
+        them could never be served."""
         if isinstance(request, ChatRequest):
             default, found = None, {"messages": self.chat_prompt(request, limits)}
         else:
@@ -266,7 +270,7 @@ class Translator:
             )
             _refuse("prompt", what)
 
-        rules = self._sampling(request, limits)
+        rules = self._sampling(request, limits, grammar)
         check_drawable(rules, limits)
         field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         asked: int | None = getattr(request, field)
@@ -280,7 +284,7 @@ class Translator:
                 _refuse("min_tokens", what)
             sampling = replace(rules, max_tokens=num_tokens)
             salt, priority = request.cache_salt or "", request.priority or 0
-            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt, priority))
+            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt, priority, grammar))
         return prompts
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
@@ -329,7 +333,7 @@ class Translator:
             _refuse("stop", "this model has no tokenizer; use stop_token_ids")
         return StopSet([request.stop] if isinstance(request.stop, str) else request.stop or ())
 
-    def _sampling(self, request: GenerationRequest, limits: Limits) -> SamplingParams:
+    def _sampling(self, request: GenerationRequest, limits: Limits, grammar: str) -> SamplingParams:
         """The rules that all prompts share. `prompts` sets `max_tokens`."""
         stop_token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
         for token_id in stop_token_ids:
@@ -343,12 +347,23 @@ class Translator:
             **{"seed": secrets.randbits(63), **asked, "top_k": max(0, asked.get("top_k", self._defaults.top_k))},
             stop_token_ids=stop_token_ids,
             ignore_eos=request.ignore_eos is True,
+            grammar=grammar_name(grammar),
         )
         num_top, logprobs = request.num_top_logprobs, None
         if num_top is not None:
             logprobs = LogprobsAsked(num_top, self._has_processed_logprobs)
+        if grammar:
+            self._check_grammar(request, params)
         rules = rules_of(request, params, self._tokenizer, limits.vocab_size)
         return replace(params, rules=rules, logprobs=logprobs)
+
+    def _check_grammar(self, request: GenerationRequest, params: SamplingParams) -> None:
+        """Refuses a grammar if this model cannot follow any."""
+        name = ((wanted := asked(request)) and wanted.field.partition(".")[0]) or "response_format"
+        if self._tokenizer is None:
+            _refuse(name, "this model has no tokenizer, so its answers follow no grammar")
+        if not params.eos_token_ids:
+            _refuse(name, "this model has no EOS token, with which an answer in a grammar ends")
 
 
 def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tuple[int, ...]:

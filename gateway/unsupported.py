@@ -32,10 +32,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_new_tokens": ZERO,
     **_each("length_penalty typical_p", ONE),
     **_each("suffix logits_processors custom_logit_processor", EMPTY),
-    **_each("structured_outputs guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", EMPTY),
-    **_each("json_schema regex ebnf structural_tag stop_regex repetition_detection", EMPTY),
+    **_each("guided_decoding_backend guided_whitespace_pattern stop_regex repetition_detection", EMPTY),
     **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     **_each("tools functions", EMPTY),
     **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none

@@ -14,23 +14,18 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
 from protocol.errors import GrammarFault
 from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet, is_byte_level
+from runtime.grammar_limits import complaint, limits
 
 Words = npt.NDArray[np.int32]
 Encode = Callable[[str], Sequence[int]]
 SPACE: Final = "\u2581"  # SentencePiece's spelling of a space
 _END: Final = b"<|the end of the answer|>"
 _QUIET: Final = 0
-
-
-def limits() -> LLParserLimits:
-    """What one grammar may take. A state of the lexer takes 1 to 2 KB; fuel bounds the time of compiling (20 ms and what
-    follows from the size) and of one mask (15 ms)."""
-    return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 
 class Vocabulary:
@@ -135,9 +130,10 @@ class Matching:
             else:
                 self.fault = "the answer has ended before its grammar's end"
 
-    def masked(self) -> None:
-        """A mask was made of its state."""
+    def masked(self) -> bool:
+        """A mask was made of its state. Whether it can be used."""
         self._look("the grammar takes more work for one token than is allowed")
+        return not self.fault
 
     def _look(self, what: str) -> None:
         if self.matcher.is_error():
@@ -163,12 +159,6 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     return CompiledGrammar(matcher)
 
 
-def complaint(error: str) -> str:
-    """What llguidance says of an error, in one line."""
-    lines = [line for line in error.splitlines() if not line.startswith(("<", "   "))]
-    return " ".join(" ".join(lines).split())[:300] or "no reason given"
-
-
 def fill_masks(matchings: Sequence[Matching], vocabulary: Vocabulary, threads: LLExecutor) -> Words:
     """(N, W) masks of what may follow in each answer: bit b of word w stands for token 32 w + b.
 
@@ -182,12 +172,10 @@ def fill_masks(matchings: Sequence[Matching], vocabulary: Vocabulary, threads: L
     for at, matching in enumerate(matchings):
         if matching.is_over:
             masks_NW[at] = -1
-        elif not matching.fault:
-            matching.masked()
-            if matching.fault:
-                masks_NW[at] = 0
-            else:
-                _put_eos(masks_NW[at], matching, vocabulary.num_tokens)
+        elif matching.fault or not matching.masked():
+            masks_NW[at] = 0
+        else:
+            _put_eos(masks_NW[at], matching, vocabulary.num_tokens)
     return masks_NW
 
 

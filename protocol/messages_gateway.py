@@ -72,8 +72,8 @@ class SamplingParams(Message):
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:
-        """Tokens that end a choice: stop tokens, and EOS unless it is ignored. At a grammar's end EOS is all that may be
-        drawn, so there it ends the choice in any case."""
+        """Tokens that end a choice: stop tokens, and EOS unless it is ignored. At a grammar's end nothing but EOS can
+        be drawn, so there it always ends the choice."""
         is_ignored = self.ignore_eos and not self.grammar
         return frozenset(self.stop_token_ids) | (frozenset() if is_ignored else frozenset(self.eos_token_ids))
 

@@ -108,6 +108,8 @@ class ProcessSettings(Settings):
         unset="the bundled model")]
     context_length: Annotated[Positive | None, _flag("longest prompt plus answer, in tokens",
         group=Group.MODEL, aliases=("max-model-len",), unset="the model's own")] = None
+    tokenizer: Annotated[str | None, _flag("folder with tokenizer.json and chat template",
+        group=Group.MODEL, metavar="DIR", aliases=("tokenizer-path",), unset="the model's folder")] = None
     keys: Annotated[str | None, _flag(
         "folder of keys, made by `baton keys new`: only who is on its list may connect as a gateway or worker, and what"
         " they say is encrypted",
@@ -282,8 +284,6 @@ class GatewaySettings(ProcessSettings):
         "names that clients may ask for; answers tell the first. What --model was given is understood, too",
         group=Group.MODEL, metavar="NAME", unset="the folder's name")]
     model_as_typed: str | None = None  # what --model was given; understood, not listed
-    tokenizer: Annotated[str | None, _flag("folder with tokenizer.json and chat template",
-        group=Group.MODEL, metavar="DIR", aliases=("tokenizer-path",), unset="the model's folder")] = None
     chat_template: Annotated[str | None, _flag("Jinja template that turns the messages of a chat into a prompt",
         group=Group.MODEL, metavar="FILE", unset="the tokenizer's own")] = None
     host: Annotated[str, _flag("address on which the gateway answers HTTP; 0.0.0.0 for every interface",

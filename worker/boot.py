@@ -8,7 +8,9 @@ A role passes a function that makes its core and link. group_start.py has what t
 import random
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +20,7 @@ import zmq
 from model.collectives import Collectives
 from model.draft import begins_with
 from model.fake import FakeRunner
+from model.grammars import load_vocabulary
 from model.graphs import GraphedRunner
 from model.host_copies import HostCopies
 from model.kv_sizing import choose_kv_size, token_flops
@@ -36,6 +39,7 @@ from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusP
 from runtime.settings import WorkerSettings, read_arguments
 from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
 from scheduler.execution.streams_cuda import CudaStream
 from scheduler.execution.thread_choice import choose_threads
@@ -283,6 +287,7 @@ def build_executor(
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
         launches=launches_for(runner.draft, draft_shape(runner, settings)),
         agreement=agreement,
+        grammars=answer_grammars(runner, settings, wake),
     )
     return executor, book
 
@@ -302,6 +307,18 @@ def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSe
         one_up_to_rows=runner.threads.alone_up_to,
         else_threads=torch.get_num_threads(),
         ms_on_one_and_all=", ".join(f"{t.rows}: {t.alone_s * 1e3:.2f} {t.together_s * 1e3:.2f}" for t in times),
+    )
+
+
+def answer_grammars(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> AnswerGrammars:
+    """Compiles grammars on one thread, and makes masks on another. The tokenizer is read with the first grammar."""
+    folder = Path(settings.tokenizer or settings.model)
+    return AnswerGrammars(
+        partial(load_vocabulary, folder, runner.config.vocab_size),
+        compiling=ThreadPoolExecutor(1, "grammars"),
+        masking=ThreadPoolExecutor(1, "masks"),
+        wake=wake,
+        num_threads=settings.threads,
     )
 
 

@@ -1,6 +1,6 @@
 """Requests whose grammars are being compiled: they wait here, and no other request waits for them.
 
-    add -> held -> GrammarLearnt: taken, with the fault of its grammar if there is one
+add -> held -> GrammarLearnt: taken, with the fault of its grammar if there is one
 """
 
 from collections.abc import Callable, Iterable

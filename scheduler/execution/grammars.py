@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from llguidance import LLExecutor
@@ -30,9 +30,9 @@ NOTHING_FITS: Final = (
 class Inline(Pool):
     """Runs what it is given at once, on the caller's thread: for an executor without threads."""
 
-    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]  # as in the base class
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """A future that is over."""
-        future: Future[object] = Future()
+        future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001 - as in a thread: `result` raises it
@@ -98,8 +98,8 @@ class Masking:
 @dataclass(eq=False)
 class AnswerGrammars:
     """Of one executor. `load`: the vocabulary, which is read when the first grammar is compiled. `compiling` and
-    `masking` run work on threads of their own; `wake` is called whenever some is over. `num_threads` of the library make
-    the masks of one launch."""
+    `masking` run work on threads of their own; `wake` is called whenever some is over. `num_threads` of the library
+    make the masks of one launch."""
 
     load: Callable[[], Vocabulary]
     compiling: Pool = field(default_factory=Inline)

@@ -126,8 +126,8 @@ class Launch:
     def tell_masking(self, forward: Stream) -> None:
         """It is over: tells the answers of its grammars what it has drawn, once."""
         if self.masking is not None and not self.masking.is_over:
-            has_drawn = self.error is None and self.tokens_L is not None
-            self.masking.over(self.runs(forward.read_host(self.tokens_L)) if has_drawn else ())
+            tokens_L = None if self.error is not None else self.tokens_L
+            self.masking.over(() if tokens_L is None else self.runs(forward.read_host(tokens_L)))
 
 
 @contextmanager

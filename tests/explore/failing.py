@@ -14,6 +14,7 @@ from model.inputs import ModelInput
 from protocol.messages_group import StepShape
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import Masking
 from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import Tag
@@ -67,12 +68,12 @@ class Failures:
         launcher, device = executor.launcher, executor.device
         enqueue = launcher.enqueue
 
-        def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape) -> Launch:
+        def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> Launch:
             places: list[tuple[Any, str]] = [(running, "check_mirrors")]
             places += [(launcher._shipping, "prepare")] if plan.ships else []  # type: ignore[attr-defined]
             places += [] if device.runner.draft is None else [(launcher._mode(plan), "build")]  # type: ignore[attr-defined]
             with self._maybe(places, members_of(plan.ticket)):
-                return enqueue(plan, running, step)
+                return enqueue(plan, running, step, masking)
 
         vars(launcher)["enqueue"] = enqueued
         name = "resolve" if device.runner.draft is None else "propose"

@@ -14,6 +14,7 @@ from protocol.messages_group import StepShape
 from scheduler.agreement import Agreement
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import Masking
 from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import GroupLog
@@ -53,9 +54,9 @@ class RankBooks:
             if executor.device.group_error is None:
                 self._computed(rank, launch.step.step, 2 * executor.runner.config.num_layers)
 
-        def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape) -> Launch:
+        def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> Launch:
             self._launches(rank, step)
-            return enqueue(plan, running, step)
+            return enqueue(plan, running, step, masking)
 
         vars(launcher).update({name: computed, "enqueue": enqueued})
 

@@ -1,0 +1,220 @@
+"""The grammar that a request asks for: which field does, and its text in llguidance's form. Compiled once to refuse
+what cannot be followed, off the loop, and remembered.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+from gateway.complaints import short
+from gateway.grammar_fields import GrammarFields
+from protocol.errors import BadRequest
+from protocol.grammar import MAX_GRAMMAR_CHARS
+from runtime.grammar_limits import complaint, limits
+
+MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
+MAX_TAGS: Final = 256
+# Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
+WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a field asks for. `kind`: json, regex, choice, ebnf or tags; `source`: the value."""
+
+    field: str
+    kind: str
+    source: Any
+    compact: bool = False
+
+    @property
+    def key(self) -> str:
+        """The same for the same grammar in the same field."""
+        return f"{self.field} {self.kind} {self.compact} {json.dumps(self.source)}"
+
+
+def asked(request: GrammarFields) -> Asked | None:
+    """What the request asks for; None if nothing. BadRequest for two grammars, or for one without what it needs."""
+    found = list(_all_asked(request))
+    if len(found) > 1:
+        _refuse(found[1].field, f"got a grammar beside {found[0].field}, expected one of them")
+    if found and len(found[0].key) > MAX_GRAMMAR_CHARS:
+        size = len(found[0].key)
+        _refuse(found[0].field, f"has about {size} characters, expected at most {MAX_GRAMMAR_CHARS}")
+    return found[0] if found else None
+
+
+def _all_asked(request: GrammarFields) -> Iterator[Asked]:
+    if (wanted := request.response_format) is not None and wanted.type != "text":
+        yield _of_format(request)
+    if (outputs := request.structured_outputs) is not None:
+        yield from _of_fields(
+            "structured_outputs.",
+            bool(outputs.disable_any_whitespace),
+            json=outputs.json_,
+            regex=outputs.regex,
+            choice=outputs.choice,
+            grammar=outputs.grammar,
+            structural_tag=outputs.structural_tag,
+        )
+        if outputs.json_object:
+            compact = bool(outputs.disable_any_whitespace)
+            yield Asked("structured_outputs.json_object", "json", {"type": "object"}, compact)
+    names = "guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf structural_tag".split()
+    yield from _of_fields("", False, **{name: getattr(request, name) for name in names})
+
+
+KINDS: Final = {
+    **dict.fromkeys(("json", "guided_json", "json_schema"), "json"),
+    **dict.fromkeys(("regex", "guided_regex"), "regex"),
+    **dict.fromkeys(("choice", "guided_choice"), "choice"),
+    **dict.fromkeys(("grammar", "guided_grammar", "ebnf"), "ebnf"),
+    "structural_tag": "tags",
+}
+
+
+def _of_fields(prefix: str, compact: bool, **values: Any) -> Iterator[Asked]:
+    """Fields that are there. An empty text, and an empty list, ask for nothing."""
+    for name, value in values.items():
+        if value is not None and value not in ("", []):
+            yield Asked(prefix + name, KINDS[name], value, compact)
+
+
+def _of_format(request: GrammarFields) -> Asked:
+    wanted = request.response_format
+    assert wanted is not None
+    if wanted.type == "json_object":
+        return Asked("response_format", "json", {"type": "object"})
+    if wanted.type == "structural_tag":
+        return Asked("response_format", "tags", {"type": "structural_tag", **(wanted.model_extra or {})})
+    if wanted.json_schema is None:
+        _refuse("response_format", "got the type 'json_schema' without json_schema, expected the schema beside it")
+    schema = wanted.json_schema.schema_
+    return Asked("response_format", "json", {"type": "object"} if schema is None else schema)
+
+
+# ---- to llguidance's form ----
+
+
+def text_of(asked: Asked) -> str:
+    """The grammar in the form that workers compile. BadRequest if it is none."""
+    try:
+        text = _text(asked)
+    except Exception as error:  # noqa: BLE001 - the library's converter raises bare Exception
+        _refuse(asked.field, f"cannot be followed: {_line(error)}")
+    if len(text) > MAX_GRAMMAR_CHARS:
+        _refuse(asked.field, f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}")
+    return text
+
+
+def _text(asked: Asked) -> str:
+    source = asked.source
+    if asked.kind == "json":
+        if isinstance(source, str):
+            source = json.loads(source)
+        spaces = {"whitespace_flexible": False} if asked.compact else {"whitespace_pattern": WHITESPACE}
+        if isinstance(source, bool):
+            source = {} if source else {"enum": []}
+        return LLMatcher.grammar_from_json_schema(source, overrides=spaces)  # type: ignore[arg-type]
+    if asked.kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if asked.kind == "choice":
+        texts = [json.dumps(each, ensure_ascii=False) for each in source]
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+    if asked.kind == "ebnf":
+        return LLMatcher.grammar_from_lark(any_to_lark(source))
+    tags = _tags(json.loads(source) if isinstance(source, str) else source)
+    grammar = StructTag.to_grammar(tags, assume_special=False)
+    return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _tags(source: Any) -> list[StructTag]:
+    """The parts of a structural tag: {structures: [{begin, schema, end}], triggers: [...]}."""
+    structures = source.get("structures") if isinstance(source, dict) else None
+    triggers = source.get("triggers") if isinstance(source, dict) else None
+    if not isinstance(structures, list) or not isinstance(triggers, list) or not 0 < len(structures) <= MAX_TAGS:
+        raise ValueError(f"expected an object with 1 to {MAX_TAGS} `structures`, and `triggers`")
+    found: list[StructTag] = []
+    for place, each in enumerate(structures):
+        if not isinstance(each, dict) or not isinstance(each.get("begin"), str) or not isinstance(each.get("end"), str):
+            raise ValueError(f"structures[{place}]: expected an object with the texts `begin` and `end`")
+        schema = each.get("schema")
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"structures[{place}]: expected a JSON schema in `schema`")
+        starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
+        if not starts:
+            raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
+        grammar = schema if isinstance(schema, dict) else {}
+        found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
+    return found
+
+
+# ---- what was found of them ----
+
+
+class _Bytes:
+    """A vocabulary of single bytes: enough to compile with."""
+
+    bos_token_id, eos_token_id = None, 256
+    tokens, special_token_ids = (*(bytes([byte]) for byte in range(256)), b"<|end|>"), (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@dataclass(eq=False)
+class GrammarChecks:
+    """Of one gateway. Compiles one grammar at a time, in a thread: other requests and streams go on."""
+
+    _known: "OrderedDict[str, str | BadRequest]" = field(default_factory=OrderedDict)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tokenizer: LLTokenizer = field(default_factory=lambda: LLTokenizer(TokenizerWrapper(_Bytes())))
+
+    async def text_of(self, request: GrammarFields) -> str:
+        """The text of the grammar that a request asks for; "" if it asks for none. BadRequest if it cannot be
+        followed."""
+        wanted = asked(request)
+        if wanted is None:
+            return ""
+        key = wanted.key
+        if key not in self._known:
+            async with self._one:
+                if key not in self._known:
+                    self._known[key] = await asyncio.to_thread(self._checked, wanted)
+        self._known.move_to_end(key)
+        found = self._known[key]
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        if isinstance(found, BadRequest):
+            raise BadRequest(found.message, param=found.param)
+        return found
+
+    def _checked(self, wanted: Asked) -> str | BadRequest:
+        """Its text, or why it cannot be followed."""
+        try:
+            text = text_of(wanted)
+        except BadRequest as error:
+            return error
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
+        if matcher.is_error():
+            what = f"cannot be followed: {complaint(matcher.get_error())}"
+            return BadRequest(f"{wanted.field}: {what}", param=_param(wanted.field))
+        return text
+
+
+def _line(error: Exception) -> str:
+    return short(" ".join(str(error).split()) or type(error).__name__)[1:-1]
+
+
+def _param(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _refuse(name: str, what: str) -> NoReturn:
+    raise BadRequest(f"{name}: {what}", param=_param(name))
