@@ -7,7 +7,9 @@ sockets, no HTTP and no text.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Pool
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from decode.worker import DecodeWorker
@@ -34,6 +36,7 @@ from runtime.clock import Clock, MonotonicClock
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import AnswerGrammars, Inline
 from scheduler.execution.streams import Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Executes, Planner
@@ -43,6 +46,7 @@ from scheduler.speculation.modes import launches_for
 from tests.answers import Answer, choices_of
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
+from tests.grammars import text_named, vocabulary
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
 from worker.policies import DEFAULTS, Policies
@@ -87,6 +91,7 @@ class Cluster:
         may_lack_draft: bool = False,
         seat: Seat = lambda kind, runner, forward: (runner, None),
         num_served: int | None = None,
+        masking: Callable[[], Pool] = Inline,  # who makes the masks of grammars
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -141,6 +146,7 @@ class Cluster:
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
                 agreement=agreement,
+                grammars=AnswerGrammars(partial(vocabulary, runner.config.vocab_size), masking=masking()),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
@@ -251,6 +257,7 @@ class Cluster:
             num_replayed=len(replayed),
             cache_salt=cache_salt,
             priority=priority,
+            grammar=text_named(sampling.grammar),
         )
         self.attempts[request_id] = []
         self._assign(assign)

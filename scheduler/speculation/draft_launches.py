@@ -122,7 +122,8 @@ class DraftLaunches:
             begins = self._unread.begins(plan, running)
             batch, launch.draft = mode.build(plan, running, begins)
             if masking is not None:
-                allowed = masking.allowed(launch.draft.rows.first_logits, device.kv.device)
+                first_logits = partial(launch.draft.rows.first_logits, mode.num_verified(plan))
+                allowed = masking.allowed(first_logits, device.kv.device)
                 batch = replace(batch, sampling=replace(batch.sampling, allowed=allowed))
             launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device))
             launch.check_size(device)

@@ -78,9 +78,10 @@ class DraftRows:
             torch.cat((seq_lens_L[: self.num_draws], positions_BW.reshape(-1))),
         )
 
-    def first_logits(self, place: int) -> int:
-        """The index of the logits after the last known token of a choice, by its place among the draws."""
-        return place if place < self.num_draws else self.num_draws + (place - self.num_draws) * self.width
+    def first_logits(self, num_verified: int, place: int) -> int:
+        """The index of the logits after the last known token of a choice, by its place among the draws. The target
+        computes `num_verified` tokens of each row that decodes."""
+        return place if place < self.num_draws else self.num_draws + (place - self.num_draws) * num_verified
 
     def runs(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The runs in a launch's tokens (L): the first tokens, then what each row has drawn up to BEYOND."""

@@ -11,6 +11,7 @@ from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner, mix_int
+from tests.grammars import may_follow
 from tests.ruling import ruled
 
 FAKE = FakeRunner(vocab_size=VOCAB, context_length=256)
@@ -67,6 +68,9 @@ def scored(
         raw = logits
         if params.rules is not None:
             logits = ruled(logits, prompt, outputs, params.rules)
+        if params.grammar:
+            allowed = may_follow(outputs, params)
+            logits = [logit if token in allowed else float("-inf") for token, logit in enumerate(logits)]
         logits_1V = torch.tensor([logits])
         position = len(prompt) + len(outputs)
         banned = tuple(sorted(params.ending_ids)) if len(outputs) < params.min_tokens else ()

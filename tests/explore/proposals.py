@@ -53,7 +53,7 @@ class Proposals:
         if not run or num_known == req.num_replayed:
             return
         if not req.held.has_draft:
-            assert len(run) == 1, f"{req.request_id}/{req.choice} keeps proposals of a draft without KV"
+            assert len(run) == 1, f"{req.request_id}/{req.choice} keeps proposals, and may have none"
             return
         context = (*req.prompt_ids, *req.outputs[req.num_replayed : num_known])
         if self._speculation.shape.is_tree and self._num_steps:

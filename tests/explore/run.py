@@ -22,6 +22,7 @@ from tests.decode.driving import VOCAB, expect_rest, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.doubles.collectives_simulated import SimulatedGroup
 from tests.doubles.hash_model import FakeRunner
+from tests.doubles.late_pool import LatePool
 from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
@@ -73,6 +74,7 @@ class Run:
     decisions: Decisions | None = None
     schedule: Schedule | None = None  # None: a simulation
     detect: bool = False  # races, in a simulation; several times slower
+    late_masks: float = 1.0  # the chance that masks of grammars are there when they are looked for
     num_steps: int = 0
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
@@ -140,6 +142,7 @@ class Run:
             staging=self._staging() if load.num_slots else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
+            masking=partial(LatePool, self.seed, self.late_masks),
             **seated,
         )
         if self.groups is not None:
