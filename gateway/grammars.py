@@ -118,6 +118,8 @@ def _text(asked: Asked) -> str:
     if asked.kind == "json":
         if isinstance(source, str):
             source = json.loads(source)
+        if not isinstance(source, dict | bool):
+            raise ValueError(f"got {short(source)}, expected a JSON schema, which is an object")
         spaces = {"whitespace_flexible": False} if asked.compact else {"whitespace_pattern": WHITESPACE}
         if isinstance(source, bool):
             source = {} if source else {"enum": []}

@@ -1,6 +1,6 @@
 """Grammars that answers follow: their text, the name that stands for it, and what may be wrong with either.
 
-The text is a grammar in the JSON form of llguidance, which the gateway writes and workers compile. It travels with
+The text is a grammar in the form of llguidance, which the gateway writes and workers compile. It travels with
 Assign and PrefillJob, once for each request. Everything else names it: the name is a hash of the text.
 """
 

@@ -74,7 +74,6 @@ class Run:
     decisions: Decisions | None = None
     schedule: Schedule | None = None  # None: a simulation
     detect: bool = False  # races, in a simulation; several times slower
-    late_masks: float = 1.0  # the chance that masks of grammars are there when they are looked for
     num_steps: int = 0
     arrived: list[Arrival] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
@@ -142,7 +141,7 @@ class Run:
             staging=self._staging() if load.num_slots else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
-            masking=partial(LatePool, self.seed, self.late_masks),
+            masking=partial(LatePool, self.seed, load.late_masks),
             **seated,
         )
         if self.groups is not None:

@@ -37,7 +37,7 @@ def followed(seed: int, workload: Workload, share: float = 0.7, lengths: range =
         num_replayed = min(rng.choice((0, 2)), len(tokens) - 1, len(arrival.prompt) - 1)
         alone = arrival.num_choices == 1
         arrivals.append(replace(arrival, params=params, num_replayed=num_replayed if alone else 0))
-    return replace(workload, arrivals=tuple(arrivals))
+    return replace(workload, arrivals=tuple(arrivals), late_masks=0.3)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -49,7 +49,7 @@ def test_answers_follow_their_grammars_on_every_schedule(topology: str, draft: s
         layers = DRAFTS[draft].get("num_layers", 1)
         largest = max(each.num_pages(workload.page_size, layers) for each in workload.arrivals)
         workload = replace(workload, num_pages=max(workload.num_pages, 1 + largest), **DRAFTS[draft])
-        run = Run(followed(seed, workload), strategy, seed, late_masks=0.3)
+        run = Run(followed(seed, workload), strategy, seed)
         run.run()
         num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
     assert num_ended > 9
@@ -60,14 +60,14 @@ def test_answers_follow_their_grammars_on_every_schedule(topology: str, draft: s
 def test_answers_that_give_way_follow_their_grammars(seed: int, host_memory: bool) -> None:
     """Their KV goes to host memory, or they begin again with their outputs."""
     workload = followed(seed, Workload.spilling(seed), 1.0, LONG)
-    run = Run(workload if host_memory else replace(workload, num_slots=0), Strategy.RANDOM, seed, late_masks=0.3)
+    run = Run(workload if host_memory else replace(workload, num_slots=0), Strategy.RANDOM, seed)
     run.run()
     assert (run.num_spills if host_memory else run.cluster.num_retracted) > 0
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_failures_and_cancels_beside_grammars(seed: int) -> None:
-    run = Run(followed(seed, Workload.random(seed, 8)), Strategy.RANDOM, seed, late_masks=0.5)
+    run = Run(followed(seed, Workload.random(seed, 8)), Strategy.RANDOM, seed)
     run.run()
     assert run.num_steps > 0
 

@@ -13,6 +13,7 @@ from protocol.messages_gateway import SamplingParams
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
 from tests.explore.expected import expected
+from tests.grammars import with_grammar
 from tests.ruling import with_rules
 from worker.policies import DEFAULTS, Policies
 
@@ -25,6 +26,7 @@ FIRST_WITH_DRAFT = 16
 FIRST_WITH_TREES = 24
 FIRST_WITH_LAYERS = 32
 FIRST_WITH_RULES = 16
+FIRST_WITH_GRAMMARS = 40
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
@@ -79,6 +81,7 @@ class Workload:
     groups: str = ""
     num_served: int | None = None
     unbuilt: float = 0.0
+    late_masks: float = 1.0  # the chance that masks of grammars are there when they are looked for
 
     @property
     def group_sizes(self) -> dict[str, int]:
@@ -96,7 +99,8 @@ class Workload:
             workload = _ruled(random.Random(f"rules {seed}"), workload)
         workload = _scored(random.Random(f"logprobs {seed}"), workload)
         has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
-        return workload.with_draft(seed) if has_draft else workload
+        workload = workload.with_draft(seed) if has_draft else workload
+        return _followed(random.Random(f"grammars {seed}"), workload) if seed >= FIRST_WITH_GRAMMARS else workload
 
     @staticmethod
     def _of_kind(seed: int, num_requests: int) -> "Workload":
@@ -124,6 +128,7 @@ class Workload:
         workload = _ruled(random.Random(f"rules {seed}"), workload)
         if rng.random() < 0.5:
             workload = workload.with_draft(1000 + seed)
+        workload = _followed(random.Random(f"grammars {seed}"), workload)
         size = rng.choice((2, 2, 3, 4))
         groups = rng.choice(("U", "U", "U", "P", "D", "PD"))
         groups = "PD" if workload.topology != "1U" and groups == "U" and seed % 6 == 2 else groups  # KV lands
@@ -224,6 +229,20 @@ def asking(rng: random.Random, params: SamplingParams) -> SamplingParams:
     """The same; it may ask for log-probabilities."""
     asked = rng.choice((None, LogprobsAsked(rng.choice((0, 1, 5))), LogprobsAsked(3, processed=True)))
     return replace(params, logprobs=asked)
+
+
+def _followed(rng: random.Random, workload: Workload) -> Workload:
+    """The same with grammars for some requests, in a quarter of the cases."""
+    if rng.random() < 0.75:
+        return workload
+    arrivals: list[Arrival] = []
+    for arrival in workload.arrivals:
+        if rng.random() < 0.6:
+            params = with_grammar(rng, arrival.params, VOCAB, range(1, 16))
+            followed = replace(arrival, params=params, num_replayed=0)
+            arrival = _replayed(rng, followed) if arrival.num_replayed else followed
+        arrivals.append(arrival)
+    return replace(workload, arrivals=tuple(arrivals), late_masks=rng.choice((0.1, 0.5, 1.0)))
 
 
 def random_policies(rng: random.Random) -> Policies:

@@ -15,6 +15,7 @@ from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB
 from tests.explore.workload import asking, random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate
+from tests.grammars import with_grammar
 from tests.ruling import with_rules
 from worker.policies import DEFAULTS, Policies
 
@@ -23,6 +24,7 @@ HOT = 20.0  # as in tests/explore/workload.py, and so are these
 FIRST_WITH_TREES = 54
 FIRST_WITH_LAYERS = 60
 FIRST_WITH_DRAFT = 50  # sabotages are tried on the worlds before; those of drafts name tests of their own
+FIRST_WITH_GRAMMARS = 64
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 GROUPED = 7_000  # a multiple of the kinds; their drafts are those of late seeds
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)
@@ -198,7 +200,8 @@ class Scenario:
         asks = rng.random() < 0.5
         arrivals = tuple(replace(each, params=asking(rng, each.params)) for each in scenario.arrivals)
         scenario = replace(scenario, arrivals=arrivals) if asks else scenario
-        return _ruled(random.Random(f"rules {seed}"), scenario) if seed >= FIRST_WITH_DRAFT else scenario
+        scenario = _ruled(random.Random(f"rules {seed}"), scenario) if seed >= FIRST_WITH_DRAFT else scenario
+        return _followed(random.Random(f"grammars {seed}"), scenario) if seed >= FIRST_WITH_GRAMMARS else scenario
 
 
 def _arrival(rng: random.Random, name: str, kind: str) -> Arrival:
@@ -230,6 +233,17 @@ def _ruled(rng: random.Random, world: Scenario) -> Scenario:
         return world
     arrivals = tuple(
         replace(each, params=with_rules(rng, each.params, VOCAB)) if rng.random() < 0.6 else each
+        for each in world.arrivals
+    )
+    return replace(world, arrivals=arrivals)
+
+
+def _followed(rng: random.Random, world: Scenario) -> Scenario:
+    """The same with grammars for some requests, in a quarter of the cases."""
+    if rng.random() < 0.75:
+        return world
+    arrivals = tuple(
+        replace(each, params=with_grammar(rng, each.params, VOCAB, range(1, 16))) if rng.random() < 0.6 else each
         for each in world.arrivals
     )
     return replace(world, arrivals=arrivals)

@@ -31,6 +31,7 @@ from tests.explore_handoff.seats import RankSeat, Seat
 from tests.explore_handoff.story import Story
 from tests.explore_handoff.vintages import Vintages
 from tests.explore_handoff.workers import Surroundings, WorkerProcess
+from tests.grammars import text_named
 
 HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
 NEVER_S = 1e6  # instead of the last two where only connections break, which needs no deadline to be noticed
@@ -226,6 +227,7 @@ class World:
         try:
             salt, priority = arrival.cache_salt, arrival.priority
             prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices, cache_salt=salt, priority=priority)
+            prompt = replace(prompt, grammar=text_named(arrival.params.grammar))
             gateway.control.dispatch.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:

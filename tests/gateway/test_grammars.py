@@ -1,0 +1,125 @@
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.grammars import MAX_REMEMBERED, GrammarChecks, asked
+from gateway.schemas import ChatRequest, parse
+from protocol.errors import BadRequest
+from protocol.grammar import MAX_GRAMMAR_CHARS
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
+GOOD: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+    {"response_format": {"type": "structural_tag", **TAG}},
+    {"guided_json": SCHEMA},
+    {"guided_json": json.dumps(SCHEMA)},
+    {"guided_json": True},
+    {"guided_json": {}},
+    {"guided_regex": "[0-9]{3}"},
+    {"guided_choice": ['say "no"', "back\\slash", "line\nbreak", "déjà", "🦊"]},
+    {"guided_grammar": 'root ::= "a" | root "b"'},
+    {"guided_grammar": 'start: "a" /[0-9]+/'},
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": "(yes|no)"},
+    {"ebnf": 'root ::= [a-z]+ "!"'},
+    {"structural_tag": json.dumps(TAG)},
+    {"structural_tag": {"type": "structural_tag", **TAG}},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+    {"structured_outputs": {"regex": "a+"}},
+    {"structured_outputs": {"choice": ["a", "b"]}},
+    {"structured_outputs": {"grammar": 'root ::= "a"'}},
+    {"structured_outputs": {"json_object": True}},
+    {"structured_outputs": {"structural_tag": TAG}},
+]
+NONE: list[dict[str, Any]] = [
+    {},
+    {"response_format": {"type": "text"}},
+    {"response_format": None, "guided_json": None},
+    {"structured_outputs": {}},
+    {"structured_outputs": {"json_object": False}},
+    {"regex": "", "ebnf": "", "guided_choice": []},
+]
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    ({"regex": "(?=a)b"}, "regex", "look-around"),
+    ({"guided_json": "{"}, "guided_json", "cannot be followed"),
+    ({"guided_json": "[1]"}, "guided_json", "expected a JSON schema"),
+    ({"guided_json": {"type": "strng"}}, "guided_json", "strng"),
+    ({"guided_json": {"not": {"type": "string"}}}, "guided_json", "not"),
+    ({"guided_json": False}, "guided_json", "cannot be followed"),
+    ({"json_schema": json.dumps({"$ref": "#/nowhere"})}, "json_schema", "nowhere"),
+    ({"ebnf": "foo"}, "ebnf", "::="),
+    ({"ebnf": "root ::= other"}, "ebnf", "other"),
+    ({"ebnf": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "ebnf", "cannot be followed"),
+    ({"guided_grammar": "start: other"}, "guided_grammar", "other"),
+    ({"structural_tag": "{}"}, "structural_tag", "structures"),
+    ({"structural_tag": {**TAG, "triggers": ["x"]}}, "structural_tag", "triggers"),
+    ({"structural_tag": {**TAG, "structures": [5]}}, "structural_tag", "structures[0]"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "beside structured_outputs.regex"),
+    ({"regex": "a", "guided_json": {}}, "regex", "beside guided_json"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "without json_schema"),
+    ({"guided_choice": ["a" * 200_000, "b" * 200_000]}, "guided_choice", f"at most {MAX_GRAMMAR_CHARS}"),
+]
+
+
+def request(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, {"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+def text(checks: GrammarChecks, fields: dict[str, Any]) -> str:
+    return asyncio.run(checks.text_of(request(**fields)))
+
+
+@pytest.mark.parametrize("fields", GOOD)
+def test_a_grammar_gets_a_text(fields: dict[str, Any]) -> None:
+    found = text(GrammarChecks(), fields)
+    assert found and found == text(GrammarChecks(), fields)
+
+
+def test_fields_of_the_same_meaning_give_the_same_text() -> None:
+    checks = GrammarChecks()
+    for same in (
+        [{"guided_json": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}],
+        [{"regex": "a+"}, {"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
+        [{"ebnf": 'root ::= "a"'}, {"guided_grammar": 'root ::= "a"'}],
+        [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
+    ):
+        assert len({text(checks, fields) for fields in same}) == 1
+
+
+@pytest.mark.parametrize("fields", NONE)
+def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
+    assert asked(request(**fields)) is None and text(GrammarChecks(), fields) == ""
+
+
+@pytest.mark.parametrize(("fields", "param", "told"), BAD)
+def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], param: str, told: str) -> None:
+    checks = GrammarChecks()
+    for _ in range(2):  # the second one is remembered
+        with pytest.raises(BadRequest) as caught:
+            text(checks, fields)
+        assert caught.value.param == param and caught.value.message.startswith(param)
+        assert told in caught.value.message and "\n" not in caught.value.message
+        assert len(caught.value.message) < 450
+
+
+def test_what_was_found_is_remembered_up_to_a_number() -> None:
+    checks, compiled = GrammarChecks(), list[str]()
+    found = checks._checked
+    checks._checked = lambda wanted: (compiled.append(wanted.source), found(wanted))[1]  # type: ignore[method-assign]
+    for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
+        text(checks, {"regex": f"a{number}"})
+    assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"
+
+
+def test_white_space_between_parts_of_json_is_bounded() -> None:
+    whole = text(GrammarChecks(), {"guided_json": SCHEMA})
+    compact = text(GrammarChecks(), {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}})
+    assert "{0,24}" in whole and "whitespace_flexible" in compact
