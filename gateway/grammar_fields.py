@@ -10,6 +10,11 @@ MAX_CHOICES = 4096  # texts of a choice
 GrammarSource = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 Choices = Annotated[list[GrammarSource], Field(fail_fast=True, max_length=MAX_CHOICES)]
 Schema = GrammarSource | bool | dict[str, Any]
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<call>", "schema": {"type": "object"}, "end": "</call>"}],
+    "triggers": ["<call>"],
+}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
@@ -21,7 +26,7 @@ class NamedSchema(BaseModel, strict=True):
     """A JSON schema, as OpenAI's API wraps it."""
 
     name: Annotated[str | None, _told("Accepted and not used.", "person")] = None
-    description: Annotated[str | None, _told("Accepted and not used.")] = None
+    description: Annotated[str | None, _told("Accepted and not used.", "A person.")] = None
     schema_: Annotated[
         dict[str, Any] | bool | None, Field(alias="schema"), _told("The schema. Absent: any JSON object.", SCHEMA)
     ] = None
@@ -34,7 +39,9 @@ class ResponseFormat(BaseModel, strict=True, extra="allow"):
     type: Annotated[
         Literal["text", "json_object", "json_schema", "structural_tag"], _told("`text`: anything.", "json_schema")
     ]
-    json_schema: Annotated[NamedSchema | None, _told("With the type `json_schema`: which one.")] = None
+    json_schema: Annotated[
+        NamedSchema | None, _told("With the type `json_schema`: which one.", {"name": "person", "schema": SCHEMA})
+    ] = None
 
 
 class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
@@ -45,7 +52,7 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
     choice: Annotated[Choices | None, _told("The answer is one of these texts.", ["yes", "no"])] = None
     grammar: Annotated[GrammarSource | None, _told("A grammar in EBNF.", 'root ::= "yes" | "no"')] = None
     json_object: Annotated[bool | None, _told("Any JSON object.", True)] = None
-    structural_tag: Annotated[GrammarSource | dict[str, Any] | None, _told("As the field of that name.")] = None
+    structural_tag: Annotated[GrammarSource | dict[str, Any] | None, _told("As the field of that name.", TAG)] = None
     disable_any_whitespace: Annotated[bool | None, _told("JSON without white space between its parts.", False)] = None
 
 
@@ -72,5 +79,5 @@ class GrammarFields(BaseModel, strict=True, allow_inf_nan=False):
     ebnf: Annotated[GrammarSource | None, _told("As `guided_grammar`.", 'root ::= "yes" | "no"')] = None
     structural_tag: Annotated[
         GrammarSource | dict[str, Any] | None,
-        _told("Text in which each part between a `begin` and its `end` follows a JSON schema."),
+        _told("Text in which each part between a `begin` and its `end` follows a JSON schema.", TAG),
     ] = None

@@ -38,6 +38,8 @@ KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature"
 UNTOLD = re.compile(
     r"context length|KV memory|expected at most max_tokens|ids of the vocabulary, and min_tokens|prompts, expected"
     r"|is empty \(0 tokens\)|leaves no token to draw|logit_bias: got (a token twice|token id)|turns into no token"
+    r"|cannot be followed|got a grammar beside|without json_schema|characters( as a grammar)?, expected at most 262144"
+    r"|the grammar allows no token"
 )
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 NUM_STATUS = 15  # for each of the routes that generate nothing; fewer where there is nothing to make up

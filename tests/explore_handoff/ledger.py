@@ -157,9 +157,10 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     transfers = {job.target: each for job in core._jobs.values() for each in job.transfers}
     assert sender._transfers == transfers, "transfers and jobs differ"
     for job in core._jobs.values():
-        state, queues = job.transfer_state, (job in core._waiting, job in core._computing, job in core._late._at)
+        waits = job in core._waiting or job in core._learning._held
+        state, queues = job.transfer_state, (waits, job in core._computing, job in core._late._at)
         assert sum(queues) == 1, f"a job waits, computes and has a deadline: {queues}"
-        assert (job in core._waiting) == (job.prompt.holding is None), "a job waits, and has pages"
+        assert waits == (job.prompt.holding is None), "a job waits, and has pages"
         if job.moves_kv:
             expected = (TransferState.RESERVING, TransferState.REQUESTED, TransferState.SENDING)[queues.index(True)]
             assert state is expected, f"a job whose transfer is {state} is in the queue of {expected}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars import MAX_REMEMBERED, GrammarChecks, asked
+from gateway.grammars import MAX_REMEMBERED, Asked, GrammarChecks, asked
 from gateway.schemas import ChatRequest, parse
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -85,12 +85,13 @@ def test_a_grammar_gets_a_text(fields: dict[str, Any]) -> None:
 
 def test_fields_of_the_same_meaning_give_the_same_text() -> None:
     checks = GrammarChecks()
-    for same in (
+    groups: list[list[dict[str, Any]]] = [
         [{"guided_json": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}],
         [{"regex": "a+"}, {"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}],
         [{"ebnf": 'root ::= "a"'}, {"guided_grammar": 'root ::= "a"'}],
         [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
-    ):
+    ]
+    for same in groups:
         assert len({text(checks, fields) for fields in same}) == 1
 
 
@@ -113,7 +114,12 @@ def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], para
 def test_what_was_found_is_remembered_up_to_a_number() -> None:
     checks, compiled = GrammarChecks(), list[str]()
     found = checks._checked
-    checks._checked = lambda wanted: (compiled.append(wanted.source), found(wanted))[1]  # type: ignore[method-assign]
+
+    def counted(wanted: Asked) -> str | BadRequest:
+        compiled.append(wanted.source)
+        return found(wanted)
+
+    vars(checks)["_checked"] = counted
     for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
         text(checks, {"regex": f"a{number}"})
     assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"

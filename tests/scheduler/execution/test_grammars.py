@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from concurrent.futures import Executor as Pool
 from functools import partial
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from protocol.messages_gateway import SamplingParams
-from scheduler.execution.grammars import NOTHING_FITS, AnswerGrammars, Masking, no_vocabulary
+from scheduler.execution.grammars import NOTHING_FITS, AnswerGrammars, Inline, Masking, no_vocabulary
 from scheduler.plan import Draw, ForgetGrammar, GrammarLearnt, LearnGrammar
 from tests.doubles.late_pool import LatePool
 from tests.grammars import grammar_of, text_named, vocabulary
@@ -16,8 +17,8 @@ NAME = grammar_of([(A, B, C), (B, C)])
 CPU = torch.device("cpu")
 
 
-def grammars(**pools: LatePool) -> AnswerGrammars:
-    made = AnswerGrammars(partial(vocabulary, 100), **pools)
+def grammars(compiling: Pool | None = None, masking: Pool | None = None) -> AnswerGrammars:
+    made = AnswerGrammars(partial(vocabulary, 100), compiling=compiling or Inline(), masking=masking or Inline())
     made.learn(LearnGrammar(NAME, text_named(NAME)))
     return made
 
