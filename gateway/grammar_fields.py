@@ -17,6 +17,8 @@ TAG = {
 }
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
+NAMED = {"name": "person", "schema": SCHEMA}
+
 
 def _told(description: str, *examples: Any) -> Any:
     return Field(description=description, examples=list(examples))
@@ -39,9 +41,7 @@ class ResponseFormat(BaseModel, strict=True, extra="allow"):
     type: Annotated[
         Literal["text", "json_object", "json_schema", "structural_tag"], _told("`text`: anything.", "json_schema")
     ]
-    json_schema: Annotated[
-        NamedSchema | None, _told("With the type `json_schema`: which one.", {"name": "person", "schema": SCHEMA})
-    ] = None
+    json_schema: Annotated[NamedSchema | None, _told("With the type `json_schema`: which one.", NAMED)] = None
 
 
 class StructuredOutputs(BaseModel, strict=True, extra="forbid"):

@@ -6,6 +6,7 @@ from tests.mutants.mutants_of_caches import CACHES
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_futures import FUTURES
 from tests.mutants.mutants_of_gateway import GATEWAY
+from tests.mutants.mutants_of_grammars import GRAMMARS
 from tests.mutants.mutants_of_groups import GROUPS
 from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_http import HTTP
@@ -340,6 +341,7 @@ MUTANTS = (
     *ROLES,
     *RULES,
     *LOGPROBS,
+    *GRAMMARS,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,

@@ -1,0 +1,82 @@
+"""Sabotages of answers that follow a grammar."""
+
+from tests.mutants.mutant import Mutant
+
+MASKS = "tests/model/test_grammars.py"
+STATES = "tests/scheduler/execution/test_grammars.py"
+SCHEDULES = "tests/explore/test_grammars.py"
+
+GRAMMARS = (
+    Mutant(
+        "EOS is allowed too early",
+        "_put_eos",
+        "may_end and not __late",
+        "True",
+        "an answer would end before its grammar does",
+        tests=(MASKS,),
+    ),
+    Mutant(
+        "masks are one step late",
+        "Masking.over",
+        "answer.unread += __tokens",
+        "answer.unread[:] = []",
+        "a mask that lacks the last token allows what fits before it",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "masks do not wait for the launch before",
+        "Masking.start",
+        "self._future is None and __ready",
+        "self._future is None",
+        "they lack the token in flight",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "an answer's state is not rebuilt from its outputs",
+        "AnswerGrammars._begin",
+        "list(draw.outputs)",
+        "[]",
+        "behind a hand-over or a retry it would begin anew",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "a row has the state of the row beside",
+        "Masking.over",
+        "runs[place]",
+        "runs[place - 1]",
+        "one request reads another's tokens",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "tokens are accepted twice",
+        "Masking._make",
+        "answer.unread.clear()",
+        "",
+        "what was read once is read again with the next mask",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "a choice that comes back reads the outputs that it draws again",
+        "draw_of",
+        "req.outputs[: req.num_sampled]",
+        "req.outputs",
+        "with several draft layers the last outputs are drawn once more",
+        tests=(SCHEDULES,),
+    ),
+    Mutant(
+        "a row's new owner goes on with the old one's state",
+        "AnswerGrammars._begin",
+        "generation != draw.generation",
+        "generation < 0",
+        "rows are used again",
+        tests=(STATES,),
+    ),
+    Mutant(
+        "proposals are made for an answer in a grammar",
+        "Planner._seat",
+        "holding.has_draft = False",
+        "",
+        "only the first token of a launch has a mask",
+        tests=(SCHEDULES,),
+    ),
+)
