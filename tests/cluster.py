@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from decode.worker import DecodeWorker
@@ -36,7 +35,7 @@ from runtime.clock import Clock, MonotonicClock
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
-from scheduler.execution.grammars import AnswerGrammars, Inline
+from scheduler.execution.grammars import Inline
 from scheduler.execution.streams import Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Executes, Planner
@@ -46,7 +45,7 @@ from scheduler.speculation.modes import launches_for
 from tests.answers import Answer, choices_of
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
-from tests.grammars import text_named, vocabulary
+from tests.grammars import grammars_for, text_named
 from unified.worker import UnifiedWorker
 from worker.boot import open_streams
 from worker.policies import DEFAULTS, Policies
@@ -57,9 +56,8 @@ Seat = Callable[[str, Runner, Stream], tuple[Runner, Agreement | None]]  # of a 
 
 
 class Cluster:
-    """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV of its own, and a forward and a schedule
-    stream from `streams`. `seat` makes a worker a rank of a group: it gives it a runner and an agreement of its own.
-    Requests go to the first `num_served` workers of each kind."""
+    """`topology` is like "2P1D" or "1U". Workers share one runner; each has KV and two streams of its own. `seat` makes
+    a worker a rank of a group, with another runner and agreement. `num_served` of each kind get requests."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class Cluster:
         may_lack_draft: bool = False,
         seat: Seat = lambda kind, runner, forward: (runner, None),
         num_served: int | None = None,
-        masking: Callable[[], Pool] = Inline,  # who makes the masks of grammars
+        masking: Callable[[], Pool] = Inline,  # makes masks of grammars
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -146,7 +144,7 @@ class Cluster:
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
                 agreement=agreement,
-                grammars=AnswerGrammars(partial(vocabulary, runner.config.vocab_size), masking=masking()),
+                grammars=grammars_for(runner, masking()),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
@@ -315,8 +313,7 @@ class Cluster:
 
     def lose_decode(self, instance: int) -> None:
         """The gateway declares a decode worker lost; it is not stepped any more."""
-        worker = self.decodes.pop(instance)
-        self.executor(worker).close()
+        self.executor(self.decodes.pop(instance)).close()
         for prefill in self.prefills.values():
             prefill.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
 
@@ -330,8 +327,7 @@ class Cluster:
 
     def run(self, until: Callable[[], bool] | None = None, max_idle: int = 20_000) -> None:
         """Steps until `until()`, or until every answer has ended and the ledgers are at rest."""
-        done = until or self.at_rest
-        idle = 0
+        done, idle = until or self.at_rest, 0
         while not done():
             self._woken.clear()
             if self.step():

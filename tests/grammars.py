@@ -3,15 +3,18 @@
 import json
 import random
 from collections.abc import Sequence
+from concurrent.futures import Executor as Pool
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from llguidance import LLMatcher
 
 from model.grammars import Vocabulary
+from model.runner import Runner
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import SamplingParams
+from scheduler.execution.grammars import AnswerGrammars, Inline
 
 NUM_TEXTS: Final = 80  # tokens that have a text, the first ones; EOS is among the last
 NUM_SPECIAL: Final = 8
@@ -25,6 +28,11 @@ def vocabulary(num_tokens: int) -> Vocabulary:
     """The first tokens are characters. The others have no text."""
     special = frozenset(range(NUM_TEXTS, num_tokens))
     return Vocabulary([b"" if token in special else spelt([token]).encode() for token in range(num_tokens)], special)
+
+
+def grammars_for(runner: Runner, masking: Pool | None = None) -> AnswerGrammars:
+    """The grammars of an executor with this model. `masking`: who makes the masks."""
+    return AnswerGrammars(partial(vocabulary, runner.config.vocab_size), masking=masking or Inline())
 
 
 def spelt(tokens: Sequence[int]) -> str:

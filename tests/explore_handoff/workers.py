@@ -8,7 +8,6 @@ know: what goes wrong, or when.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,7 +27,6 @@ from runtime.bus import Dealer, Router
 from runtime.process_life import StopSignal
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
-from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import InlineStream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.overlap_loop import TOO_MANY
@@ -49,7 +47,7 @@ from tests.explore_handoff.shared_pages import SharedPool, way_into
 from tests.explore_handoff.sockets import SimulatedContext
 from tests.explore_handoff.story import Story
 from tests.explore_handoff.vintages import Vintages
-from tests.grammars import vocabulary
+from tests.grammars import grammars_for
 from transfer.in_place.pools import IN_PLACE, Pools
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
@@ -156,7 +154,7 @@ class WorkerProcess:
             debug=True,
             launches=launches_for(self.runner.draft, shape),
             agreement=self._seat.agreement,
-            grammars=AnswerGrammars(partial(vocabulary, VOCAB)),
+            grammars=grammars_for(self.runner),
         )
         speculation = Speculation(shape, begins_with(draft)) if draft else None
         self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)

@@ -32,7 +32,8 @@ def drawn(
     bans = None if ban is None else Banned(torch.tensor([0]), torch.tensor([[ban]]), torch.tensor([100]))
     position_L = torch.arange(num_rows)
     found = SamplingInput(params, AskingRows(None, None, None, greedy), position_L, bans, allowed=masks)
-    return sample(logits_LV, found).tolist()
+    drawn_L: list[int] = sample(logits_LV, found).tolist()
+    return drawn_L
 
 
 def test_only_allowed_tokens_are_drawn_in_rows_with_a_mask() -> None:

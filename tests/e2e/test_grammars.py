@@ -1,0 +1,122 @@
+"""Answers of the bundled model follow their grammars, over HTTP: through OpenAI's client, and for random schemas."""
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+pytest.importorskip("openai", reason="the package `openai` is not installed")
+
+import httpx
+import openai
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel
+
+from tests.e2e.baton_process import PATIENCE_S, BatonProcess
+from tests.schemas import follows, random_schema, with_definitions
+from tests.selecting import first
+
+FLAGS = "serve --port 0 --dtype float32 --context-length 1024"
+PAIR, UNIFIED = "--prefill 1 --decode 1", "--prefill 0 --decode 0 --unified 1"
+TOPOLOGIES = (PAIR, UNIFIED, UNIFIED + " --disable-overlap-schedule")
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Describe a fox."}]
+MAX_TOKENS = 200
+
+
+class Animal(BaseModel):
+    """What the model is asked for."""
+
+    name: str
+    legs: Literal[2, 4]
+    tame: bool
+
+
+def post(baton: BatonProcess, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    """The answer's body."""
+    answer = httpx.post(baton.url + path, json=body, timeout=PATIENCE_S)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def bodies(seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(schema, body) of requests with random schemas, greedy and not."""
+    for seed in seeds:
+        rng = random.Random(f"schema {seed}")
+        schema = with_definitions(random_schema(rng))
+        temperature = rng.choice((0.0, 0.7, 1.5))
+        field: dict[str, Any] = rng.choice(
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+                {"guided_json": schema},
+                {"structured_outputs": {"json": schema}},
+            )
+        )
+        body = {"messages": MESSAGES, "max_tokens": MAX_TOKENS, "seed": seed, "temperature": temperature, "n": 2}
+        yield schema, {**body, **field}
+
+
+def answers_of(flags: str, log: Path, seeds: Sequence[int]) -> list[list[tuple[str, str]]]:
+    """(finish reason, text) of each choice. All that end by themselves follow their schemas."""
+    with BatonProcess(*FLAGS.split(), *flags.split(), log=log) as baton, ThreadPoolExecutor(8) as pool:
+        asked = list(bodies(seeds))
+        answers = list(pool.map(lambda each: post(baton, "/v1/chat/completions", each[1]), asked))
+        plain = post(baton, "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
+    assert plain["choices"][0]["text"]
+    found = []
+    for (schema, _), answer in zip(asked, answers, strict=True):
+        choices = [(each["finish_reason"], each["message"]["content"]) for each in answer["choices"]]
+        assert all(reason == "length" or follows(text, schema) for reason, text in choices), (schema, choices)
+        found.append(choices)
+    return found
+
+
+@pytest.mark.slow
+def test_answers_follow_random_schemas_on_every_topology(tmp_path: Path) -> None:
+    found = [answers_of(flags, tmp_path / f"{place}.log", range(12)) for place, flags in enumerate(TOPOLOGIES[:2])]
+    assert found[0] == found[1], "the same seeds give the same answers"
+    reasons = [reason for choices in found[0] for reason, _ in choices]
+    assert reasons.count("stop") >= 0.8 * len(reasons)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("flags", (*TOPOLOGIES, PAIR + " --decode 2", UNIFIED + " --speculative-algorithm eagle"))
+def test_answers_follow_five_hundred_schemas(flags: str, tmp_path: Path) -> None:
+    found = answers_of(flags, tmp_path / "log", range(100, 600))
+    reasons = [reason for choices in found for reason, _ in choices]
+    assert reasons.count("stop") >= 0.8 * len(reasons)
+
+
+@pytest.mark.slow
+def test_openais_client_parses_answers(story: BatonProcess) -> None:
+    with openai.OpenAI(base_url=story.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        answer = client.chat.completions.parse(
+            model="story", messages=MESSAGES, response_format=Animal, max_tokens=MAX_TOKENS, seed=1
+        )
+        with client.chat.completions.stream(
+            model="story", messages=MESSAGES, response_format=Animal, max_tokens=MAX_TOKENS, seed=1
+        ) as stream:
+            streamed = stream.get_final_completion()
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Animal) and answer.choices[0].finish_reason == "stop"
+    assert streamed.choices[0].message.parsed == parsed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", first(1, TOPOLOGIES))
+def test_a_grammar_that_is_refused_disturbs_nobody(flags: str, tmp_path: Path) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 20}
+    with BatonProcess(*FLAGS.split(), *flags.split(), log=tmp_path / "log") as baton:
+        refused = [
+            post(baton, "/v1/chat/completions", {**body, **field}, 400)["error"]["message"]
+            for field in ({"regex": "("}, {"regex": "yes", "min_tokens": 9}, {"guided_json": {"type": "x"}})
+        ]
+        right = post(baton, "/v1/chat/completions", {**body, "regex": "(yes|no)", "ignore_eos": True})
+    assert [message.partition(":")[0] for message in refused] == [
+        "regex",
+        "the grammar allows no token here that min_tokens, allowed_token_ids, bad_words and stop_token_ids allow, too",
+        "guided_json",
+    ]
+    assert right["choices"][0]["message"]["content"] in ("yes", "no")
