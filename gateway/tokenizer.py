@@ -18,7 +18,6 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer, models
 
 from gateway.choice_text import (
-    BYTE_TOKEN,
     MAX_CONTEXT_TOKENS,
     ByteDetokenizer,
     Detokenizer,
@@ -26,7 +25,7 @@ from gateway.choice_text import (
     WindowDetokenizer,
 )
 from protocol.errors import BadRequest, CheckpointError
-from runtime.byte_alphabet import is_byte_level
+from runtime.byte_alphabet import BYTE_TOKEN, is_byte_level
 from runtime.files import read_fields
 
 LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters
