@@ -168,7 +168,7 @@ class Executor:
     def _start_masks(self) -> None:
         """Has the masks of the newest launch and of the next one made, as soon as the tokens before them are known."""
         for launch in self.launches:
-            if launch.copy_done is not None and launch.copy_done.done():
+            if launch.masking is not None and launch.copy_done is not None and launch.copy_done.done():
                 launch.tell_masking(self.device.forward)
         if self.launches and (masking := self.launches[-1].masking) is not None:
             self.grammars.start(masking)
