@@ -236,8 +236,8 @@ FUTURES = (
     Mutant(
         "plans are launched before their lengths are there",
         "Executor._enqueue_submitted",
-        "shape is None or not self.launcher.is_ready(self.running)",
-        "shape is None",
+        "self.launcher.is_ready(self.running, self._masking)",
+        "True",
         "the loop blocks until the launch before has verified",
         tests=(LAUNCH,),
     ),

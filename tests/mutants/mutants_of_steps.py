@@ -80,8 +80,8 @@ STEPS = (
     Mutant(
         "an executor launches without agreement",
         "Executor._enqueue_submitted",
-        "shape is None or __waits",
-        "__waits",
+        "shape is None or __samples or __waits",
+        "__samples or __waits",
         "the other ranks do not know of the step",
         ORDERS,
         groups=True,
