@@ -5,6 +5,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
+from protocol.grammar import GrammarText
 from protocol.kv_layout import ITEM_BYTES, KvLayout, LayerGroup
 from protocol.logprobs import MAX_TOP_LOGPROBS, NumTop
 from protocol.message import (
@@ -58,6 +59,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     HashKey: st.binary(max_size=16),
     PrefixHash: st.binary(min_size=8, max_size=8),
     IpcHandle: st.binary(min_size=64, max_size=64).map(bytes.hex),
+    GrammarText: st.text(max_size=20),
     Id: st.text(min_size=1, max_size=20),
     NumTop: st.integers(0, MAX_TOP_LOGPROBS),
     Priority: st.integers(FIRST_PRIORITY, LAST_PRIORITY),
