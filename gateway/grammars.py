@@ -128,7 +128,8 @@ def _text(asked: Asked) -> str:
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
         texts = [json.dumps(each, ensure_ascii=False) for each in source]
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
+        return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":
         return LLMatcher.grammar_from_lark(any_to_lark(source))
     tags = _tags(json.loads(source) if isinstance(source, str) else source)
@@ -204,6 +205,8 @@ class GrammarChecks:
         except BadRequest as error:
             return error
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some grammars compile, and take too much work at their first token
         if matcher.is_error():
             what = f"cannot be followed: {complaint(matcher.get_error())}"
             return BadRequest(f"{wanted.field}: {what}", param=_param(wanted.field))

@@ -124,7 +124,7 @@ class Matching:
                 return
             if token not in self.eos_ids:
                 self.matcher.consume_token(token)
-                self._look(f"the answer does not follow its grammar at token {token}")
+                self._look(f"the answer cannot go on in its grammar with token {token}")
             elif self.matcher.is_accepting():
                 self.is_over = True
             else:

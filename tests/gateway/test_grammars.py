@@ -3,11 +3,14 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
+from gateway.grammar_fields import MAX_CHOICES
 from gateway.grammars import MAX_REMEMBERED, Asked, GrammarChecks, asked
 from gateway.schemas import ChatRequest, parse
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
+from runtime.grammar_limits import limits
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
@@ -53,6 +56,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "strng"}}, "guided_json", "strng"),
     ({"guided_json": {"not": {"type": "string"}}}, "guided_json", "not"),
     ({"guided_json": False}, "guided_json", "cannot be followed"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot be followed"),  # it has no end
     ({"json_schema": json.dumps({"$ref": "#/nowhere"})}, "json_schema", "nowhere"),
     ({"ebnf": "foo"}, "ebnf", "::="),
     ({"ebnf": "root ::= other"}, "ebnf", "other"),
@@ -123,6 +127,12 @@ def test_what_was_found_is_remembered_up_to_a_number() -> None:
     for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
         text(checks, {"regex": f"a{number}"})
     assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"
+
+
+def test_a_choice_of_thousands_of_texts_can_be_followed() -> None:
+    checks, texts = GrammarChecks(), [f"{number} foxes" for number in range(MAX_CHOICES)]
+    matcher = LLMatcher(checks._tokenizer, text(checks, {"guided_choice": texts}), log_level=0, limits=limits())
+    assert matcher.consume_tokens(list(texts[-1].encode())) and matcher.is_accepting(), matcher.get_error()
 
 
 def test_white_space_between_parts_of_json_is_bounded() -> None:

@@ -52,7 +52,7 @@ def test_late_eos_comes_where_nothing_else_may() -> None:
 def test_a_wrong_token_is_a_fault_and_leaves_nothing() -> None:
     wrong, early = begun((A, B)), begun((A, B))
     wrong.read([A, C, B])
-    assert wrong.fault.startswith("the answer does not follow its grammar at token 3") and not allowed(wrong)
+    assert wrong.fault.startswith("the answer cannot go on in its grammar with token 3") and not allowed(wrong)
     early.read([A, EOS])
     assert early.fault == "the answer has ended before its grammar's end" and not allowed(early)
 

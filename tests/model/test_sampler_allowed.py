@@ -1,7 +1,11 @@
 """Masks of grammars in the sampler."""
 
+import math
+
+import pytest
 import torch
 
+from model.logprobs import LogprobRows
 from model.sampler import (
     NOT_A_TOKEN,
     NOTHING_LEFT,
@@ -9,8 +13,9 @@ from model.sampler import (
     AskingRows,
     Banned,
     ParamColumns,
+    Sampled,
     SamplingInput,
-    sample,
+    sample_scored,
 )
 
 V = 70
@@ -20,6 +25,18 @@ INF = float("inf")
 def drawn(
     logits_LV: torch.Tensor, allowed: dict[int, list[int]], *, greedy: bool = True, ban: int | None = None
 ) -> list[int]:
+    tokens: list[int] = scored(logits_LV, allowed, None, greedy=greedy, ban=ban).tokens_L.tolist()
+    return tokens
+
+
+def scored(
+    logits_LV: torch.Tensor,
+    allowed: dict[int, list[int]],
+    asked: LogprobRows | None,
+    *,
+    greedy: bool = True,
+    ban: int | None = None,
+) -> Sampled:
     num_rows = logits_LV.shape[0]
     words = torch.zeros((len(allowed), V // 32 + 1), dtype=torch.int64)
     for place, tokens in enumerate(allowed.values()):
@@ -31,9 +48,8 @@ def drawn(
     params = ParamColumns(columns[0], columns[1], ones, 0 * ones, columns[1], columns[1])
     bans = None if ban is None else Banned(torch.tensor([0]), torch.tensor([[ban]]), torch.tensor([100]))
     position_L = torch.arange(num_rows)
-    found = SamplingInput(params, AskingRows(None, None, None, greedy), position_L, bans, allowed=masks)
-    drawn_L: list[int] = sample(logits_LV, found).tolist()
-    return drawn_L
+    asking = AskingRows(None, None, None, greedy)
+    return sample_scored(logits_LV, SamplingInput(params, asking, position_L, bans, logprobs=asked, allowed=masks))
 
 
 def test_only_allowed_tokens_are_drawn_in_rows_with_a_mask() -> None:
@@ -54,3 +70,16 @@ def test_rows_without_a_token_say_why() -> None:
     for greedy in (True, False):
         tokens = drawn(logits_LV, {0: [7], 1: [3], 3: [5]}, greedy=greedy, ban=7)
         assert tokens == [NOTHING_LEFT, NOT_A_TOKEN, NOTHING_LEFT, 5]
+
+
+@pytest.mark.parametrize("greedy", (True, False))
+def test_log_probabilities_are_of_the_models_scores_or_of_what_the_mask_leaves(greedy: bool) -> None:
+    logits_LV = torch.zeros((3, V))
+    logits_LV[:2, 40] = 9.0
+    raw_then_processed = torch.tensor([False, True, True])
+    asked = LogprobRows((0, 1, 2), torch.arange(3), raw_then_processed, 0)
+    found = scored(logits_LV, {0: [5], 1: [5], 2: [7]}, asked, greedy=greedy, ban=None)
+    assert found.tokens_L.tolist() == [5, 5, 7] and found.logprobs_NW is not None
+    raw = -math.log(V - 1 + math.exp(9.0))
+    assert found.logprobs_NW[:, 0].contiguous().view(torch.float32).tolist() == pytest.approx([raw, 0.0, 0.0])
+    assert found.logprobs_NW[:, 1].tolist() == [2, 1, 1], "ranks"

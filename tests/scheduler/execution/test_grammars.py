@@ -95,7 +95,7 @@ def test_rows_that_are_stuck_say_why() -> None:
     learnt(made)
     masking = masked(made, [draw(1, outputs=(C,)), draw(2)], [draw(1, outputs=(C,)), draw(2)])
     assert allowed(masking) == {10: set(), 11: {A, B}}
-    assert "does not follow its grammar at token 3" in masking.why_stuck(0)
+    assert "cannot go on in its grammar with token 3" in masking.why_stuck(0)
     assert masking.why_stuck(1) == NOTHING_FITS and masking.why_stuck(2) == ""
 
 
