@@ -189,7 +189,7 @@ class GrammarChecks:
         if key not in self._known:
             async with self._one:
                 if key not in self._known:
-                    self._known[key] = await asyncio.to_thread(self._checked, wanted)
+                    self._known[key] = await asyncio.to_thread(self.check, wanted)
         self._known.move_to_end(key)
         found = self._known[key]
         while len(self._known) > MAX_REMEMBERED:
@@ -198,7 +198,7 @@ class GrammarChecks:
             raise BadRequest(found.message, param=found.param)
         return found
 
-    def _checked(self, wanted: Asked) -> str | BadRequest:
+    def check(self, wanted: Asked) -> str | BadRequest:
         """Its text, or why it cannot be followed."""
         try:
             text = text_of(wanted)

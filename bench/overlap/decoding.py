@@ -19,6 +19,7 @@ from protocol.messages_gateway import TO_GATEWAY, Assign
 from runtime.clock import Clock
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
@@ -94,9 +95,13 @@ class ReplayedStream(HostStream):
         return times
 
     def idle(self) -> None:
-        """Waits for an event to be reached, for 50 ms at most."""
+        """Waits for an event to be reached, or for `wake`, for 50 ms at most."""
         self._completed.wait(0.05)
         self._completed.clear()
+
+    def wake(self) -> None:
+        """Ends the wait of `idle`."""
+        self._completed.set()
 
 
 @dataclass
@@ -134,11 +139,15 @@ class Decoding:
                 )
             )
 
-        while self.worker.stats().waiting:
-            self._turn()
+        self.until(lambda: not self.worker.stats().waiting)
         if kind.joins:
             self.guests = Guests(self.worker.on_gateway, params)
         self.run(WARM_STEPS)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Lets the worker go on until the condition holds."""
+        while not condition():
+            self._turn()
 
     def run(self, steps: int) -> float:
         """Mean seconds between the completions of two launches, over `steps` launches. Messages are encoded, as in a
@@ -177,10 +186,12 @@ def executor_of(
     schedule: Stream | None = None,
     page_size: int = PAGE_SIZE,
     shape: DraftShape = NO_DRAFT,
+    grammars: AnswerGrammars | None = None,
 ) -> Executor:
-    """An executor with memory for `batch` requests of `max_context` tokens. `shape`: of its draft."""
+    """An executor with memory for `batch` requests of `max_context` tokens. `shape`: of its draft. `grammars`: None if
+    no answer follows any."""
     kv = PagedKv(runner.kv_layout(page_size), num_pages(runner, batch, max_context, page_size), runner.device)
-    return executor_on(kv, runner, batch, max_context, forward, schedule, shape)
+    return executor_on(kv, runner, batch, max_context, forward, schedule, shape, grammars)
 
 
 def num_pages(runner: Runner, batch: int, max_context: int, page_size: int = PAGE_SIZE) -> int:
@@ -196,8 +207,9 @@ def executor_on(
     forward: Stream,
     schedule: Stream | None = None,
     shape: DraftShape = NO_DRAFT,
+    grammars: AnswerGrammars | None = None,
 ) -> Executor:
-    """An executor on `kv`."""
+    """An executor on `kv`. See executor_of."""
     return Executor(
         runner,
         kv,
@@ -206,6 +218,7 @@ def executor_on(
         forward=forward,
         schedule=schedule or InlineStream(),
         launches=launches_for(runner.draft, shape),
+        grammars=grammars,
     )
 
 

@@ -117,13 +117,13 @@ def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], para
 
 def test_what_was_found_is_remembered_up_to_a_number() -> None:
     checks, compiled = GrammarChecks(), list[str]()
-    found = checks._checked
+    found = checks.check
 
     def counted(wanted: Asked) -> str | BadRequest:
         compiled.append(wanted.source)
         return found(wanted)
 
-    vars(checks)["_checked"] = counted
+    vars(checks)["check"] = counted
     for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
         text(checks, {"regex": f"a{number}"})
     assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"
