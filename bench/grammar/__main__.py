@@ -76,16 +76,20 @@ def step_times(
         for num, side in sides.items():
             for index in range(BATCH):
                 side.worker.on_gateway(assign(index, plan.num_tokens, plan.context, grammar if index < num else ""))
-            side.until(lambda side=side: side.worker.stats().running == BATCH)
+            side.until(partial(_is_full, side))
             side.run(WARM_STEPS)
         for turn in range(plan.rounds):
             for num in in_turn(constrained, turn):
                 times[num].append(sides[num].run(plan.steps))
-                assert sides[num].worker.stats().running == BATCH, "no request has ended"
+                assert _is_full(sides[num]), "no request has ended"
     finally:
         for side in sides.values():
             side.executor.close()
     return {num: round(median(each) * 1e3, 3) for num, each in times.items()}
+
+
+def _is_full(side: Decoding) -> bool:
+    return side.worker.stats().running == BATCH
 
 
 def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clock, *, overlap: bool) -> Decoding:
@@ -101,9 +105,9 @@ def compile_times(vocabulary: Vocabulary, rounds: int) -> list[dict[str, float]]
     found = []
     for num in NUM_PROPERTIES:
         schema = _object_of(num)
-        checking = [_watched(lambda schema=schema: _checked(schema)) for _ in range(rounds)]
+        checking = [_watched(partial(_checked, schema)) for _ in range(rounds)]
         text = _checked(schema)
-        compiling = [_watched(lambda text=text: compile_grammar(text, vocabulary)) for _ in range(rounds)]
+        compiling = [_watched(partial(compile_grammar, text, vocabulary)) for _ in range(rounds)]
         found.append(
             {
                 "properties": num,

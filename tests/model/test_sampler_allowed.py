@@ -49,7 +49,9 @@ def scored(
     bans = None if ban is None else Banned(torch.tensor([0]), torch.tensor([[ban]]), torch.tensor([100]))
     position_L = torch.arange(num_rows)
     asking = AskingRows(None, None, None, greedy)
-    return sample_scored(logits_LV, SamplingInput(params, asking, position_L, bans, logprobs=asked, allowed=masks))
+    given = SamplingInput(params, asking, position_L, bans, logprobs=asked, allowed=masks)
+    found: Sampled = sample_scored(logits_LV, given)
+    return found
 
 
 def test_only_allowed_tokens_are_drawn_in_rows_with_a_mask() -> None:
