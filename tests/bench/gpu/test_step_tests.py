@@ -18,7 +18,7 @@ MARK = ".".join(("mark", "gpu"))
 # What a GPU machine has for these tests: its own packages, and those that are brought along as wheels.
 OWN: Final = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "hypothesis", "pytest"}
 WITH_TRANSFORMERS: Final = {"httpx"}
-BROUGHT: Final = {"jiter", "msgpack", "psutil", "pydantic", "rich", "xxhash", "zmq"}
+BROUGHT: Final = {"jiter", "llguidance", "msgpack", "psutil", "pydantic", "rich", "xxhash", "zmq"}
 SCRIPT = """
 import sys
 from pathlib import Path
