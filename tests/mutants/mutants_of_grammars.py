@@ -61,7 +61,7 @@ GRAMMARS = (
         "req.outputs[: req.num_sampled]",
         "req.outputs",
         "with several draft layers the last outputs are drawn once more",
-        tests=(SCHEDULES,),
+        tests=("tests/scheduler/planning/test_req.py",),
     ),
     Mutant(
         "a row's new owner goes on with the old one's state",

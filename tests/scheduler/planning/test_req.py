@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
-from scheduler.planning.req import Req
+from scheduler.planning.kv_book import Holding
+from scheduler.planning.req import Req, draw_of
 
 STOP = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(9,))
 
@@ -74,3 +77,12 @@ def test_runs_end_a_choice_as_single_tokens_do(runs: list[tuple[int, ...]], most
             assert req.num_sampled == len(req.outputs) + 1
             req.num_sampled += 1
     assert (req.outputs, req.finish) == (expected, reason)
+
+
+def test_a_draw_in_a_grammar_has_the_outputs_before_the_one_that_it_draws() -> None:
+    """With several draft layers a choice that comes back draws its last outputs once more."""
+    req = Req("r", 0, 0, (1, 2), SamplingParams(max_tokens=9, grammar="a"))
+    req.outputs, req.num_sampled = [5, 6, 7], 2
+    assert draw_of(req, Holding(1, 1, [3], 1)).outputs == (5, 6)
+    plain = replace(req, sampling=SamplingParams(max_tokens=9))
+    assert draw_of(plain, Holding(1, 1, [3], 1)).outputs == ()
