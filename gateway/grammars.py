@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.complaints import short
 from gateway.grammar_fields import GrammarFields
+from gateway.grammar_formats import with_exact_formats
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammar_limits import complaint, limits
@@ -123,7 +124,7 @@ def _text(asked: Asked) -> str:
         spaces = {"whitespace_flexible": False} if asked.compact else {"whitespace_pattern": WHITESPACE}
         if isinstance(source, bool):
             source = {} if source else {"enum": []}
-        return LLMatcher.grammar_from_json_schema(source, overrides=spaces)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(with_exact_formats(source), overrides=spaces)  # type: ignore[arg-type]
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
@@ -153,7 +154,7 @@ def _tags(source: Any) -> list[StructTag]:
         starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
         if not starts:
             raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
-        grammar = schema if isinstance(schema, dict) else {}
+        grammar = with_exact_formats(schema) if isinstance(schema, dict) else {}
         found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
     return found
 

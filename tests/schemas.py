@@ -44,7 +44,7 @@ def _value(rng: random.Random, depth: int) -> dict[str, Any]:
         case "pattern":
             return {"type": "string", "pattern": rng.choice(["^[a-z]{2,5}$", "^[0-9]{4}-[0-9]{2}$", "^(ab|cd)+x$"])}
         case "format":
-            return {"type": "string", "format": rng.choice(["date", "time", "uuid", "ipv4"])}
+            return {"type": "string", "format": rng.choice(["date", "time", "date-time", "uuid", "ipv4"])}
         case "anyOf":
             return {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"enum": ["none", "many"]}]}
         case "object":
@@ -69,20 +69,22 @@ def follows(text: str, schema: dict[str, Any]) -> bool:
     return True
 
 
-# Python's own checks know no year 0000 and at most six digits of a second's fraction; RFC 3339 allows both.
-TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII)
+# jsonschema checks times and moments with other packages only. Python takes no more than six digits of a fraction.
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII)
 
 
 def _is_date(value: object) -> bool:
-    """As of a leap year: grammars do not count the days of February."""
-    if not isinstance(value, str):
-        return True
-    return bool(re.fullmatch("[0-9]{4}", value[:4]) and date.fromisoformat("2000" + value[4:]))
+    return not isinstance(value, str) or (len(value) == 10 and bool(date.fromisoformat(value)))
 
 
 def _is_time(value: object) -> bool:
     return not isinstance(value, str) or TIME.fullmatch(value) is not None
 
 
+def _is_moment(value: object) -> bool:
+    return not isinstance(value, str) or (_is_date(value[:10]) and value[10:11] in "Tt" and _is_time(value[11:]))
+
+
 FORMATS.checks("date", raises=ValueError)(_is_date)
 FORMATS.checks("time")(_is_time)
+FORMATS.checks("date-time", raises=ValueError)(_is_moment)

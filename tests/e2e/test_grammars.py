@@ -82,7 +82,7 @@ def test_answers_follow_random_schemas_on_every_topology(tmp_path: Path) -> None
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("flags", (*TOPOLOGIES, PAIR + " --decode 2", UNIFIED + " --speculative-algorithm eagle"))
+@pytest.mark.parametrize("flags", (*TOPOLOGIES, "--prefill 1 --decode 2", UNIFIED + " --speculative-algorithm eagle"))
 def test_answers_follow_five_hundred_schemas(flags: str, tmp_path: Path) -> None:
     found = answers_of(flags, tmp_path / "log", range(100, 600))
     reasons = [reason for choices in found for reason, _ in choices]

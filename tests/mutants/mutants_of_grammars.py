@@ -79,4 +79,12 @@ GRAMMARS = (
         "only the first token of a launch has a mask",
         tests=(SCHEDULES,),
     ),
+    Mutant(
+        "answers may have days that do not exist",
+        "gateway/grammars.py _text",
+        "with_exact_formats(source)",
+        "source",
+        "the 29th of February of 2023 parses as no date",
+        tests=("tests/gateway/test_grammar_formats.py",),
+    ),
 )

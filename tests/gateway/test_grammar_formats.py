@@ -1,0 +1,87 @@
+"""Formats of dates and times: a grammar allows those that exist, and no others."""
+
+from datetime import date, timedelta
+from functools import cache
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from gateway.grammar_formats import with_exact_formats
+from gateway.grammars import Asked, GrammarChecks, _Bytes
+from runtime.grammar_limits import limits
+from tests.schemas import FORMATS
+
+FEBRUARIES = [f"{year:04}-02-{day}" for year in range(2105) for day in (28, 29)]
+DAYS = [str(date(2023, 1, 1) + timedelta(days=place)) for place in range(2 * 366)]
+NEVER = ["2023-04-31", "2023-13-01", "2023-00-10", "2023-02-30", "0000-01-01", "2023-1-1", "12023-01-01"]
+TIMES = {"00:00:00Z": True, "23:59:59.1234567z": True, "10:00:00+05:30": True, "23:59:60Z": False, "24:00:00Z": False}
+
+
+@cache
+def grammar(name: str) -> LLMatcher:
+    found = GrammarChecks().check(Asked("guided_json", "json", {"type": "string", "format": name}))
+    assert isinstance(found, str), found
+    return LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), found, log_level=0, limits=limits())
+
+
+def allows(name: str, text: str) -> bool:
+    matcher = grammar(name).deep_copy()
+    return matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()
+
+
+def is_valid(name: str, text: str) -> bool:
+    return Draft202012Validator({"type": "string", "format": name}, format_checker=FORMATS).is_valid(text)
+
+
+@pytest.mark.parametrize("dates", [FEBRUARIES, DAYS, NEVER], ids=["februaries", "days", "never"])
+def test_dates(dates: list[str]) -> None:
+    assert [each for each in dates if allows("date", each) != is_valid("date", each)] == []
+
+
+def test_each_kind_of_year_is_among_them() -> None:
+    wanted = {"2024-02-29": True, "2023-02-29": False, "1900-02-29": False, "2000-02-29": True, "0000-02-29": False}
+    assert {each: allows("date", each) for each in wanted} == wanted
+
+
+def test_times_and_moments() -> None:
+    assert {each: allows("time", each) for each in TIMES} == TIMES
+    for day, is_day in {"2024-02-29": True, "2023-02-29": False}.items():
+        for time, is_time in TIMES.items():
+            assert (
+                allows("date-time", f"{day}T{time}") == (is_day and is_time) == is_valid("date-time", f"{day}T{time}")
+            )
+
+
+def test_a_pattern_of_the_schema_holds_as_well() -> None:
+    schema = {"type": "string", "format": "date", "pattern": "^20", "allOf": [{"pattern": "-02-"}]}
+    found = GrammarChecks().check(Asked("guided_json", "json", schema))
+    for text, is_allowed in {"2024-02-29": True, "2023-02-29": False, "1996-02-29": False, "2024-03-01": False}.items():
+        matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), str(found), log_level=0, limits=limits())
+        assert (matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()) == is_allowed, text
+
+
+EXACT: dict[str, Any] = with_exact_formats({"format": "date"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"properties": {"const": {"format": "date"}}}, {"properties": {"const": EXACT}}),
+        ({"items": [{"format": "date"}, True]}, {"items": [EXACT, True]}),
+        ({"items": {"anyOf": [{"format": "date"}]}}, {"items": {"anyOf": [EXACT]}}),
+        ({"$defs": {"a": {"format": "date"}}}, {"$defs": {"a": EXACT}}),
+        ({"additionalProperties": False}, {"additionalProperties": False}),
+        ({"properties": {"format": {"type": "string"}}}, {"properties": {"format": {"type": "string"}}}),
+        ({"const": {"format": "date"}}, {"const": {"format": "date"}}),
+        ({"enum": [{"format": "date"}]}, {"enum": [{"format": "date"}]}),
+        ({"format": "uuid"}, {"format": "uuid"}),
+        ({"format": 5}, {"format": 5}),
+        (True, True),
+    ],
+)
+def test_schemas_change_and_values_do_not(schema: Any, expected: Any) -> None:
+    before = repr(schema)
+    assert with_exact_formats(schema) == expected
+    assert repr(schema) == before
