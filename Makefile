@@ -46,7 +46,7 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
+.PHONY: help setup serve demo bench bench-asks bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
   bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
   explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
@@ -73,6 +73,9 @@ bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added 
 
 bench-memory: $(READY) ## measure growth and caches: hit rate and TTFT beside vLLM, tokens computed and moved, the cost
 	@$(PY) -m bench.memory $(ARGS)
+
+bench-asks: $(READY) ## measure what each thing that a request may ask for costs; ARGS='--before COMMIT': what the rest pays
+	@$(PY) -m bench.asks $(ARGS)
 
 bench-grammar: $(READY) ## measure what answers in a grammar cost: a decode step with 0 to 16 of them, and compiling by size
 	@$(PY) -m bench.grammar $(ARGS)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.logit_rules import LogitRules
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import Assign, CancelRequest, SamplingParams
 
 GUESTS = 4  # requests that have joined before the first of them leaves
@@ -20,6 +21,7 @@ class Kind:
     num_stops: int = 0  # tokens that may not be drawn before the end
     joins: bool = False
     rules: LogitRules | None = None
+    logprobs: LogprobsAsked | None = None
 
     def params(self, num_tokens: int) -> SamplingParams:
         """The parameters of a request that draws all of `num_tokens` tokens."""
@@ -31,6 +33,7 @@ class Kind:
             stop_token_ids=tuple(range(100, 100 + self.num_stops)),
             ignore_eos=True,
             rules=self.rules,
+            logprobs=self.logprobs,
         )
 
     def num_requests(self, batch: int) -> int:
@@ -49,6 +52,9 @@ KINDS = (
     Kind("450 tokens allowed", rules=LogitRules(allowed_token_ids=tuple(range(0, 900, 2)))),
     Kind("20 bad words of 3 tokens", rules=LogitRules(bad_words=tuple((token, 2, 3) for token in range(20)))),
     Kind("three penalties", rules=LogitRules(0.5, 0.5, 1.1)),
+    Kind("log-probabilities", logprobs=LogprobsAsked()),
+    Kind("20 likeliest tokens", logprobs=LogprobsAsked(20)),
+    Kind("20 likeliest, processed", temperature=1.0, logprobs=LogprobsAsked(20, processed=True)),
 )
 
 

@@ -1,0 +1,1 @@
+"""`make bench-asks`: what each thing that a request may ask for costs."""
