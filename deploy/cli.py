@@ -11,9 +11,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rich.console import Console as RichConsole
@@ -23,7 +22,7 @@ from deploy.console import make_console
 from deploy.demo import demo
 from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.keys import keys
-from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, options_for
+from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, RAY_CONFIG, options_for
 from deploy.ray.commands import RAY_USAGE, ray_command
 from deploy.serve import gateway, serve, worker
 from protocol.errors import SHOWN_CHARS, ConfigError, brief
@@ -41,7 +40,7 @@ Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a 
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
-RAY_CONFIG = "ray config: write the file that `serve deploy` takes, to run this on a Ray cluster"
+_PARSED = {**COMMANDS, RAY_CONFIG: "write the file that `serve deploy` takes, to run this on a Ray cluster"}
 _USAGE_OF_WORDS = {"keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
 _ALIKE = 0.8  # similarity of names from which a flag is suggested
 
@@ -116,7 +115,7 @@ def _run(line: CommandLine, config: Config) -> int:
 
 def find_config(line: CommandLine, environment: Mapping[str, str]) -> Config:
     """Finds the value and origin of every option of the command."""
-    options, flags = options_for("serve" if line.command == "ray" else line.command), line.flags
+    options, flags = options_for(RAY_CONFIG if line.command == "ray" else line.command), line.flags
     if line.command == "demo":
         options, flags = (*options_for("serve"), *options), {**flags, **_DEMO_FLAGS}
     path = flags.get("config") or environment.get("BATON_CONFIG")
@@ -172,15 +171,13 @@ class _Foreign(argparse.Action):
             raise ConfigError(wrong, param=option_string)
 
 
-def parse(argv: Sequence[str], version: str, named: Mapping[str, str] = MappingProxyType({})) -> CommandLine:
-    """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit. `named`:
-    another name in the help, and its explanation, of a command that lends its flags."""
+def parse(argv: Sequence[str], version: str) -> CommandLine:
+    """Parses the command line; raises ConfigError if it is wrong. `--help` and `--version` print and exit."""
     argv = _spelled_out(argv)
-    if argv[:2] == ["ray", "config"]:  # takes the flags of `baton serve`
-        line = parse(["serve", *argv[2:]], version, {"serve": RAY_CONFIG})
-        return replace(line, command="ray", words=("config",))
     _refuse_unknown_command(argv)
-    found, rest = _parser(version, named).parse_known_args(argv)
+    if argv[:2] == RAY_CONFIG.split():  # the one word of `baton ray` that takes flags
+        argv = [RAY_CONFIG, *argv[2:]]
+    found, rest = _parser(version).parse_known_args(argv)
     has_model = _has_model(found.command)
     for position, argument in enumerate(rest):
         if argument.startswith("-") or position > 0 or not has_model:
@@ -190,6 +187,8 @@ def parse(argv: Sequence[str], version: str, named: Mapping[str, str] = MappingP
     typed = dict(vars(found))
     command, as_json, words = typed.pop("command"), typed.pop("as_json", False), tuple(typed.pop("words", ()))
     spelled = typed.pop("spelled", {})
+    if command == RAY_CONFIG:
+        command, words = command.split()[0], tuple(command.split()[1:])
     return CommandLine(command, typed, as_json, words, spelled)
 
 
@@ -243,7 +242,7 @@ def _unknown(argument: str, command: str) -> ConfigError:
     what = f"unknown flag {name} for baton {command}"
     if not name.isprintable() or len(name) > SHOWN_CHARS:
         return ConfigError(f"unknown flag {brief(name)} for baton {command}; see baton {command} --help")
-    if elsewhere := [f"baton {other}" for other in COMMANDS if other != "config" and name in _flags(other)]:
+    if elsewhere := [f"baton {other}" for other in _PARSED if other != "config" and name in _flags(other)]:
         return ConfigError(f"{what}; it belongs to {', '.join(elsewhere)}", param=name)
     switches = {option.flag for option in options_for(command) if option.kind is Kind.SWITCH}
     if (switch := name.replace("--no-", "--", 1)) in switches:
@@ -263,7 +262,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=width)
 
 
-def _parser(version: str, named: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(version: str) -> argparse.ArgumentParser:
     width = max(len(name) for name in COMMANDS)
     listed = "\n".join(f"  baton {name:<{width}}  {what}" for name, what in COMMANDS.items())
     parser = _Parser(
@@ -277,21 +276,18 @@ def _parser(version: str, named: Mapping[str, str]) -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"baton {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
-    for name, what in COMMANDS.items():
-        _add_command(commands, name, named.get(name, f"{name}: {what}"))
+    for name, what in _PARSED.items():
+        _add_command(commands, name, what)
     return parser
 
 
-def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, shown: str) -> None:
-    """`shown`: the name in the help, a colon, and what the command does."""
-    called, what = shown.split(": ", 1)
+def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, what: str) -> None:
     parser = commands.add_parser(
         name,
-        prog=f"baton {called}",
-        usage=_USAGE_OF_WORDS.get(name) or f"baton {called}{' [MODEL]' if _has_model(name) else ''} [flags]",
+        prog=f"baton {name}",
+        usage=_USAGE_OF_WORDS.get(name) or f"baton {name}{' [MODEL]' if _has_model(name) else ''} [flags]",
         description=what[0].upper() + what[1:] + ".",
-        epilog=f"examples:\n{EXAMPLES[called.partition(' ')[0]]}"
-        + ("" if name in _USAGE_OF_WORDS else f"\n\n{_FOOTER}"),
+        epilog=f"examples:\n{EXAMPLES[name.partition(' ')[0]]}" + ("" if name in _USAGE_OF_WORDS else f"\n\n{_FOOTER}"),
         formatter_class=_formatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

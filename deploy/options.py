@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
+from deploy.ray.scaling import KV, QUEUED_TOKENS
 from runtime.options import Flag, Option, options_of
 from runtime.settings import (
     COMPUTE,
@@ -35,6 +36,7 @@ COMMANDS = {
     "config": "print every value and where it comes from",
     "ray": "make and check the file that runs Baton on a Ray cluster, and show what runs there",
 }
+RAY_CONFIG: Final = "ray config"  # takes the options of `baton serve`, and some of its own
 OTHER_VARIABLES = {
     "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
     "BATON_PEER_VLLM": "the vllm executable that `make bench` compares with; nothing for servers",
@@ -52,6 +54,29 @@ class ServeSettings:
     prefill: Annotated[Workers, _count("prefill workers: they compute a prompt's KV and its first token")] = 1
     decode: Annotated[Workers, _count("decode workers: they stream the other tokens")] = 1
     unified: Annotated[Workers, _count("workers that do both, without a hand-over")] = 0
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingSettings:
+    """Which roles grow and shrink with their load on a Ray cluster, and which load is aimed at (ray/scaling.py)."""
+
+    _flag: ClassVar = partial(Flag, group=Group.SCALE, commands=(RAY_CONFIG,))
+
+    # fmt: off
+    prefill_max: Annotated[Workers | None, _flag(
+        "most prefill workers: as many run as the load needs, --prefill of them at least", unset="--prefill")] = None
+    decode_max: Annotated[Workers | None, _flag("the same for decode workers", unset="--decode")] = None
+    unified_max: Annotated[Workers | None, _flag("the same for unified workers", unset="--unified")] = None
+    target_kv_percent: Annotated[int, Field(ge=1, le=100), _flag(
+        "share of its KV pages, in percent, that requests should hold at each worker at most")] = round(100 * KV)
+    target_queued_tokens: Annotated[Positive, _flag(
+        "prompt tokens that should wait at each worker at most")] = QUEUED_TOKENS
+    target_ttft_ms: Annotated[Positive | None, _flag(
+        "time to first token that 90% of requests should have at most, for prefill and unified workers",
+        unset="not looked at")] = None
+    target_itl_ms: Annotated[Positive | None, _flag(
+        "the same for the time between two tokens, for decode and unified workers", unset="not looked at")] = None
     # fmt: on
 
 
@@ -136,7 +161,7 @@ class DemoSettings:
 
 
 _OWNERS: Final = (
-    ServeSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, RankSettings, Rules,
+    ServeSettings, ScalingSettings, ProcessSettings, GatewaySettings, HttpLimits, WorkerSettings, RankSettings, Rules,
     LauncherSettings, LoneWorkerSettings, DemoSettings,
 )  # fmt: skip
 # in the order of the help: by group, then as declared
@@ -173,6 +198,7 @@ EXAMPLES = {
   baton config --config baton.toml --json""",
     "ray": """\
   baton ray config --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 > baton.yaml
+  baton ray config --prefill-max 4 --decode-max 4 > baton.yaml   one to four of each role, as the load needs
   baton ray plan baton.yaml                          who would run where, and what is missing; starts nothing
   baton ray manifest baton.yaml 2 > rayservice.yaml  the same for Kubernetes, on two pods that compute
   serve deploy baton.yaml                            Ray's own command: starts it, or changes what runs
@@ -181,7 +207,10 @@ EXAMPLES = {
 
 
 def options_for(command: str) -> tuple[Option, ...]:
-    """The options of one command, in the order of the help. `config` takes those of every command that serves."""
+    """The options of one command, in the order of the help. `config` takes those of every command that serves, `ray
+    config` those of `serve`, too."""
+    if command == RAY_CONFIG:
+        return tuple(option for option in OPTIONS if {RAY_CONFIG, "serve"} & set(option.commands))
     if command != "config":
         return tuple(option for option in OPTIONS if command in option.commands)
     found: dict[str, Option] = {}

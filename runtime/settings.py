@@ -46,6 +46,7 @@ class Group(StrEnum):
     """The headings of the help, in order."""
 
     WHAT = "what to start"
+    SCALE = "as many workers as the load needs"
     MODEL = "model"
     ADDRESS = "addresses"
     TRUST = "who may connect"

@@ -21,7 +21,7 @@ from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray._private.state import available_resources_per_node
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError, RayError
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
@@ -36,6 +36,7 @@ KNOWN: Final = Known(
     frozenset(ServeApplicationSchema.model_fields),
     frozenset(DeploymentSchema.model_fields),
     frozenset(AutoscalingConfig.model_fields),
+    frozenset(AutoscalingPolicy.model_fields),
 )
 VERSION: Final = str(ray.__version__)
 ANSWER_S: Final = 10.0

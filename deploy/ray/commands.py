@@ -47,10 +47,10 @@ def _plan(path: str) -> int:
 
 
 def _manifest(path: str, pods: str, kind: str = "service") -> int:
+    if not pods.isdecimal():
+        raise ConfigError(f"ray manifest: got {pods[:80]!r} pods, expected a number")
     from deploy.ray import cluster  # noqa: PLC0415  # imports Ray
 
-    if not pods.isdigit():
-        raise ConfigError(f"ray manifest: got {pods[:80]!r} pods, expected a number")
     file = read_cluster_file(path, cluster.KNOWN)
     wanted = Wanted(kind, int(pods), f"baton:{baton_version()}", cluster.VERSION)
     print(manifest_text(file, read_yaml(path), wanted), end="")

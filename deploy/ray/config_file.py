@@ -23,12 +23,19 @@ DEFAULT_CPUS = 1.0  # of a replica whose deployment does not say: deployments.py
 
 @dataclass(frozen=True)
 class Claim:
-    """What the replicas of a deployment need: how many there are, and the cores and GPUs of each."""
+    """What the replicas of a deployment need: how many there are at first, the cores and GPUs of each, and how many
+    more of them load may bring."""
 
     deployment: str
     replicas: int
     cpus: float
     gpus: float
+    extra: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many there may be."""
+        return self.replicas + self.extra
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,13 @@ class ClusterFile:
 
 @dataclass(frozen=True)
 class Known:
-    """The keys that Serve knows, by their place: the file, an application, a deployment."""
+    """The keys that Serve knows, by their place: the file, an application, a deployment and so on."""
 
     file: frozenset[str]
     application: frozenset[str]
     deployment: frozenset[str]
-    scaling: frozenset[str]  # of an autoscaling_config
+    scaling: frozenset[str]  # an autoscaling_config
+    policy: frozenset[str]  # its policy
 
 
 def read_cluster_file(path: str, known: Known) -> ClusterFile:
@@ -120,34 +128,52 @@ def _claim(name: str, deployment: Mapping[str, Any], known: Known) -> Claim:
     gpus = _number(options.get("num_gpus", 0), f"num_gpus of {name}")
     Share(cpus, gpus, cpus, gpus).check(name)
 
-    replicas = deployment.get("num_replicas", 1)
+    replicas, most = deployment.get("num_replicas", 1), None
     if (scaling := deployment.get("autoscaling_config")) is not None:
         if "num_replicas" in deployment:
             raise ConfigError(f"num_replicas of {name}: got {replicas}, expected none beside autoscaling_config")
-        replicas = _most(name, _mapping(scaling, f"autoscaling_config of {name}", known.scaling))
+        scaling = _mapping(scaling, f"autoscaling_config of {name}", known.scaling)
+        replicas, most = _bounds(name, scaling)
+        _check_policy(name, _mapping(scaling.get("policy") or {}, f"policy of {name}", known.policy))
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         expected = "an integer of at least 1; a role without workers is left out of args.roles"
         raise ConfigError(f"num_replicas of {name}: got {brief(str(replicas))}, expected {expected}")
-    if name == GATEWAY and replicas != 1:
-        raise ConfigError(f"num_replicas of {name}: got {replicas}, expected 1: workers have one gateway")
-    return Claim(name, replicas, cpus, gpus)
+    most = replicas if most is None else most
+    if name == GATEWAY and most != 1:
+        raise ConfigError(f"num_replicas of {name}: got {most}, expected 1: workers have one gateway")
+    return Claim(name, replicas, cpus, gpus, most - replicas)
 
 
-def _most(name: str, scaling: Mapping[str, Any]) -> Any:
-    """`max_replicas` of an autoscaling_config, whose other keys are checked."""
+def _bounds(name: str, scaling: Mapping[str, Any]) -> tuple[int, int]:
+    """How many replicas an autoscaling_config has at first, and at most."""
     least, most = scaling.get("min_replicas", 1), scaling.get("max_replicas", 1)
     if any(isinstance(each, bool) or not isinstance(each, int) for each in (least, most)) or not 1 <= least <= most:
         got = f"min_replicas {brief(str(least))} and max_replicas {brief(str(most))}"
         raise ConfigError(f"autoscaling_config of {name}: got {got}, expected integers, the first from 1 to the second")
-    policy = _mapping(scaling.get("policy") or {}, f"policy of {name}")
+    first = scaling.get("initial_replicas")
+    first = least if first is None else first
+    if isinstance(first, bool) or not isinstance(first, int) or not least <= first <= most:
+        got = f"initial_replicas {brief(str(first))}"
+        raise ConfigError(f"autoscaling_config of {name}: got {got}, expected an integer from {least} to {most}")
+
+    return first, most
+
+
+def _check_policy(name: str, policy: Mapping[str, Any]) -> None:
+    """Checks the policy of an autoscaling_config. Another one than Baton's takes what its author says."""
+    function = policy.get("policy_function")
+    if not function:
+        raise ConfigError(
+            f"policy of {name}: got no policy_function, expected {POLICY}: Serve's own counts requests that cross"
+            " Serve, and Baton's do not"
+        )
     kwargs = _mapping(policy.get("policy_kwargs") or {}, f"policy_kwargs of {name}")
-    if policy.get("policy_function") == POLICY:
+    if str(function).replace(":", ".") == POLICY.replace(":", "."):
         _mapping(kwargs, f"policy_kwargs of {name}", frozenset(FIGURES))
         try:
             ByLoad(**kwargs)
         except ValueError as error:
             raise ConfigError(f"policy of {name}: {error}") from None
-    return most
 
 
 def _number(value: Any, what: str) -> float:

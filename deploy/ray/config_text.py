@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from deploy.layout import check_counts
+from deploy.options import RAY_CONFIG, options_for
 from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY
 from deploy.ray.flags import free_flags
 from protocol.errors import ConfigError
@@ -26,7 +27,15 @@ _WRITTEN_ELSEWHERE: Final = (
     "prefill-dp-size",
     "decode-dp-size",
     "config",
+    *(option.name for option in options_for(RAY_CONFIG) if option.commands == (RAY_CONFIG,)),
 )
+# flag of an aim: what ByLoad calls it, by how much it is divided, the roles that it is for, what it says
+AIMS: Final = {
+    "target-kv-percent": ("kv", 100, tuple(Role), "share of its KV pages that requests hold at each worker"),
+    "target-queued-tokens": ("queued_tokens", 1, tuple(Role), "prompt tokens that wait at each worker"),
+    "target-ttft-ms": ("ttft_ms", 1, (Role.PREFILL, Role.UNIFIED), "time to first token, 90th percentile"),
+    "target-itl-ms": ("itl_ms", 1, (Role.DECODE, Role.UNIFIED), "time between tokens, 90th percentile"),
+}
 
 _HEAD: Final = """\
 # Baton on Ray Serve.    baton ray plan FILE    who would run where, and what is missing; starts nothing
@@ -34,8 +43,7 @@ _HEAD: Final = """\
 #                        baton ray status       who runs where, and the address for clients
 # Every node needs the same Baton, Python and Ray, and the model in the same folder. Before `ray start` on each node:
 #   export RAY_AUTH_MODE=token RAY_worker_niceness=0
-# For as many workers of a role as the load needs, instead of its num_replicas:
-#   autoscaling_config: {{min_replicas: 1, max_replicas: 4, policy: {{policy_function: "{policy}"}}}}
+# For as many workers of a role as the load needs: baton ray config --prefill-max 4 --decode-max 4
 proxy_location: Disabled      # Baton's gateway answers clients itself; cannot be changed while Serve runs
 applications:
   - name: {name}
@@ -52,11 +60,22 @@ applications:
 """
 _WORKER: Final = """\
       - name: {name}
-        num_replicas: {count}       # workers of this role; change it and say `serve deploy` again
+{count}
         user_config:          # flags of `baton worker`; a change restarts the workers of this role, one by one
 {flags}
         ray_actor_options: {{num_cpus: {cpus}, num_gpus: {gpus}}}   # {claim}
 """
+_FIXED: Final = "        num_replicas: {count}       # workers of this role; change it and say `serve deploy` again"
+_BY_LOAD: Final = """\
+        autoscaling_config:   # as many workers of this role as the load needs, within these bounds
+          min_replicas: {fewest}
+          max_replicas: {most}
+          upscale_delay_s: 30     # so long more workers must be needed before Serve adds them
+          downscale_delay_s: 600  # and so long fewer, before it takes them away
+          policy:             # the figure that needs most workers decides; docs/ray.md
+            policy_function: "{policy}"
+            policy_kwargs:    # at most
+{aims}"""
 
 
 def config_text(config: Config) -> str:
@@ -64,6 +83,7 @@ def config_text(config: Config) -> str:
     counts = {role: int(config[role.value]) for role in Role}
     check_counts(*(counts[role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)))
     roles = [role for role in Role if counts[role]]
+    check_scaling(config, counts)
     given = {name: each for name, each in config.settings.items() if each.origin is not Origin.DEFAULT}
     for name in given:
         if name not in _WRITTEN_ELSEWHERE and not any(
@@ -79,7 +99,6 @@ def config_text(config: Config) -> str:
     head = _HEAD.format(
         name=APPLICATION,
         import_path=IMPORT_PATH,
-        policy=POLICY,
         model="null             # the bundled model" if model is None else _yaml(model),
         roles=_yaml([role.value for role in roles]),
         gateway=_block({"port": config["port"]} | _flags_of(GATEWAY, given)),
@@ -97,12 +116,42 @@ def _worker(config: Config, role: Role, count: int, given: Mapping[str, Any]) ->
     claim = f"of each worker; for a GPU{' for each rank' * (ranks > 1)}: --device cuda"
     return _WORKER.format(
         name=DEPLOYMENT_OF[role],
-        count=count,
+        count=_count(config, role, count),
         flags=_block(flags),
         cpus=config["threads"] or ranks,
         gpus=ranks if on_gpu else 0,
         claim="of each worker" if on_gpu else claim,
     )
+
+
+def check_scaling(config: Config, counts: Mapping[Role, int]) -> None:
+    """Raises ConfigError for a most that its role cannot grow to, and for an aim of a role that does not grow."""
+    for role, fewest in counts.items():
+        most, name = config[f"{role.value}-max"], f"{role.value}-max"
+        if most is not None and not 1 <= fewest <= most:
+            expected = f"at least --{role.value} {fewest}" if fewest else f"--{role.value} of at least 1 beside it"
+            raise ConfigError(f"--{name}: got {most}, expected {expected}", param=name)
+
+    for name, (_, _, roles, _) in AIMS.items():
+        is_given = config.settings[name].origin is not Origin.DEFAULT
+        if is_given and all(config[f"{role.value}-max"] is None for role in roles):
+            flags = " or ".join(f"--{role.value}-max" for role in roles)
+            raise ConfigError(
+                f"--{name}: got {config[name]}, expected {flags} beside it: no such role grows", param=name
+            )
+
+
+def _count(config: Config, role: Role, fewest: int) -> str:
+    """How many replicas: a fixed number, or as many as the load needs."""
+    most = config[f"{role.value}-max"]
+    if most is None:
+        return _FIXED.format(count=fewest)
+    aims = []
+    for flag, (name, divisor, roles, meaning) in AIMS.items():
+        if role in roles and config[flag] is not None:
+            aim = config[flag] if divisor == 1 else config[flag] / divisor
+            aims.append(f"{' ' * 14}{name}: {aim}   # {meaning}")
+    return _BY_LOAD.format(fewest=fewest, most=most, policy=POLICY, aims="\n".join(aims))
 
 
 def _flags_of(deployment: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _pod(
 
 def _per_pod(workers: list[Claim], pods: int) -> tuple[int, int]:
     """Cores and GPUs of each pod, so that the workers fit when they are dealt out largest first."""
-    each = [(claim.gpus, claim.cpus) for claim in workers for _ in range(claim.replicas)]
+    each = [(claim.gpus, claim.cpus) for claim in workers for _ in range(claim.most)]
     if not 1 <= pods <= len(each):
         raise ConfigError(f"ray manifest: got {pods} pods, expected 1 to {len(each)}, the number of workers")
     loads = [(0.0, 0.0)] * pods

@@ -1,4 +1,5 @@
-"""`baton ray plan`: who would run where, and what is missing. Pure: it starts nothing.
+"""`baton ray plan`: who would run where, also when load has brought all that it may, and what is missing. Pure: it
+starts nothing.
 
 Serve spreads replicas over nodes; so does this, node by node with the most free. Serve may choose otherwise where
 several nodes have room; what has no room here has none there either, unless a node is freed.
@@ -30,31 +31,33 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """One replica and the name of its node; an empty name where it has no room."""
+    """One replica and the name of its node; an empty name where it has no room. `is_extra`: load brings it."""
 
     deployment: str
     node: str
+    is_extra: bool = False
 
 
 def place(claims: Sequence[Claim], nodes: Sequence[Node]) -> tuple[Placement, ...]:
     """A place for each replica, in the order of the claims; those that need GPUs, and then those that need most cores,
-    choose first."""
+    choose first. Those that load may bring come behind all others."""
     free = {node.name: node for node in nodes}
-    found: list[tuple[int, Placement]] = []
+    found: list[tuple[bool, int, Placement]] = []
     order = sorted(range(len(claims)), key=lambda index: (-claims[index].gpus, -claims[index].cpus))
-    for index in order:
+    for is_extra, index in [(is_extra, index) for is_extra in (False, True) for index in order]:
         claim = claims[index]
-        for _ in range(claim.replicas):
+        for _ in range(claim.extra if is_extra else claim.replicas):
             fitting = [node for node in free.values() if node.has_room_for(claim)]
             chosen = max(fitting, key=lambda node: (not node.is_head, node.gpus <= claim.gpus, node.cpus), default=None)
             if chosen is not None:
                 free[chosen.name] = chosen.less(claim)
-            found.append((index, Placement(claim.deployment, chosen.name if chosen else "")))
-    return tuple(placement for _, placement in sorted(found, key=lambda each: each[0]))
+            placed = Placement(claim.deployment, chosen.name if chosen else "", is_extra)
+            found.append((is_extra, index, placed))
+    return tuple(placement for _, _, placement in sorted(found, key=lambda each: each[:2]))
 
 
 def missing(claims: Sequence[Claim], nodes: Sequence[Node], places: Sequence[Placement]) -> list[str]:
-    """One sentence for each deployment that lacks room."""
+    """One sentence for each deployment that lacks room, at first or when load has brought all that it may."""
     found = []
     for claim in claims:
         homeless = [each for each in places if each.deployment == claim.deployment and not each.node]
@@ -62,12 +65,18 @@ def missing(claims: Sequence[Claim], nodes: Sequence[Node], places: Sequence[Pla
             noun, needs = ("GPU", claim.gpus) if claim.gpus else ("CPU", claim.cpus)
             have = [node.gpus if claim.gpus else node.cpus for node in nodes]
             hosts = sum(each > 0 for each in have)
+            grown = all(each.is_extra for each in homeless)
+            count, when = (claim.most, " at max_replicas") if grown else (claim.replicas, "")
+            lacking = len(homeless) if grown else sum(not each.is_extra for each in homeless)
             found.append(
-                f"{claim.deployment} needs {_count(needs * claim.replicas, noun)} ({claim.replicas} x {needs:g}), the"
-                f" cluster has {sum(have):g} free on {hosts} host{'s' * (hosts != 1)}: no room for {len(homeless)} of"
-                f" {claim.replicas}"
+                f"{claim.deployment} needs {_count(needs * count, noun)}{when} ({count} x {needs:g}), the cluster has"
+                f" {sum(have):g} free on {hosts} host{'s' * (hosts != 1)}: no room for {lacking} of {count}"
             )
     return found
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
 
 
 def _count(number: float, noun: str) -> str:
@@ -97,13 +106,15 @@ def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) 
     """(lines to print, sentences on what is missing)."""
     places = place(file.claims, nodes)
     width = max(len(node.name) for node in nodes) if nodes else 0
-    lines = [
-        f"{file.application}: {sum(claim.replicas for claim in file.claims)} processes on {_count(len(nodes), 'node')}"
-    ]
+    fewest, most = (sum(counts) for counts in zip(*((each.replicas, each.most) for each in file.claims), strict=True))
+    grows = f" to {most}, as the load needs," if most > fewest else ""
+    lines = [f"{file.application}: {fewest}{grows} processes on {_count(len(nodes), 'node')}"]
     for node in nodes:
-        names = [each.deployment for each in places if each.node == node.name]
-        counted = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"
+        here = [each for each in places if each.node == node.name]
+        counted = _counted([each.deployment for each in here if not each.is_extra]) or "nothing"
+        extra = _counted([each.deployment for each in here if each.is_extra])
+        later = f"; with load also {extra}" if extra else ""
         head = " (head)" if node.is_head else ""
-        lines.append(f"  {node.name:<{width}}  {node.cpus:g} CPUs, {node.gpus:g} GPUs free{head}: {counted}")
+        lines.append(f"  {node.name:<{width}}  {node.cpus:g} CPUs, {node.gpus:g} GPUs free{head}: {counted}{later}")
     lacks = missing(file.claims, nodes, places)
     return [*lines, *remarks(file, nodes, runs=runs)], lacks

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FIGURES: Final = ("kv", "queued_tokens", "ttft_ms", "itl_ms")
+KV: Final = 0.8  # aims, unless the file has others
+QUEUED_TOKENS: Final = 8192
 CALM: Final = 0.7  # below this share of its aim, a latency allows a worker less
 WINDOW_S: Final = 30.0  # latencies are those of tokens that came in it
 _BUCKET: Final = re.compile(r'^(baton_\w+_seconds)_bucket\{le="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
@@ -38,8 +40,8 @@ class ByLoad:
 
     def __init__(
         self,
-        kv: float | None = 0.8,
-        queued_tokens: float | None = 8192,
+        kv: float | None = KV,
+        queued_tokens: float | None = QUEUED_TOKENS,
         ttft_ms: float | None = None,
         itl_ms: float | None = None,
     ) -> None:

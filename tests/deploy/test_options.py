@@ -2,13 +2,13 @@ from dataclasses import fields
 
 import pytest
 
-from deploy.options import COMMANDS, EXAMPLES, OPTIONS, options_for
+from deploy.options import COMMANDS, EXAMPLES, OPTIONS, RAY_CONFIG, options_for
 from runtime.layered_config import Origin, Setting
 from runtime.options import Kind, Option, option_name
 from runtime.settings import GatewaySettings, WorkerSettings
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, RAY_CONFIG])
 def test_a_command_has_each_option_once_in_groups_without_gaps(command: str) -> None:
     options = options_for(command)
     names = [option.name for option in options]
@@ -17,13 +17,13 @@ def test_a_command_has_each_option_once_in_groups_without_gaps(command: str) -> 
     assert len(spellings) == len(set(spellings))
     groups = [option.group for option in options]
     assert groups == sorted(groups, key=groups.index)
-    assert EXAMPLES[command].startswith("  baton")
+    assert EXAMPLES[command.partition(" ")[0]].startswith("  baton")
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.name}-{option.commands[0]}")
 def test_an_option_is_complete(option: Option) -> None:
     assert option.help
-    assert set(option.commands) <= set(COMMANDS)
+    assert set(option.commands) <= {*COMMANDS, RAY_CONFIG}
     assert option.placeholder or option.kind is Kind.SWITCH
     if option.default is not None:
         assert option.from_text(Setting(option, option.default, Origin.DEFAULT).text, "") == option.default

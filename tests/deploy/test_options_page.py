@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from deploy.config_report import show
-from deploy.options import COMMANDS, options_for
+from deploy.options import COMMANDS, RAY_CONFIG, options_for
 from runtime.layered_config import Origin, Setting
 from runtime.options import Option
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/options.md").read_text()
-TABLES = dict(zip(("baton", "worker"), PAGE.partition("## Flags\n")[2].split("\n`baton worker` starts"), strict=True))
+NAMES = ("baton", "worker", RAY_CONFIG)
+TABLES = dict(zip(NAMES, re.split(r"\n`baton worker` starts|\n`baton ray config` takes", PAGE), strict=True))
 
 
 def told(table: str) -> dict[str, str]:
@@ -30,11 +31,12 @@ def default_of(option: Option) -> str:
 
 
 @pytest.mark.parametrize(
-    ("table", "commands"), [("baton", ("demo", "worker", "gateway", "serve")), ("worker", ["worker"])]
+    ("table", "commands"),
+    [("baton", ("demo", "worker", "gateway", "serve")), ("worker", ["worker"]), (RAY_CONFIG, [RAY_CONFIG])],
 )
 def test_every_default_is_the_options_own(table: str, commands: tuple[str, ...]) -> None:
     """Where commands differ, the page has that of `baton serve`."""
-    assert set(commands) <= set(COMMANDS)
+    assert set(commands) <= {*COMMANDS, RAY_CONFIG}
     real = {option.flag: default_of(option) for command in commands for option in options_for(command)}
     assert len(found := told(table)) > 5
     assert {flag: real[flag] for flag in found} == found

@@ -9,7 +9,8 @@ KNOWN = Known(
     frozenset(["proxy_location", "http_options", "applications"]),
     frozenset(["name", "route_prefix", "import_path", "args", "deployments", "runtime_env"]),
     frozenset(["name", "num_replicas", "user_config", "ray_actor_options", "autoscaling_config"]),
-    frozenset(["min_replicas", "max_replicas", "upscale_delay_s", "policy"]),
+    frozenset(["min_replicas", "max_replicas", "initial_replicas", "upscale_delay_s", "downscale_delay_s", "policy"]),
+    frozenset(["policy_function", "policy_kwargs"]),
 )
 FILE: dict[str, Any] = {
     "proxy_location": "Disabled",

@@ -39,7 +39,8 @@ def test_config_needs_no_ray() -> None:
         (("status", "a", "b"), "ray status: expected baton ray config"),
         (("config", "--prefill", "0"), "--decode 1 with --prefill 0"),
         (("config", "--gpus", "0"), "--gpus: not for a cluster"),
-        (("config", "--prefil", "2"), "did you mean --prefill?"),
+        (("config", "--prefil", "2"), "unknown flag --prefil for baton ray config, did you mean --prefill?"),
+        (("config", "--decode-max", "0"), "--decode-max: got 0, expected at least --decode 1"),
     ],
 )
 def test_a_wrong_word_is_answered_in_one_sentence(

@@ -29,10 +29,12 @@ def with_scaling(**keys: Any) -> dict[str, Any]:
     return found
 
 
-def test_autoscaling_claims_the_most_that_it_may_have() -> None:
+def test_autoscaling_claims_what_it_has_at_first_and_what_load_may_bring() -> None:
     policy = {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": {"itl_ms": 50, "kv": None}}
     found = read_cluster(with_scaling(min_replicas=1, max_replicas=7, upscale_delay_s=3, policy=policy), KNOWN)
-    assert found.claims[2] == Claim("Decode", 7, 1, 0)
+    assert found.claims[2] == Claim("Decode", 1, 1, 0, extra=6)
+    found = read_cluster(with_scaling(initial_replicas=3, max_replicas=7, policy=policy), KNOWN)
+    assert found.claims[2] == Claim("Decode", 3, 1, 0, extra=4)
 
 
 def by_load(**kwargs: Any) -> dict[str, Any]:
@@ -49,6 +51,11 @@ def by_load(**kwargs: Any) -> dict[str, Any]:
         (by_load(itl=5), "policy_kwargs of Decode: unknown key 'itl', did you mean 'itl_ms'?"),
         (by_load(itl_ms=-1), "policy of Decode: policy_kwargs: itl_ms is -1, expected a number above 0, or null"),
         ({"policy": 3}, "policy of Decode: got '3', expected keys"),
+        ({"max_replicas": 2}, "policy of Decode: got no policy_function, expected deploy.ray.scaling:ByLoad"),
+        ({"policy": {"policy_functin": "a:b"}}, "policy of Decode: unknown key 'policy_functin', did you mean 'policy"),
+        ({"policy": {"policy_function": "deploy.ray.scaling.ByLoad", "policy_kwargs": {"it": 1}}},
+            "policy_kwargs of Decode: unknown key 'it'"),
+        ({"max_replicas": 2, "initial_replicas": 3}, "autoscaling_config of Decode: got initial_replicas '3', exp"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_of_autoscaling_is_named(keys: dict[str, Any], said: str) -> None:

@@ -23,10 +23,16 @@ class Deployed:
 
     def __init__(self, cluster: HeadNode, known: Reference) -> None:
         self.cluster = cluster
-        (port,) = free_ports(1)
-        self.url = f"http://{cluster.host}:{port}"
-        text = cluster.say("baton", "ray", "config", *flags_of(known, port))[1]
-        self.file: dict[str, Any] = yaml.safe_load(text)
+        (self.port,) = free_ports(1)
+        self.url = f"http://{cluster.host}:{self.port}"
+        self.flags = flags_of(known, self.port)
+        self.file = self.written()
+
+    def written(self, *flags: str) -> dict[str, Any]:
+        """What `baton ray config` writes."""
+        text = self.cluster.say("baton", "ray", "config", *self.flags, *flags)[1]
+        found: dict[str, Any] = yaml.safe_load(text)
+        return found
 
     @property
     def application(self) -> dict[str, Any]:
@@ -130,9 +136,13 @@ def test_counts_go_up_and_down(pair: Deployed, known: Reference) -> None:
 
 
 def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, known: Reference) -> None:
-    """With an aim that any stream exceeds. All streams are answered in full. Serve starts everything anew when a policy
-    comes or goes."""
-    decode = pair.deployment("Decode")
+    """By the file that `baton ray config` writes, with an aim that any stream exceeds, and without its delays. All
+    streams are answered in full. Serve starts everything anew when a policy comes or goes."""
+    fixed = pair.file
+    pair.file = pair.written("--decode-max", "2", "--target-kv-percent", "1")
+    scaling = pair.deployment("Decode")["autoscaling_config"]
+    assert (scaling["max_replicas"], scaling["policy"]["policy_function"]) == (2, POLICY)
+    scaling |= {"upscale_delay_s": 0, "downscale_delay_s": 2, "metrics_interval_s": 1, "look_back_period_s": 2}
 
     def deploy() -> None:
         before = pair.pids()
@@ -140,10 +150,6 @@ def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, kno
         until(lambda: not any(pids & before[role] for role, pids in pair.pids().items()), pair.cluster)
         wait_for(pair)
 
-    num_replicas = decode.pop("num_replicas")
-    policy = {"policy_function": POLICY, "policy_kwargs": {"kv": 1e-6}}
-    delays = {"upscale_delay_s": 0, "downscale_delay_s": 2, "metrics_interval_s": 1, "look_back_period_s": 2}
-    decode["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 2, **delays, "policy": policy}
     deploy()
     is_enough, answers = threading.Event(), list[int]()
 
@@ -162,8 +168,7 @@ def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, kno
             client.join()
     assert set(answers) == {400}
     wait_for(pair, decode=1)
-    del decode["autoscaling_config"]
-    decode["num_replicas"] = num_replicas
+    pair.file = fixed
     deploy()
     check_tokens(pair.url, known)
 

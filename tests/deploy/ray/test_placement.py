@@ -44,6 +44,34 @@ def test_what_is_missing_is_counted(claim: Claim, nodes: list[Node], said: str) 
     assert missing([claim], nodes, place([claim], nodes)) == [said]
 
 
+def test_what_load_may_bring_has_room_behind_all_that_starts_at_once() -> None:
+    claims = [GATEWAY, Claim("Prefill", 1, 4, 0, extra=2), Claim("Decode", 2, 1, 0, extra=1)]
+    found = place(claims, [Node("a", 12, 0)])
+    assert [(each.deployment, each.node, each.is_extra) for each in found] == [
+        ("Gateway", "a", False), ("Prefill", "a", False), ("Decode", "a", False), ("Decode", "a", False),
+        ("Prefill", "a", True), ("Prefill", "", True), ("Decode", "a", True),
+    ]  # fmt: skip
+    assert missing(claims, [Node("a", 12, 0)], found) == [
+        "Prefill needs 12 CPUs at max_replicas (3 x 4), the cluster has 12 free on 1 host: no room for 1 of 3"
+    ]
+    few = [Node("a", 3, 0)]
+    assert missing(claims, few, place(claims, few))[0] == (
+        "Prefill needs 4 CPUs (1 x 4), the cluster has 3 free on 1 host: no room for 1 of 1"
+    ), "what lacks room at first is said, not what load would bring"
+
+
+def test_a_plan_names_what_load_may_bring() -> None:
+    scaling = {"max_replicas": 3, "policy": {"policy_function": "deploy.ray.scaling:ByLoad"}}
+    changed = with_change("applications.0.deployments.2", {"name": "Decode", "autoscaling_config": scaling})
+    lines, lacks = plan_lines(read_cluster(changed, KNOWN), [Node("a", 6, 0), Node("b", 2, 0)])
+    assert lines[:3] == [
+        "baton: 4 to 6, as the load needs, processes on 2 nodes",
+        "  a  6 CPUs, 0 GPUs free: 1 Gateway, 2 Prefill; with load also 1 Decode",
+        "  b  2 CPUs, 0 GPUs free: 1 Decode; with load also 1 Decode",
+    ]
+    assert lacks == []
+
+
 def test_a_plan_names_each_node() -> None:
     file = read_cluster(FILE, KNOWN)
     lines, lacks = plan_lines(file, [Node("10.0.0.1", 0, 0, is_head=True), Node("10.0.0.2", 16, 0)])
