@@ -49,6 +49,7 @@ DROPPED = "has dropped its connection"
 MALFORMED = "message"  # a kind of refused messages
 LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
 MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
+LEAST_PAUSE_S = 0.001  # timers fire up to so much too soon
 MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
 FLUSH_S = 10.0  # for all workers to answer
@@ -136,8 +137,8 @@ class ControlSocket:
 
 
 class Punctuality:
-    """Whether the gateway looks at its workers in time: after a pause of its own, it must not take unread heartbeats
-    for silence. `now` is in seconds of one clock."""
+    """When the gateway looks at its workers, and whether it does so in time: after a pause of its own, it must not take
+    unread heartbeats for silence. `now` is in seconds of one clock."""
 
     def __init__(self, now: float) -> None:
         self._last = now
@@ -148,6 +149,13 @@ class Punctuality:
         self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
         self._last = now
         return self._num_late % MOST_LATE == 0
+
+    def pause(self, now: float, next_silent_at: float) -> float:
+        """Seconds until the next look: the usual ones, or fewer if a worker will have been silent for too long by then.
+        After a late look heartbeats may still wait to be read, so nobody is looked at sooner than usual."""
+        if self._num_late or next_silent_at <= now:
+            return TICK_S
+        return min(TICK_S, next_silent_at - now + LEAST_PAUSE_S)
 
 
 class Control:
@@ -349,7 +357,7 @@ class Control:
         ignore silence. A fault that each look meets again is logged once."""
         punctuality, fault = Punctuality(self._clock.now()), ""
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(punctuality.pause(self._clock.now(), self.membership.next_silent_at))
             try:
                 self.look(is_punctual=punctuality.look(self._clock.now()))
                 self._socket.refused()  # logs new ones

@@ -28,6 +28,7 @@ With an epoch, all older ones are over. A rank that has waited in an epoch that 
 A new gateway knows no epochs, so the ranks of a group gather there once more. Pure.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -57,6 +58,7 @@ from runtime.settings import GatewaySettings
 
 # Losses, and workers kept waiting, that are remembered. Without a bound, workers that come and go would fill memory.
 MOST_LOSSES = 10_000
+LEAD_S = 0.1  # less than a worker waits between two heartbeats: as many are missing as at the limit itself
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,11 @@ class Loss:
 
 
 class Membership:
-    """The workers of one gateway. `now` is in seconds of one clock. A worker that is silent for `silence_limit_s` is
-    lost. A launch that runs for `launch_deadline_s` will never end, so its worker is lost even if it sends heartbeats.
-    `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty
-    values are not compared. `hash_key`: of the prefixes that workers tell of; without one they tell nothing."""
+    """The workers of one gateway. `now` is in seconds of one clock. A worker that is silent is declared lost LEAD_S
+    before `silence_limit_s` is over, so that the others know it by then. A launch that runs for `launch_deadline_s`
+    will never end, so its worker is lost even if it sends heartbeats. `tokenizer`: the digest of the gateway's
+    tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty values are not compared. `hash_key`: of the
+    prefixes that workers tell of; without one they tell nothing."""
 
     def __init__(
         self,
@@ -265,6 +268,14 @@ class Membership:
         is_orderly = member.stage is Stage.FREE or (by_itself and member.stage is Stage.LEAVING)
         return self._lose(member, f"worker {key.worker_id!r} {why}", is_orderly=is_orderly)
 
+    @property
+    def next_silent_at(self) -> float:
+        """When the first member will have been silent for too long, unless a heartbeat comes; infinity without any."""
+        return min((self._silent_at(member) for member in self._members.values()), default=math.inf)
+
+    def _silent_at(self, member: Member) -> float:
+        return member.last_seen + self._silence_limit_s - LEAD_S
+
     def expire(self, now: float) -> Change:
         """Declares workers lost that were silent for too long or hang in a launch."""
         outgoing: list[tuple[WorkerKey, ToWorker]] = []
@@ -280,9 +291,8 @@ class Membership:
         return Change(tuple(each for each in outgoing if each[0] not in gone), tuple(lost))
 
     def _hopeless(self, member: Member, now: float) -> str | None:
-        silence = now - member.last_seen
-        if silence >= self._silence_limit_s:
-            return f"was silent for {silence:.1f} s"
+        if now >= self._silent_at(member):
+            return f"was silent for {now - member.last_seen:.1f} s"
         if member.launch_age_s >= self._launch_deadline_s:
             return f"made no progress in a launch for {member.launch_age_s:.1f} s"
         return None

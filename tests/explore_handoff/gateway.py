@@ -5,10 +5,9 @@ from typing import cast
 
 import zmq
 
-from gateway.control import TICK_S, Control, ControlSocket
+from gateway.control import TICK_S, Control, ControlSocket, Punctuality
 from gateway.membership import Membership
 from gateway.retries import RetryRules
-from runtime.settings import GatewaySettings
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
 
@@ -52,7 +51,7 @@ class GatewayProcess:
         socket = cast(ControlSocket, RoutedMessages(self._router))
         membership = Membership(number, LAUNCH_DEADLINE_S, hash_key=b"key")
         self.control = Control(socket, world.agenda.clock, world.scenario.pairing, rules, membership)
-        self._last_look = world.agenda.now
+        self._punctuality = Punctuality(world.agenda.now)
         self._is_turning = False
         world.agenda.after(TICK_S, self._tick)
 
@@ -97,7 +96,6 @@ class GatewayProcess:
         if self.is_paused:
             self.world.agenda.at(self.paused_until, self._tick)
             return
-        is_punctual, self._last_look = now - self._last_look < GatewaySettings.silence_limit_s / 2, now
-        self.control.look(is_punctual=is_punctual)
+        self.control.look(is_punctual=self._punctuality.look(now))
         self._on_turn()
-        self.world.agenda.after(TICK_S, self._tick)
+        self.world.agenda.after(self._punctuality.pause(now, self.control.membership.next_silent_at), self._tick)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.membership import MOST_LOSSES, Change, Membership, WorkerKey
+from gateway.membership import LEAD_S, MOST_LOSSES, Change, Membership, WorkerKey
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
 from protocol.messages_gateway import Heartbeat, PeerLost, Refused, RegisterAgain, Role, Welcome
@@ -151,7 +151,7 @@ def test_the_only_worker_may_be_replaced_by_another_model(table: Membership) -> 
 def test_the_limit_of_silence_is_an_option() -> None:
     table = Membership(77, silence_limit_s=60)
     table.register(register("d", 2), 0.0)
-    assert table.expire(59.9) == Change()
+    assert table.expire(60 - 2 * LEAD_S) == Change()
     assert [member.key for member in table.expire(60).lost] == [WorkerKey("d", 2)]
 
 
@@ -159,7 +159,7 @@ def test_silence_ends_membership_for_ever(table: Membership) -> None:
     table.register(register("p", 1, Role.PREFILL), 0.0)
     table.register(register("d", 2), 0.0)
     table.heartbeat(Heartbeat("p", 1, STATS, 0.5), 1.5)
-    assert table.expire(GatewaySettings.silence_limit_s - 0.01) == Change()
+    assert table.expire(GatewaySettings.silence_limit_s - LEAD_S - 0.01) == Change()
     change = table.expire(GatewaySettings.silence_limit_s)
     assert [member.key for member in change.lost] == [WorkerKey("d", 2)]
     assert list(change.outgoing) == [(WorkerKey("p", 1), PeerLost("d", 2))]

@@ -63,7 +63,7 @@ async def test_workers_are_lost_after_the_limits_of_the_settings(folder: Path) -
         registration = worker.registration()
         await worker.stop()
         table.register(registration, 0.0)
-        assert table.expire(6.9).lost == ()
+        assert table.expire(6.8).lost == ()
         assert len(table.expire(7.0).lost) == 1
         table.register(replace(registration, address=replace(registration.address, instance=4)), 8.0)
         table.heartbeat(Heartbeat("u", 4, STATS, launch_age_s=49.9), 8.0)

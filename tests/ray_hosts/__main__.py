@@ -72,15 +72,14 @@ class Trial:
         until(lambda: any(row["running"] for row in cluster.workers() if row["role"] == "decode"))
         self._begin()
         clients.gateway_is_hit = "gateway" in name
-        begun = time.monotonic()
         hit = FAULTS[name](cluster)
         noticed = None
         if hit.gone:
             until(lambda: cluster.workers() and not hit.gone & self._instances())
-            noticed = time.monotonic() - begun
+            noticed = time.monotonic() - hit.at
         hit.restore()
         self._until_whole(hit)
-        whole = time.monotonic() - begun
+        whole = time.monotonic() - hit.at
         clients.gateway_is_hit = False
         self._take(name, hit, noticed, whole)
 
@@ -93,7 +92,7 @@ class Trial:
         begun = time.monotonic()
         self._begin()
         self._cluster.deploy(said)
-        self._until_whole(hit := Hit(name, before))
+        self._until_whole(hit := Hit(name, begun, before))
         self._take(CHANGE, hit, None, time.monotonic() - begun)
 
     def lose_head(self) -> None:

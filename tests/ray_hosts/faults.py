@@ -17,9 +17,11 @@ from tests.ray_hosts.cluster import Cluster, until
 
 @dataclass(frozen=True)
 class Hit:
-    """An injected fault. Instances of `gone` are never seen again. `restore` runs once the loss has been noticed."""
+    """An injected fault, done `at` a time of the host's clock. Instances of `gone` are never seen again. `restore` runs
+    once the loss has been noticed."""
 
     what: str
+    at: float
     gone: frozenset[str] = frozenset()
     takes_gateway: bool = False
     restore: Callable[[], object] = lambda: None
@@ -28,14 +30,14 @@ class Hit:
 def kill_child(cluster: Cluster, role: str) -> Hit:
     """The process of the busiest worker."""
     row = cluster.busiest(role)
-    _kill(cluster.holder_of(row["id"])[1])
-    return Hit(f"{row['id']}", frozenset([row["instance"]]))
+    at = _kill(cluster.holder_of(row["id"])[1])
+    return Hit(f"{row['id']}", at, frozenset([row["instance"]]))
 
 
 def kill_gateway(cluster: Cluster) -> Hit:
     """The gateway's process. Streams that it carried are cut."""
-    _kill(cluster.holder_of("gateway")[1])
-    return Hit("the gateway", takes_gateway=True)
+    at = _kill(cluster.holder_of("gateway")[1])
+    return Hit("the gateway", at, takes_gateway=True)
 
 
 def kill_holder(cluster: Cluster, role: str) -> Hit:
@@ -44,17 +46,17 @@ def kill_holder(cluster: Cluster, role: str) -> Hit:
     _, child = cluster.holder_of(row["id"])
     holder = child.parent()
     assert holder is not None
-    _kill(holder)
+    at = _kill(holder)
     until(lambda: has_ended(child))
-    return Hit(f"the holder of {row['id']}", frozenset([row["instance"]]))
+    return Hit(f"the holder of {row['id']}", at, frozenset([row["instance"]]))
 
 
 def kill_controller(cluster: Cluster) -> Hit:
     """Serve's controller."""
     running = [each for node in ("head", *cluster.nodes) for each in cluster.machines.processes(node)]
     (controller,) = [each for each in running if "ServeController" in " ".join(command_line(each))]
-    _kill(controller)
-    return Hit("Serve's controller", restore=lambda: until(lambda: "baton: RUNNING" in cluster.status()))
+    at = _kill(controller)
+    return Hit("Serve's controller", at, restore=lambda: until(lambda: "baton: RUNNING" in cluster.status()))
 
 
 def cut_link(cluster: Cluster, seconds: float, *, is_lost: bool) -> Hit:
@@ -63,16 +65,16 @@ def cut_link(cluster: Cluster, seconds: float, *, is_lost: bool) -> Hit:
     before = {row["id"]: row["instance"] for row in cluster.workers()}
     there = frozenset(instance for name, instance in before.items() if cluster.holder_of(name)[0] == node)
     assert there, "no worker is on it"
+    clock = MonotonicClock()
+    at = clock.now()
     cluster.machines.link(node, "down")
     assert cluster.machines.is_unplugged(node)
-    clock = MonotonicClock()
-    end = clock.now() + seconds
 
     def restore() -> None:
-        pause(max(0.0, end - clock.now()))
+        pause(max(0.0, at + seconds - clock.now()))
         cluster.machines.link(node, "up")
 
-    return Hit(f"the link of {node}", there if is_lost else frozenset(), restore=restore)
+    return Hit(f"the link of {node}", at, there if is_lost else frozenset(), restore=restore)
 
 
 def power_off(cluster: Cluster) -> Hit:
@@ -80,6 +82,7 @@ def power_off(cluster: Cluster) -> Hit:
     node = _node_without_gateway(cluster)
     there = [row for row in cluster.workers() if cluster.holder_of(row["id"])[0] == node]
     assert there, "no worker is on it"
+    at = MonotonicClock().now()
     cluster.machines.power_off(node)
 
     def restore() -> None:
@@ -88,6 +91,7 @@ def power_off(cluster: Cluster) -> Hit:
 
     return Hit(
         f"{node} with {', '.join(row['id'] for row in there)}",
+        at,
         frozenset(row["instance"] for row in there),
         False,
         restore,
@@ -97,18 +101,19 @@ def power_off(cluster: Cluster) -> Hit:
 def kill_head(cluster: Cluster) -> Hit:
     """All of Ray on the head, which is then started again. With a store for the head's state nothing is lost."""
     running = [each for each in cluster.machines.processes("head") if command_line(each)[:2] != ["sleep", "infinity"]]
+    at = MonotonicClock().now()
     for each in running:
         each.kill()
     until(lambda: all(map(has_ended, running)))
-    return Hit("all processes of Ray on the head", restore=cluster.start_head)
+    return Hit("all processes of Ray on the head", at, restore=cluster.start_head)
 
 
 def lose_head(cluster: Cluster) -> Hit:
     """The same without a store, and for good: Ray on the other machines ends when it has waited long enough, and Baton
     with it."""
-    kill_head(cluster)
+    at = kill_head(cluster).at
     return Hit(
-        "all processes of Ray on the head", takes_gateway=True, restore=lambda: until(lambda: not cluster.ours())
+        "all processes of Ray on the head", at, takes_gateway=True, restore=lambda: until(lambda: not cluster.ours())
     )
 
 
@@ -117,9 +122,12 @@ def _node_without_gateway(cluster: Cluster) -> str:
     return next(node for node in cluster.nodes if node != place)
 
 
-def _kill(process: psutil.Process) -> None:
+def _kill(process: psutil.Process) -> float:
+    """Returns when it was done."""
+    at = MonotonicClock().now()
     process.kill()
     until(lambda: has_ended(process))
+    return at
 
 
 FAULTS: dict[str, Callable[[Cluster], Hit]] = {
