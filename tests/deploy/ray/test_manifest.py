@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
@@ -21,15 +22,53 @@ MADE = {  # file: the flags of `baton ray config`, and the words of `baton ray m
         "8 service",
     ),
 }
-# The names that ray.io/v1 has at these places, as far as Baton needs them: ray-operator/apis/ray/v1 of KubeRay 1.5.
-KNOWN = {
-    "RayService": {"serveConfigV2", "rayClusterConfig"},
-    "RayCluster": {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"},
-    "head": {"rayStartParams", "template"},
-    "worker": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
-    "pod": {"terminationGracePeriodSeconds", "containers", "volumes"},
-    "container": {"name", "image", "env", "ports", "resources", "volumeMounts"},
-}
+
+
+def fields(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """The schema of an object with these fields and no others."""
+    properties = {**required, **optional}
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+def list_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def map_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": schema}
+
+
+# Names, types and required fields of ray.io/v1 as its CRD has them (KubeRay's Helm chart), and of Kubernetes' own pods
+# and services, as far as Baton uses them.
+TEXT, NUMBER, YES = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+QUANTITY = {"type": "string", "pattern": r"^[0-9]+([.][0-9]+)?([KMGTPE]i|[mkMGTPE])?$"}
+METADATA = fields({}, name=TEXT, labels=map_of(TEXT))
+CONTAINER = fields(
+    {"name": TEXT},
+    image=TEXT,
+    env=list_of(fields({"name": TEXT}, value=TEXT)),
+    ports=list_of(fields({"containerPort": NUMBER}, name=TEXT)),
+    resources=fields({}, requests=map_of(QUANTITY), limits=map_of(QUANTITY)),
+    volumeMounts=list_of(fields({"mountPath": TEXT, "name": TEXT}, readOnly=YES)),
+)
+CLAIM = fields({"claimName": TEXT}, readOnly=YES)
+VOLUME = fields({"name": TEXT}, emptyDir=fields({}, medium=TEXT), persistentVolumeClaim=CLAIM)
+POD = fields({"containers": list_of(CONTAINER)}, volumes=list_of(VOLUME), terminationGracePeriodSeconds=NUMBER)
+TEMPLATE = fields({}, metadata=METADATA, spec=POD)
+CLUSTER = fields(
+    {"headGroupSpec": fields({"template": TEMPLATE}, rayStartParams=map_of(TEXT))},
+    rayVersion=TEXT,
+    authOptions=fields({}, mode={"enum": ["disabled", "token"]}),
+    workerGroupSpecs=list_of(
+        fields(
+            {"groupName": TEXT, "minReplicas": NUMBER, "maxReplicas": NUMBER, "template": TEMPLATE},
+            replicas=NUMBER,
+            rayStartParams=map_of(TEXT),
+        )
+    ),
+)
+SPECS = {"RayCluster": CLUSTER, "RayService": fields({}, serveConfigV2=TEXT, rayClusterConfig=CLUSTER)}
+SERVICE = fields({}, selector=map_of(TEXT), ports=list_of(fields({"port": NUMBER}, name=TEXT)))
 
 
 def made(folder: Path, capsys: pytest.CaptureFixture[str], flags: str, words: str) -> str:
@@ -52,21 +91,23 @@ def test_the_files_are_what_the_command_writes(name: str, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_every_name_is_known_to_kuberay(name: str) -> None:
+def test_every_field_is_one_of_kuberay_and_kubernetes(name: str) -> None:
     ours, service = yaml.safe_load_all((FOLDER / name).read_text())
-    assert ours["apiVersion"] == "ray.io/v1" and set(ours["spec"]) == KNOWN[ours["kind"]]
+    assert (ours["apiVersion"], service["apiVersion"], service["kind"]) == ("ray.io/v1", "v1", "Service")
+    for document, spec in ((ours, SPECS[ours["kind"]]), (service, SERVICE)):
+        whole = fields({"apiVersion": TEXT, "kind": TEXT, "metadata": METADATA, "spec": spec})
+        jsonschema.Draft202012Validator(whole).validate(document)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_one_part_names_another_one_has(name: str) -> None:
+    ours, service = yaml.safe_load_all((FOLDER / name).read_text())
     cluster = ours["spec"].get("rayClusterConfig", ours["spec"])
-    assert set(cluster) == KNOWN["RayCluster"] and cluster["authOptions"] == {"mode": "token"}
     head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    assert set(head) == KNOWN["head"]
     assert {port["name"] for port in head["template"]["spec"]["containers"][0]["ports"]} >= {"gcs-server", "dashboard"}
-    for group in workers:
-        assert set(group) == KNOWN["worker"]
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     for group in (head, *workers):
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert set(pod) == KNOWN["pod"] and set(container) == KNOWN["container"]
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     gateway = workers[0]["template"]
     assert service["spec"]["selector"].items() <= gateway["metadata"]["labels"].items()
@@ -133,6 +174,7 @@ def test_the_deployed_file_is_the_one_that_was_given_with_proxies_and_a_pod_for_
         ("", "1", "3", None),
         ("", "2", "2", None),
         ("--prefill 3 --decode 2", "2", "4", None),
+        ("--decode-max 3", "1", "5", None),
         ("--device cuda --prefill 3", "2", "3", "2"),
         ("--device cuda --decode-dp-size 4 --enable-dp-attention", "2", "5", "4"),
     ],
