@@ -3,6 +3,7 @@
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
 from tests.mutants.mutants_of_books import BOOKS
 from tests.mutants.mutants_of_caches import CACHES
+from tests.mutants.mutants_of_clusters import CLUSTERS
 from tests.mutants.mutants_of_devices import DEVICES
 from tests.mutants.mutants_of_futures import FUTURES
 from tests.mutants.mutants_of_gateway import GATEWAY
@@ -345,6 +346,7 @@ MUTANTS = (
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,
+    *CLUSTERS,
     *GATEWAY,
     *DEVICES,
     *FUTURES,
