@@ -5,9 +5,10 @@ What may change while the application serves is in `user_config` of a deployment
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -18,6 +19,7 @@ from runtime.settings import Port, Settings
 GATEWAY = "Gateway"
 DEPLOYMENT_OF = {Role.PREFILL: "Prefill", Role.DECODE: "Decode", Role.UNIFIED: "Unified"}
 DRAIN_S = 30
+_PYDANTIC: Final = re.compile(": (Input should be|(Tuple|String) should have) ")  # how it begins to say what it expects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ def read_arguments(written: Mapping[str, Any]) -> Arguments:
     try:
         found = Arguments.from_json(json.dumps(written))
     except ConfigError as error:
-        raise ConfigError(error.message.replace("Arguments", "args", 1), param=error.param) from None
+        said = _PYDANTIC.sub(", expected ", error.message.replace("Arguments", "args", 1), count=1)
+        raise ConfigError(said, param=error.param) from None
     except TypeError as error:  # a date, say
         raise ConfigError(f"args: {error}; expected strings, numbers and lists") from None
 

@@ -23,11 +23,12 @@ def test_they_travel_to_the_replicas_as_json() -> None:
         ({"roles": ["prefill"]}, "args.roles: got prefill, expected decode too"),
         ({"roles": ["decode", "unified"]}, "args.roles: got decode, unified, expected prefill too"),
         ({"roles": ["unified", "unified"]}, "args.roles: got unified, unified, expected each role once"),
-        ({"roles": ["prefil"]}, "args.roles: got 'prefil'"),
-        ({"roles": []}, "args.roles: got '[]'"),
-        ({"drain_s": 0}, "args.drain_s: got '0'"),
+        ({"roles": ["prefil"]}, "args.roles: got 'prefil', expected 'prefill', 'decode' or 'unified'"),
+        ({"roles": []}, "args.roles: got '[]', expected at least 1 item"),
+        ({"drain_s": 0}, "args.drain_s: got '0', expected greater than or equal to 1"),
         ({"control_port": 70000}, "args.control_port: got '70000'"),
-        ({"model": 5}, "args.model: got '5'"),
+        ({"model": 5}, "args.model: got '5', expected a valid string"),
+        ({"model": ""}, "args.model: got '', expected at least 1 character"),
     ],
 )
 def test_what_is_wrong_is_named(written: dict[str, object], said: str) -> None:
