@@ -30,7 +30,7 @@ def status_lines(seen: Seen) -> list[str]:
         counted = ", ".join(f"{count} {state.lower()}" for state, count in replicas.items() if count) or "no replica"
         lines.append(f"  {name}: {status.lower()}, {counted}")
         if message:
-            lines.append(f"    {last_sentence(message)}")
+            lines.append(f"    {one_line(message)}")
 
     rows = table(seen)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
@@ -66,8 +66,9 @@ def _row(name: str, holder: Mapping[str, str], worker: Mapping[str, Any] | None)
     return (name, *seen, "joined", str(worker["running"]), str(worker["waiting"]), cells)
 
 
-def last_sentence(message: str) -> str:
-    """The sentence in a message of Serve's, which is the last line of a Python trace."""
+def one_line(message: str) -> str:
+    """What a message of Serve's says, in one line: of a Python trace the last one, else all of it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    found = next((line for line in reversed(lines) if line.startswith("RuntimeError: ")), lines[-1] if lines else "")
-    return found.removeprefix("RuntimeError: ")
+    ours = [line.removeprefix("RuntimeError: ") for line in lines if line.startswith("RuntimeError: ")]
+    is_trace = any(line.startswith("Traceback") for line in lines)
+    return (ours or (lines if is_trace else [" ".join(lines)]) or [""])[-1]

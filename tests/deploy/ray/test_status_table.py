@@ -1,6 +1,6 @@
 from typing import Any
 
-from deploy.ray.status_table import Seen, last_sentence, status_lines, table
+from deploy.ray.status_table import Seen, one_line, status_lines, table
 
 PAGES = {"free": 10, "cached": 5, "total": 20}
 HOLDERS = [
@@ -54,6 +54,8 @@ def test_what_does_not_answer_is_told() -> None:
 
 def test_of_a_trace_the_sentence_is_shown() -> None:
     trace = "The deployment failed to start 3 times.\nTraceback:\n  File x\nRuntimeError: node a: no model\n  more"
-    assert last_sentence(trace) == "node a: no model"
-    assert last_sentence("waiting for room\n") == "waiting for room"
-    assert last_sentence("") == ""
+    assert one_line(trace) == "node a: no model"
+    assert one_line("Traceback:\n  File x\nKeyError: 3") == "KeyError: 3"
+    slow = "Deployment 'Decode' has 2 replicas that took more than 30s.\nThis may be caused by a slow __init__.\n"
+    assert one_line(slow) == " ".join(slow.splitlines())
+    assert one_line("") == ""
