@@ -71,12 +71,13 @@ _WORDS: Final = {
 }
 
 
-def difference(node: str, theirs: Mapping[str, Any], ours: Facts) -> str:
-    """The first fact in which a node differs from the gateway's, in one sentence; empty if there is none."""
+def difference(theirs: Mapping[str, Any], ours: Facts) -> str:
+    """The first fact in which a node differs from the gateway's, in one sentence; empty if there is none. The node's
+    own holder says it, and adds the node's name."""
     for name, (word, advice) in _WORDS.items():
         got, expected = theirs.get(name), getattr(ours, name)
         if got != expected:
-            return f"node {node}: {word} is {got}, expected {expected} as at the gateway: {advice}"
+            return f"{word} is {got}, expected {expected} as at the gateway: {advice}"
     return ""
 
 
@@ -108,7 +109,7 @@ class Members:
         """Notes an announcement. Returns why it may not join; empty if it may."""
         try:
             raw = json.loads(text)
-            if why := difference(str(raw["node"]), raw["facts"], self.facts):
+            if why := difference(raw["facts"], self.facts):
                 return why
             announcement = Announcement.from_json(text)
         except ConfigError as error:
