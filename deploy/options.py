@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from deploy.ray.scaling import KV, QUEUED_TOKENS
 from runtime.options import Flag, Option, options_of
 from runtime.settings import (
     COMPUTE,
@@ -69,9 +68,9 @@ class ScalingSettings:
     decode_max: Annotated[Workers | None, _flag("the same for decode workers", unset="--decode")] = None
     unified_max: Annotated[Workers | None, _flag("the same for unified workers", unset="--unified")] = None
     target_kv_percent: Annotated[int, Field(ge=1, le=100), _flag(
-        "share of its KV pages, in percent, that requests should hold at each worker at most")] = round(100 * KV)
+        "share of its KV pages, in percent, that requests should hold at each worker at most")] = 80
     target_queued_tokens: Annotated[Positive, _flag(
-        "prompt tokens that should wait at each worker at most")] = QUEUED_TOKENS
+        "prompt tokens that should wait at each worker at most")] = 8192
     target_ttft_ms: Annotated[Positive | None, _flag(
         "time to first token that 90% of requests should have at most, for prefill and unified workers",
         unset="not looked at")] = None

@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from deploy.options import ScalingSettings
+
 FIGURES: Final = ("kv", "queued_tokens", "ttft_ms", "itl_ms")
-KV: Final = 0.8  # aims, unless the file has others
-QUEUED_TOKENS: Final = 8192
+KV: Final = ScalingSettings.target_kv_percent / 100  # aims, unless the file has others
+QUEUED_TOKENS: Final = ScalingSettings.target_queued_tokens
 CALM: Final = 0.7  # below this share of its aim, a latency allows a worker less
 WINDOW_S: Final = 30.0  # latencies are those of tokens that came in it
 _BUCKET: Final = re.compile(r'^(baton_\w+_seconds)_bucket\{le="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)

@@ -28,6 +28,7 @@ from tests.ray_hosts.machines import Machines
 NODES = ("one", "two")
 PAIR = {"prefill": 2, "decode": 2}
 CHANGE = "a change of the file"
+LOOK_S = 0.02  # between two looks for what the gateway has noticed
 SETTLE_S = 5.0  # of load behind each fault
 DISASTER = "kill -9 of Ray's head"  # without a store, all ends after Ray's own time
 LOSS = "Ray's head is lost, and no store has its state"
@@ -75,7 +76,7 @@ class Trial:
         hit = FAULTS[name](cluster)
         noticed = None
         if hit.gone:
-            until(lambda: cluster.workers() and not hit.gone & self._instances())
+            until(lambda: (left := self._instances()) and not hit.gone & left, LOOK_S)
             noticed = time.monotonic() - hit.at
         hit.restore()
         self._until_whole(hit)

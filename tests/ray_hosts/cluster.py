@@ -138,10 +138,10 @@ class Cluster:
         return len(self.machines.flows(one, two))
 
 
-def until(what: Callable[[], object]) -> None:
-    """Looks again and again, ten times a second; fails when patience is over."""
+def until(what: Callable[[], object], every_s: float = 0.1) -> None:
+    """Looks again and again; fails when patience is over."""
     clock = MonotonicClock()
     end = clock.now() + PATIENCE_S
     while not what():
         assert clock.now() < end, f"not within {PATIENCE_S:.0f} s"
-        pause(0.1)
+        pause(every_s)

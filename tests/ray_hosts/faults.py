@@ -66,8 +66,8 @@ def cut_link(cluster: Cluster, seconds: float, *, is_lost: bool) -> Hit:
     there = frozenset(instance for name, instance in before.items() if cluster.holder_of(name)[0] == node)
     assert there, "no worker is on it"
     clock = MonotonicClock()
-    at = clock.now()
     cluster.machines.link(node, "down")
+    at = clock.now()
     assert cluster.machines.is_unplugged(node)
 
     def restore() -> None:
