@@ -28,7 +28,6 @@ With an epoch, all older ones are over. A rank that has waited in an epoch that 
 A new gateway knows no epochs, so the ranks of a group gather there once more. Pure.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -144,11 +143,11 @@ class Loss:
 
 
 class Membership:
-    """The workers of one gateway. `now` is in seconds of one clock. A worker that is silent is declared lost LEAD_S
-    before `silence_limit_s` is over, so that the others know it by then. A launch that runs for `launch_deadline_s`
-    will never end, so its worker is lost even if it sends heartbeats. `tokenizer`: the digest of the gateway's
-    tokenizer.json. `facts`: Fingerprint's facts of its config.json. Empty values are not compared. `hash_key`: of the
-    prefixes that workers tell of; without one they tell nothing."""
+    """The workers of one gateway. `now` is in seconds of one clock. A silent worker is lost LEAD_S before
+    `silence_limit_s` is over. A launch that runs for `launch_deadline_s` will never end, so its worker is lost even
+    if it sends heartbeats. `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: Fingerprint's facts of
+    its config.json. Empty values are not compared. `hash_key`: of the prefixes that workers tell of; without one they
+    tell nothing."""
 
     def __init__(
         self,
@@ -271,7 +270,7 @@ class Membership:
     @property
     def next_silent_at(self) -> float:
         """When the first member will have been silent for too long, unless a heartbeat comes; infinity without any."""
-        return min((self._silent_at(member) for member in self._members.values()), default=math.inf)
+        return min((self._silent_at(member) for member in self._members.values()), default=float("inf"))
 
     def _silent_at(self, member: Member) -> float:
         return member.last_seen + self._silence_limit_s - LEAD_S

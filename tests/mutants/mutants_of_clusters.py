@@ -5,9 +5,7 @@ from tests.mutants.mutant import Mutant
 MEETING = ("tests/deploy/ray/test_meeting.py",)
 SCALING = ("tests/deploy/ray/test_scaling.py",)
 CONFIG_FILE = ("tests/deploy/ray/test_config_file.py",)
-CONFIG_TEXT = (
-    "tests/deploy/ray/test_config_text.py::test_what_cannot_grow_is_refused",
-)  # others read docs/, which is not copied
+CONFIG_TEXT = ("tests/deploy/ray/test_config_text_scaling.py",)
 PLACEMENT = ("tests/deploy/ray/test_placement.py",)
 
 CLUSTERS = (
