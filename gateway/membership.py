@@ -144,10 +144,9 @@ class Loss:
 
 class Membership:
     """The workers of one gateway. `now` is in seconds of one clock. A silent worker is lost LEAD_S before
-    `silence_limit_s` is over. A launch that runs for `launch_deadline_s` will never end, so its worker is lost,
-    heartbeats or not. `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: Fingerprint's facts of its
-    config.json. Empty values are not compared. `hash_key`: of the prefixes that workers tell; without it they tell
-    none."""
+    `silence_limit_s` is over. A launch that runs for `launch_deadline_s` never ends, so its worker is lost,
+    heartbeats or not. `tokenizer`: the digest of the gateway's tokenizer.json. `facts`: those of its config.json.
+    Empty values are not compared. `hash_key`: of the prefixes that workers tell; without it they tell none."""
 
     def __init__(
         self,

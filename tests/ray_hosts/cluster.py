@@ -20,7 +20,7 @@ PATIENCE_S = 300.0
 ANSWER_S = 2.0  # for a look at what may have no network
 _LITTLE_MEMORY = ("--object-store-memory", "100000000")
 _CLIENTS = re.compile(r"Clients talk to (\S+)\. Try:")
-_LOST = re.compile(r"^baton_workers_lost_total (\S+)$", re.MULTILINE)
+_LOST = re.compile(r"^baton_workers_lost_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 _KNOWN_BY = "--settings"  # on the command line of each process of Baton
 
 
