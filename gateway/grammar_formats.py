@@ -22,36 +22,13 @@ EXACT: Final = {
 }
 _EXACT_TIME_OF_DAY: Final = f"^.{{11}}{_SECOND}$"
 
-# Keywords of JSON Schema (draft 2020-12, and the older `definitions` and `dependencies`) that hold schemas.
-_ONE: Final = frozenset(
-    "items additionalItems additionalProperties unevaluatedItems unevaluatedProperties contains propertyNames".split()
-    + "not if then else contentSchema".split()
-)
-_LIST: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
-_MAP: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
 
-
-def with_exact_formats(schema: Any) -> Any:
-    """A copy of a schema in which each date and time is one that exists. Values in it, such as those of `enum`, stay as
-    they are."""
-    if not isinstance(schema, dict):
+def with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose own `format` allows dates and times that exist. The schemas in it are the caller's."""
+    patterns, others = _patterns(schema), schema.get("allOf", [])
+    if not patterns or not isinstance(others, list):
         return schema
-    found = {key: _inner(key, value) for key, value in schema.items()}
-
-    patterns = _patterns(schema)
-    others = found.get("allOf", [])
-    if patterns and isinstance(others, list):
-        found["allOf"] = [*others, *({"pattern": pattern} for pattern in patterns)]
-    return found
-
-
-def _inner(key: str, value: Any) -> Any:
-    """The value of a keyword, with the schemas in it made exact."""
-    if key in _LIST and isinstance(value, list):
-        return [with_exact_formats(each) for each in value]
-    if key in _MAP and isinstance(value, Mapping):
-        return {name: with_exact_formats(each) for name, each in value.items()}
-    return with_exact_formats(value) if key in _ONE else value
+    return {**schema, "allOf": [*others, *({"pattern": pattern} for pattern in patterns)]}
 
 
 def _patterns(schema: Mapping[str, Any]) -> list[str]:

@@ -14,15 +14,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.complaints import short
 from gateway.grammar_fields import GrammarFields
-from gateway.grammar_formats import with_exact_formats
+from gateway.grammar_schemas import strict_schema
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammar_limits import complaint, limits
 
 MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
 MAX_TAGS: Final = 256
-# Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
-WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
 
 
 @dataclass(frozen=True)
@@ -119,12 +117,7 @@ def _text(asked: Asked) -> str:
     if asked.kind == "json":
         if isinstance(source, str):
             source = json.loads(source)
-        if not isinstance(source, dict | bool):
-            raise ValueError(f"got {short(source)}, expected a JSON schema, which is an object")
-        spaces = {"whitespace_flexible": False} if asked.compact else {"whitespace_pattern": WHITESPACE}
-        if isinstance(source, bool):
-            source = {} if source else {"enum": []}
-        return LLMatcher.grammar_from_json_schema(with_exact_formats(source), overrides=spaces)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(strict_schema(source, compact=asked.compact))
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
@@ -154,7 +147,7 @@ def _tags(source: Any) -> list[StructTag]:
         starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
         if not starts:
             raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
-        grammar = with_exact_formats(schema) if isinstance(schema, dict) else {}
+        grammar = strict_schema(schema)
         found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
     return found
 

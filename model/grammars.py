@@ -132,7 +132,7 @@ class Matching:
 
     def masked(self) -> bool:
         """A mask was made of its state. Whether it can be used."""
-        self._look("the grammar takes more work for one token than is allowed")
+        self._look("the grammar allows no token here, or takes more work for one than is allowed")
         return not self.fault
 
     def _look(self, what: str) -> None:

@@ -2,13 +2,11 @@
 
 from datetime import date, timedelta
 from functools import cache
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from gateway.grammar_formats import with_exact_formats
 from gateway.grammars import Asked, GrammarChecks, _Bytes
 from runtime.grammar_limits import limits
 from tests.schemas import FORMATS
@@ -60,28 +58,3 @@ def test_a_pattern_of_the_schema_holds_as_well() -> None:
     for text, is_allowed in {"2024-02-29": True, "2023-02-29": False, "1996-02-29": False, "2024-03-01": False}.items():
         matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), str(found), log_level=0, limits=limits())
         assert (matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()) == is_allowed, text
-
-
-EXACT: dict[str, Any] = with_exact_formats({"format": "date"})
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"properties": {"const": {"format": "date"}}}, {"properties": {"const": EXACT}}),
-        ({"items": [{"format": "date"}, True]}, {"items": [EXACT, True]}),
-        ({"items": {"anyOf": [{"format": "date"}]}}, {"items": {"anyOf": [EXACT]}}),
-        ({"$defs": {"a": {"format": "date"}}}, {"$defs": {"a": EXACT}}),
-        ({"additionalProperties": False}, {"additionalProperties": False}),
-        ({"properties": {"format": {"type": "string"}}}, {"properties": {"format": {"type": "string"}}}),
-        ({"const": {"format": "date"}}, {"const": {"format": "date"}}),
-        ({"enum": [{"format": "date"}]}, {"enum": [{"format": "date"}]}),
-        ({"format": "uuid"}, {"format": "uuid"}),
-        ({"format": 5}, {"format": 5}),
-        (True, True),
-    ],
-)
-def test_schemas_change_and_values_do_not(schema: Any, expected: Any) -> None:
-    before = repr(schema)
-    assert with_exact_formats(schema) == expected
-    assert repr(schema) == before

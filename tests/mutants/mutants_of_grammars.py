@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 MASKS = "tests/model/test_grammars.py"
 STATES = "tests/scheduler/execution/test_grammars.py"
+SCHEMAS = "tests/gateway/test_grammar_schemas.py"
 SCHEDULES = "tests/explore/test_grammars.py"
 
 GRAMMARS = (
@@ -81,10 +82,34 @@ GRAMMARS = (
     ),
     Mutant(
         "answers may have days that do not exist",
-        "gateway/grammars.py _text",
-        "with_exact_formats(source)",
-        "source",
+        "gateway/grammar_schemas.py _strict",
+        "with_exact_format(schema)",
+        "schema",
         "the 29th of February of 2023 parses as no date",
         tests=("tests/gateway/test_grammar_formats.py",),
+    ),
+    Mutant(
+        "names of an answer may be spelt with escapes",
+        "strict_schema",
+        '"json_allowed_escapes": ESCAPES',
+        '"coerce_one_of": False',
+        "what is spelt past a property's name passes its schema, too",
+        tests=(SCHEMAS,),
+    ),
+    Mutant(
+        "a schema may have llguidance's own options",
+        "strict_schema",
+        "OPTIONS in schema",
+        "False",
+        "one of them has keywords ignored that are not supported",
+        tests=(SCHEMAS,),
+    ),
+    Mutant(
+        "names that count once are counted twice",
+        "_check_least",
+        "least > most",
+        "False",
+        "a name may be written twice in an answer, and a parser takes one",
+        tests=(SCHEMAS,),
     ),
 )

@@ -1,0 +1,78 @@
+"""A JSON schema in the form that llguidance follows to the letter. What it would take for less than it says is refused.
+
+llguidance refuses keywords that it cannot follow, but for those below. Each text has one spelling in an answer: with
+`\\u0061` for `a`, a model could write a name past the schema of that name.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.grammar_formats import with_exact_format
+
+# Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
+WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
+ESCAPES: Final = 'nrbtf\\"'
+OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
+_UNSPELT: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\u00[01][0-9a-f])")  # a control character without a short escape
+
+# Keywords of JSON Schema (draft 2020-12, and the older `definitions` and `dependencies`) that hold schemas.
+_ONE: Final = frozenset(
+    "items additionalItems additionalProperties unevaluatedItems unevaluatedProperties contains propertyNames".split()
+    + "not if then else contentSchema".split()
+)
+_LIST: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
+_MAP: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
+_IGNORED: Final = ("divisibleBy", "disallow", "extends")  # of draft 3
+
+
+def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
+    """The schema for llguidance, without white space if `compact`. ValueError says what of it cannot be followed."""
+    if not isinstance(schema, dict | bool):
+        raise ValueError("expected a JSON schema, which is an object")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if OPTIONS in schema:
+        raise ValueError(f"got {OPTIONS!r}, expected a schema without llguidance's own options")
+    if found := _UNSPELT.search(json.dumps(schema)):
+        raise ValueError(f"got the control character {found[1]}, which answers are never made of")
+
+    spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
+    return {**mapped(schema, _strict), OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
+
+
+def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a schema in which `change` has been made of each schema, the inner ones first. Values in it, such as
+    those of `enum`, stay as they are."""
+    if not isinstance(schema, dict):
+        return schema
+    return change({key: _inner(key, value, change) for key, value in schema.items()})
+
+
+def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The value of a keyword, with the schemas in it changed."""
+    if key in _LIST and isinstance(value, list):
+        return [mapped(each, change) for each in value]
+    if key in _MAP and isinstance(value, Mapping):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return mapped(value, change) if key in _ONE else value
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    for keyword in _IGNORED:
+        if keyword in schema:
+            raise ValueError(f"got the keyword {keyword!r} of JSON Schema's draft 3, which is not supported")
+    _check_least(schema)
+    return with_exact_format(schema)
+
+
+def _check_least(schema: Mapping[str, Any]) -> None:
+    """Names besides those of `properties` may be written twice, and then count once. One of them is certain to be
+    another than those of `required`."""
+    least, required = schema.get("minProperties"), schema.get("required", ())
+    if not isinstance(least, int) or not isinstance(required, list | tuple):
+        return
+    most = len({name for name in required if isinstance(name, str)}) + 1
+    if least > most:
+        raise ValueError(f"minProperties: got {least}, expected at most {most}: names of `required`, and one")
