@@ -1,22 +1,19 @@
 """Answers of the bundled model follow their grammars, over HTTP: through OpenAI's client, and for random schemas."""
 
-import random
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 pytest.importorskip("openai", reason="the package `openai` is not installed")
 
-import httpx
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
+from tests.e2e.asking import answers_to, post
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess
-from tests.schemas import follows, random_schema, with_definitions
 from tests.selecting import first
 
 FLAGS = "serve --port 0 --dtype float32 --context-length 1024"
@@ -34,42 +31,12 @@ class Animal(BaseModel):
     tame: bool
 
 
-def post(baton: BatonProcess, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    """The answer's body."""
-    answer = httpx.post(baton.url + path, json=body, timeout=PATIENCE_S)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-def bodies(seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(schema, body) of requests with random schemas, greedy and not."""
-    for seed in seeds:
-        rng = random.Random(f"schema {seed}")
-        schema = with_definitions(random_schema(rng))
-        temperature = rng.choice((0.0, 0.7, 1.5))
-        field: dict[str, Any] = rng.choice(
-            (
-                {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
-                {"guided_json": schema},
-                {"structured_outputs": {"json": schema}},
-            )
-        )
-        body = {"messages": MESSAGES, "max_tokens": MAX_TOKENS, "seed": seed, "temperature": temperature, "n": 2}
-        yield schema, {**body, **field}
-
-
 def answers_of(flags: str, log: Path, seeds: Sequence[int]) -> list[list[tuple[str, str]]]:
-    """(finish reason, text) of each choice. All that end by themselves follow their schemas."""
-    with BatonProcess(*FLAGS.split(), *flags.split(), log=log) as baton, ThreadPoolExecutor(8) as pool:
-        asked = list(bodies(seeds))
-        answers = list(pool.map(lambda each: post(baton, "/v1/chat/completions", each[1]), asked))
+    """(finish reason, text) of each choice of a server with these flags, which then serves others, too."""
+    with BatonProcess(*FLAGS.split(), *flags.split(), log=log) as baton:
+        found = answers_to(baton, seeds)
         plain = post(baton, "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})
     assert plain["choices"][0]["text"]
-    found = []
-    for (schema, _), answer in zip(asked, answers, strict=True):
-        choices = [(each["finish_reason"], each["message"]["content"]) for each in answer["choices"]]
-        assert all(reason == "length" or follows(text, schema) for reason, text in choices), (schema, choices)
-        found.append(choices)
     return found
 
 

@@ -1,0 +1,55 @@
+"""The public JSON Schema test suite: what a grammar allows is valid, and what it cannot follow is refused."""
+
+import json
+from collections import Counter
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from gateway.grammars import Asked, GrammarChecks, _Bytes
+from runtime.grammar_limits import limits
+from tests.schema_suite import DRAFTS, groups
+
+# (accepted, refused) schemas of a draft.
+COUNTS = {
+    "draft2020-12": (203, 235),
+    "draft2019-09": (209, 219),
+    "draft7": (196, 115),
+    "draft6": (188, 87),
+    "draft4": (155, 43),
+}
+# Valid or not by rules that the suite itself calls optional: what ECMA calls white space, and what is in a string.
+KNOWN = (
+    "ecmascript-regex: ECMA 262 \\S matches everything but whitespace",
+    "content: validation of string-encoded content based on media type",
+    "content: validation of binary string-encoding",
+    "content: validation of binary-encoded media type documents",
+)
+
+
+def allows(matcher: LLMatcher, text: str) -> bool:
+    tokens = [*text.encode(), 256]
+    return bool(matcher.deep_copy().validate_tokens(tokens) == len(tokens))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_what_a_grammar_allows_is_valid(draft: str) -> None:
+    checks, tokenizer = GrammarChecks(), LLTokenizer(TokenizerWrapper(_Bytes()))
+    found, wrong = Counter[str](), set[str]()
+    for group in groups(draft):
+        text = checks.check(Asked("guided_json", "json", group.schema))
+        if not isinstance(text, str):
+            found["refused"] += 1
+            continue
+        found["accepted"] += 1
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits())
+        for value, is_valid in group.values:
+            spellings = (json.dumps(value, ensure_ascii=False), json.dumps(value), json.dumps(value, indent=1))
+            is_allowed = any(allows(matcher, each) for each in spellings)
+            found[f"{is_valid} {is_allowed}"] += 1
+            if is_allowed and not is_valid:
+                wrong.add(group.where)
+    assert wrong <= set(KNOWN)
+    assert (found["accepted"], found["refused"]) == COUNTS[draft]
+    assert found["True True"] > 0.9 * (found["True True"] + found["True False"]), "most valid values are answers"
