@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
@@ -33,20 +33,41 @@ class Asked:
     compact: bool = False
 
     @property
+    def param(self) -> str:
+        """The field of the body that has it."""
+        return _param(self.field)
+
+    @property
     def key(self) -> str:
         """The same for the same grammar in the same field."""
         return f"{self.field} {self.kind} {self.compact} {json.dumps(self.source)}"
 
 
 def asked(request: GrammarFields) -> Asked | None:
-    """What the request asks for; None if nothing. BadRequest for two grammars, or for one without what it needs."""
+    """What the request asks for; None if nothing. BadRequest for two grammars, unless they are the same in two fields,
+    or for one without what it needs."""
     found = list(_all_asked(request))
-    if len(found) > 1:
-        _refuse(found[1].field, f"got a grammar beside {found[0].field}, expected one of them")
-    if found and len(found[0].key) > MAX_GRAMMAR_CHARS:
-        size = len(found[0].key)
-        _refuse(found[0].field, f"has about {size} characters, expected at most {MAX_GRAMMAR_CHARS}")
-    return found[0] if found else None
+    if not found:
+        return None
+    for other in found[1:]:
+        if replace(other, field=found[0].field) != found[0]:
+            _refuse(other.field, f"got a grammar beside {found[0].field}, expected one of them")
+    if _is_longer(found[0].source, MAX_GRAMMAR_CHARS):
+        _refuse(found[0].field, f"has more than {MAX_GRAMMAR_CHARS} characters, expected at most so many")
+    return found[0]
+
+
+def _is_longer(value: Any, most: int) -> bool:
+    """Whether a value has more characters as JSON, at least. It looks no further than it must."""
+    size, left = 0, [value]
+    while left and size <= most:
+        each = left.pop()
+        size += len(each) if isinstance(each, str) else 1
+        if isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list):
+            left += each
+    return size > most
 
 
 def _all_asked(request: GrammarFields) -> Iterator[Asked]:
@@ -98,6 +119,13 @@ def _of_format(request: GrammarFields) -> Asked:
     return Asked("response_format", "json", {"type": "object"} if schema is None else schema)
 
 
+def _named(request: GrammarFields) -> tuple[Asked, str]:
+    """What a request asks for, with its key."""
+    wanted = asked(request)
+    assert wanted is not None, "it asks for something"
+    return wanted, wanted.key
+
+
 # ---- to llguidance's form ----
 
 
@@ -125,7 +153,8 @@ def _text(asked: Asked) -> str:
         # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
         return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":
-        return LLMatcher.grammar_from_lark(any_to_lark(source))
+        is_own_form = source.lstrip().startswith("{")  # llguidance's; neither GBNF nor Lark begins so
+        return source if is_own_form else LLMatcher.grammar_from_lark(any_to_lark(source))
     tags = _tags(json.loads(source) if isinstance(source, str) else source)
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
@@ -176,10 +205,9 @@ class GrammarChecks:
     async def text_of(self, request: GrammarFields) -> str:
         """The text of the grammar that a request asks for; "" if it asks for none. BadRequest if it cannot be
         followed."""
-        wanted = asked(request)
-        if wanted is None:
+        if next(_all_asked(request), None) is None:
             return ""
-        key = wanted.key
+        wanted, key = await asyncio.to_thread(_named, request)
         if key not in self._known:
             async with self._one:
                 if key not in self._known:
@@ -203,7 +231,7 @@ class GrammarChecks:
             matcher.compute_bitmask()  # some grammars compile, and take too much work at their first token
         if matcher.is_error():
             what = f"cannot be followed: {complaint(matcher.get_error())}"
-            return BadRequest(f"{wanted.field}: {what}", param=_param(wanted.field))
+            return BadRequest(f"{wanted.field}: {what}", param=wanted.param)
         return text
 
 

@@ -359,11 +359,13 @@ class Translator:
 
     def _check_grammar(self, request: GenerationRequest, params: SamplingParams) -> None:
         """Refuses a grammar if this model cannot follow any."""
-        name = ((wanted := asked(request)) and wanted.field.partition(".")[0]) or "response_format"
+        why = ""
         if self._tokenizer is None:
-            _refuse(name, "this model has no tokenizer, so its answers follow no grammar")
-        if not params.eos_token_ids:
-            _refuse(name, "this model has no EOS token, with which an answer in a grammar ends")
+            why = "this model has no tokenizer, so its answers follow no grammar"
+        elif not params.eos_token_ids:
+            why = "this model has no EOS token, with which an answer in a grammar ends"
+        if why and (wanted := asked(request)) is not None:
+            _refuse(wanted.param, why)
 
 
 def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ def limits() -> LLParserLimits:
 
 def complaint(error: str) -> str:
     """What llguidance says of an error, in one line."""
-    if error == "NoExtensionBias":
+    if error.strip() == "NoExtensionBias":
         return "nothing may follow"
     lines = [line for line in error.splitlines() if not line.startswith(("<", "   "))]
     return " ".join(" ".join(lines).split())[:300] or "no reason given"

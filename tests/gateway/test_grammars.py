@@ -1,5 +1,7 @@
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from runtime.grammar_limits import limits
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
+LARGE = {
+    "type": "object",
+    "properties": {f"k{place}": {"type": "string", "pattern": "^[a-z]{2,50}$"} for place in range(1000)},
+}
 GOOD: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
@@ -68,8 +74,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "beside structured_outputs.regex"),
     ({"regex": "a", "guided_json": {}}, "regex", "beside guided_json"),
+    ({"regex": "a", "guided_regex": "b"}, "regex", "beside guided_regex"),
+    ({"ebnf": '{"grammars": 5}'}, "ebnf", "cannot be followed"),
+    ({"regex": "[^\\s\\S]"}, "regex", "nothing may follow"),
+    ({"guided_json": {"a": {"b": ["x"] * MAX_GRAMMAR_CHARS}}}, "guided_json", f"more than {MAX_GRAMMAR_CHARS}"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "without json_schema"),
-    ({"guided_choice": ["a" * 200_000, "b" * 200_000]}, "guided_choice", f"at most {MAX_GRAMMAR_CHARS}"),
+    ({"guided_choice": ["a" * 200_000, "b" * 200_000]}, "guided_choice", f"more than {MAX_GRAMMAR_CHARS}"),
 ]
 
 
@@ -113,6 +123,51 @@ def test_what_cannot_be_followed_is_refused_by_name(fields: dict[str, Any], para
         assert caught.value.param == param and caught.value.message.startswith(param)
         assert told in caught.value.message and "\n" not in caught.value.message
         assert len(caught.value.message) < 450
+
+
+def test_the_same_grammar_in_two_fields_is_one() -> None:
+    checks, grammar = GrammarChecks(), 'start: "a" | "b"'
+    both = {"guided_grammar": grammar, "structured_outputs": {"grammar": grammar}}
+    assert text(checks, both) == text(checks, {"ebnf": grammar})
+
+
+def test_llguidances_own_form_is_taken_as_it_is() -> None:
+    own = text(GrammarChecks(), {"guided_json": SCHEMA})
+    assert text(GrammarChecks(), {"ebnf": own}) == own
+
+
+def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    checks, is_held, is_free = GrammarChecks(), threading.Event(), threading.Event()
+    find = checks.check
+
+    def held(wanted: Asked) -> str | BadRequest:
+        is_held.set()
+        assert is_free.wait(60)
+        return find(wanted)
+
+    vars(checks)["check"] = held
+
+    async def run() -> None:
+        known = checks.text_of(request())
+        slow = asyncio.ensure_future(checks.text_of(request(regex="a+")))
+        await asyncio.to_thread(is_held.wait)
+        for _ in range(1000):  # turns of the loop, in each of which streams could be served
+            await asyncio.sleep(0)
+        assert await known == "" and not slow.done()
+        is_free.set()
+        assert await slow
+
+    asyncio.run(run())
+
+
+def test_compiling_leaves_the_interpreter_to_others() -> None:
+    """It takes some 100 ms. Without the lock of the interpreter, this thread could do next to nothing meanwhile."""
+    checks, wanted, num_steps = GrammarChecks(), Asked("guided_json", "json", LARGE), 0
+    with ThreadPoolExecutor(1) as pool:
+        compiled = pool.submit(checks.check, wanted)
+        while not compiled.done():
+            num_steps += 1
+    assert isinstance(compiled.result(), str) and num_steps > 10_000
 
 
 def test_what_was_found_is_remembered_up_to_a_number() -> None:
