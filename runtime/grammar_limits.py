@@ -1,6 +1,10 @@
 """What one grammar may take to compile and to match, at the gateway and at workers, and how a refusal reads."""
 
+from typing import Final
+
 from llguidance import LLParserLimits
+
+_IN_WORDS: Final = {"NoExtensionBias": "nothing may follow"}
 
 
 def limits() -> LLParserLimits:
@@ -11,7 +15,6 @@ def limits() -> LLParserLimits:
 
 def complaint(error: str) -> str:
     """What llguidance says of an error, in one line."""
-    if error.strip() == "NoExtensionBias":
-        return "nothing may follow"
-    lines = [line for line in error.splitlines() if not line.startswith(("<", "   "))]
-    return " ".join(" ".join(lines).split())[:300] or "no reason given"
+    lines = [line for line in error.partition("\n<state>")[0].splitlines() if not line.startswith(("<", "   "))]
+    found = " ".join(" ".join(lines).split())[:300] or "no reason given"
+    return _IN_WORDS.get(found, found)
