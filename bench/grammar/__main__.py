@@ -3,7 +3,8 @@
 A unified worker decodes 16 requests, of which none, some or all follow a JSON schema. All rows of a launch are sampled
 together, so the time of a step is the ITL of every row, also of those without a grammar. Then grammars are compiled, by
 size: at the gateway, which refuses what cannot be followed, and at the worker. A thread beside measures how long either
-keeps the interpreter to itself. The last line of output is one JSON object.
+keeps the interpreter to itself. Last, a deployment serves a stream while hostile grammars are asked for. The last line
+of output is one JSON object.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.grammar import neighbour
 from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, executor_of
 from bench.turns import in_turn
 from gateway.grammars import Asked, GrammarChecks
@@ -157,8 +159,13 @@ def _watched(work: Callable[[], object]) -> tuple[float, float]:
     return took, max(waits)
 
 
-def show(console: Console, steps: dict[str, dict[int, float]], compiled: list[dict[str, float]]) -> None:
-    """Prints two tables and a line of JSON."""
+def show(
+    console: Console,
+    steps: dict[str, dict[int, float]],
+    compiled: list[dict[str, float]],
+    gaps: list[dict[str, Any]],
+) -> None:
+    """Prints three tables and a line of JSON."""
     table = Table("rows with a grammar", *steps, title=f"a decode step of {BATCH} rows, ms; beside none")
     for num in next(iter(steps.values())):
         cells = (f"{each[num]:.2f} ({each[num] / each[0]:.2f})" for each in steps.values())
@@ -169,7 +176,12 @@ def show(console: Console, steps: dict[str, dict[int, float]], compiled: list[di
     for row in compiled:
         table.add_row(*(f"{value:g}" for value in row.values()))
     console.print(table)
-    print(json.dumps({"step_ms": steps, "compile": compiled}))
+
+    table = Table(*gaps[0], title="a stream beside hostile grammars, the worst of the rounds")
+    for each in gaps:
+        table.add_row(*map(str, each.values()))
+    console.print(table)
+    print(json.dumps({"step_ms": steps, "compile": compiled, "neighbour": gaps}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: step_times(runner, load, plan, ROWS, overlap=overlap)
         for name, overlap in (("overlap", True), ("serial", False))
     }
-    show(Console(width=120), steps, compile_times(load(), asked.rounds))
+    show(Console(width=120), steps, compile_times(load(), asked.rounds), neighbour.measure(asked.rounds))
     return 0
 
 

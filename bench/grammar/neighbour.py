@@ -1,0 +1,118 @@
+"""How long a stream stands still while others ask for hostile grammars: real processes, over HTTP.
+
+One client reads a stream and notes when each piece comes. Meanwhile another asks for one grammar after another; each
+request fails with its sentence, or gets a few tokens.
+"""
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from bench.grammar.hostile import Fields, hostile
+from runtime.clock import Clock, MonotonicClock
+from tests.e2e.baton_process import PATIENCE_S, BatonProcess
+
+CALM_REQUESTS: Final = 20  # without grammars, for comparison
+_BODY: Final = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
+_FLAGS: Final = "serve --port 0 --dtype float32"
+
+
+@dataclass(eq=False)
+class Stream:
+    """A neighbour: streams that follow one another, and when each piece came, by the number of its stream."""
+
+    url: str
+    clock: Clock = field(default_factory=MonotonicClock)
+
+    def __post_init__(self) -> None:
+        self.pieces: list[tuple[float, int]] = []
+        self._is_over = False
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._read)
+
+    def _read(self) -> None:
+        body = {**_BODY, "stream": True, "ignore_eos": True, "max_tokens": 1500}
+        with httpx.Client(timeout=PATIENCE_S) as client:
+            for number in count():
+                with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
+                    for line in answer.iter_lines():
+                        if self._is_over:
+                            return
+                        if line.startswith("data: "):
+                            with self._news:
+                                self.pieces.append((self.clock.now(), number))
+                                self._news.notify_all()
+
+    @contextmanager
+    def running(self) -> "Iterator[Stream]":
+        """Reads until the end of the block, which begins with the first piece."""
+        self._thread.start()
+        try:
+            self.wait()
+            yield self
+        finally:
+            self._is_over = True
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Until another piece has come."""
+        with self._news:
+            seen = len(self.pieces)
+            assert self._news.wait_for(lambda: len(self.pieces) > seen, PATIENCE_S), "the stream has ended"
+
+    def longest_gap(self, start: float, end: float) -> float:
+        """The longest time between two pieces of a stream, of which a part lies in [start, end), in seconds."""
+        with self._news:
+            gaps = [
+                after - before
+                for (before, one), (after, other) in pairwise(self.pieces)
+                if one == other and after >= start and before < end
+            ]
+        return max(gaps, default=0.0)
+
+
+def measure(rounds: int, flags: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A row for each hostile grammar, and first one for requests without: milliseconds, the worst of the rounds."""
+    asked: list[tuple[str, Fields]] = [("none", {})] * CALM_REQUESTS * rounds
+    for turn in range(rounds):
+        asked += hostile(turn).items()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BatonProcess(*_FLAGS.split(), *flags, log=Path(folder) / "log") as baton,
+        Stream(baton.url).running() as stream,
+        httpx.Client(base_url=baton.url, timeout=PATIENCE_S) as client,
+    ):
+        found = [(name, *_ask(client, stream, fields)) for name, fields in asked]
+
+    rows = []
+    for name in dict.fromkeys(name for name, _ in asked):
+        mine = [each for each in found if each[0] == name]
+        rows.append(
+            {
+                "grammar": name,
+                "status": mine[0][1],
+                "answer ms": round(max(took for _, _, took, _ in mine) * 1e3),
+                "longest gap ms": round(max(gap for _, _, _, gap in mine) * 1e3),
+            }
+        )
+    return rows
+
+
+def _ask(client: httpx.Client, stream: Stream, fields: Fields) -> tuple[int, float, float]:
+    """(status, seconds until the answer, the neighbour's longest gap meanwhile, in seconds)."""
+    content = json.dumps({**_BODY, "max_tokens": 8, **fields})  # outside of what is timed
+    start = stream.clock.now()
+    answer = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    end = stream.clock.now()
+    assert answer.status_code in (200, 400), answer.text[:500]
+
+    stream.wait()  # the gap in which the answer came ends with the next piece
+    return answer.status_code, end - start, stream.longest_gap(start, end)
