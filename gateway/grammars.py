@@ -20,6 +20,7 @@ from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammar_limits import complaint, limits
 
 MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
+MAX_REMEMBERED_CHARS: Final = 8 * 1024 * 1024  # of what was asked for, and of the texts made of it
 MAX_TAGS: Final = 256
 
 
@@ -199,6 +200,7 @@ class GrammarChecks:
     """Of one gateway. Compiles one grammar at a time, in a thread: other requests and streams go on."""
 
     _known: "OrderedDict[str, str | BadRequest]" = field(default_factory=OrderedDict)
+    _num_chars: int = 0  # of these
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tokenizer: LLTokenizer = field(default_factory=lambda: LLTokenizer(TokenizerWrapper(_Bytes())))
 
@@ -212,10 +214,11 @@ class GrammarChecks:
             async with self._one:
                 if key not in self._known:
                     self._known[key] = await asyncio.to_thread(self.check, wanted)
+                    self._num_chars += _num_chars(key, self._known[key])
         self._known.move_to_end(key)
         found = self._known[key]
-        while len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        while len(self._known) > MAX_REMEMBERED or self._num_chars > MAX_REMEMBERED_CHARS:
+            self._num_chars -= _num_chars(*self._known.popitem(last=False))
         if isinstance(found, BadRequest):
             raise BadRequest(found.message, param=found.param)
         return found
@@ -233,6 +236,10 @@ class GrammarChecks:
             what = f"cannot be followed: {complaint(matcher.get_error())}"
             return BadRequest(f"{wanted.field}: {what}", param=wanted.param)
         return text
+
+
+def _num_chars(key: str, found: str | BadRequest) -> int:
+    return len(key) + len(found if isinstance(found, str) else found.message)
 
 
 def _line(error: Exception) -> str:

@@ -40,7 +40,7 @@ from runtime.settings import WorkerSettings, read_arguments
 from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
-from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream
+from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
 from scheduler.execution.streams_cuda import CudaStream
 from scheduler.execution.thread_choice import choose_threads
 from scheduler.planning.kv_book import KvBook
@@ -315,7 +315,7 @@ def answer_grammars(runner: Runner, settings: WorkerSettings, wake: Callable[[],
     folder = Path(settings.tokenizer or settings.model)
     return AnswerGrammars(
         partial(load_vocabulary, folder, runner.config.vocab_size),
-        compiling=ThreadPoolExecutor(1, "grammars"),
+        compiling=ThreadPoolExecutor(1, "grammars", give_way),
         masking=ThreadPoolExecutor(1, "masks"),
         wake=wake,
         num_threads=settings.threads,

@@ -19,6 +19,7 @@ from torch import Tensor
 from protocol.errors import BatonError
 
 FORWARD_NICENESS = 5  # the loop's short turns go before a long forward
+BESIDE_NICENESS = 10  # and forwards before what no token waits for
 _NICEST = 19
 Segment = Callable[..., None]  # called with the launch's `used`
 
@@ -130,8 +131,7 @@ class HostStream(Stream):
         self._thread.start()
         tid = self._thread.native_id
         assert tid is not None, "it has started"
-        mine = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))  # inherited by threads that it starts
+        _be_nice(tid, niceness)  # inherited by threads that it starts
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Enqueues the segments. They must not raise: a launch catches its own failures."""
@@ -173,6 +173,16 @@ class HostStream(Stream):
     def _run(self) -> None:
         while (segment := self._queue.get()) is not None:
             segment()
+
+
+def give_way() -> None:
+    """Has the calling thread go behind all streams, on a shared core."""
+    _be_nice(threading.get_native_id(), BESIDE_NICENESS)
+
+
+def _be_nice(tid: int, niceness: int) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, tid, min(_NICEST, mine + niceness))
 
 
 class InlineStream(Stream):

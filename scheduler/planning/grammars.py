@@ -9,7 +9,9 @@ from typing import Final
 
 from scheduler.plan import ForgetGrammar, GrammarLearnt, LearnGrammar
 
-MAX_KNOWN: Final = 64  # beside those in use
+# Beside those in use. A compiled grammar takes up to 100 bytes for each character of its text.
+MAX_KNOWN: Final = 64
+MAX_KNOWN_CHARS: Final = 2 * 1024 * 1024
 
 
 class Grammars:
@@ -18,6 +20,7 @@ class Grammars:
     def __init__(self, submit: Callable[[LearnGrammar | ForgetGrammar], None]) -> None:
         self._submit = submit
         self._faults: dict[str, str | None] = {}  # None: asked. The one asked for last comes last
+        self._num_chars: dict[str, int] = {}
 
     def ask(self, name: str, text: str, in_use: Callable[[], Collection[str]]) -> None:
         """Has the executor learn a grammar, unless it knows it. `in_use`: the names that requests of this worker have.
@@ -25,9 +28,9 @@ class Grammars:
         if name in self._faults:
             self._faults[name] = self._faults.pop(name)
             return
-        self._faults[name] = None
+        self._faults[name], self._num_chars[name] = None, len(text)
         self._submit(LearnGrammar(name, text))
-        if len(self._faults) > MAX_KNOWN:
+        if self._is_full:
             self._make_room({name, *in_use()})
 
     def is_learnt(self, name: str) -> bool:
@@ -43,8 +46,13 @@ class Grammars:
         if outcome.name in self._faults:
             self._faults[outcome.name] = outcome.fault
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._faults) > MAX_KNOWN or sum(self._num_chars.values()) > MAX_KNOWN_CHARS
+
     def _make_room(self, in_use: Collection[str]) -> None:
-        unused = [name for name, fault in self._faults.items() if fault is not None and name not in in_use]
-        for name in unused[: len(self._faults) - MAX_KNOWN]:
-            del self._faults[name]
+        for name in [name for name, fault in self._faults.items() if fault is not None and name not in in_use]:
+            if not self._is_full:
+                return
+            del self._faults[name], self._num_chars[name]
             self._submit(ForgetGrammar(name))

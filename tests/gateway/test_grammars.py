@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from gateway.grammar_fields import MAX_CHOICES
-from gateway.grammars import MAX_REMEMBERED, Asked, GrammarChecks, asked
+from gateway.grammars import MAX_REMEMBERED, MAX_REMEMBERED_CHARS, Asked, GrammarChecks, asked
 from gateway.schemas import ChatRequest, parse
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -141,6 +141,7 @@ def test_others_go_on_while_a_grammar_is_compiled() -> None:
     find = checks.check
 
     def held(wanted: Asked) -> str | BadRequest:
+        assert threading.current_thread() is not threading.main_thread()
         is_held.set()
         assert is_free.wait(60)
         return find(wanted)
@@ -182,6 +183,14 @@ def test_what_was_found_is_remembered_up_to_a_number() -> None:
     for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
         text(checks, {"regex": f"a{number}"})
     assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"
+
+
+def test_long_grammars_are_forgotten_sooner() -> None:
+    checks = GrammarChecks()
+    vars(checks)["check"] = lambda wanted: "x" * (MAX_REMEMBERED_CHARS // 4)
+    for number in range(6):
+        text(checks, {"regex": f"a{number}"})
+    assert len(checks._known) == 3 and checks._num_chars < MAX_REMEMBERED_CHARS
 
 
 def test_a_choice_of_thousands_of_texts_can_be_followed() -> None:

@@ -112,4 +112,20 @@ GRAMMARS = (
         "a name may be written twice in an answer, and a parser takes one",
         tests=(SCHEMAS,),
     ),
+    Mutant(
+        "long grammars stay as long as short ones",
+        "Grammars._is_full",
+        "sum(self._num_chars.values()) > MAX_KNOWN_CHARS",
+        "False",
+        "64 hostile grammars would take a worker's memory",
+        tests=("tests/scheduler/planning/test_grammars.py",),
+    ),
+    Mutant(
+        "grammars are checked on the loop",
+        "GrammarChecks.text_of",
+        "await asyncio.to_thread(self.check, wanted)",
+        "self.check(wanted)",
+        "all streams of a gateway would stand still while one grammar is compiled",
+        tests=("tests/gateway/test_grammars.py",),
+    ),
 )

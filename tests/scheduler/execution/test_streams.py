@@ -1,10 +1,11 @@
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from scheduler.execution.streams import HostStream, InlineStream
+from scheduler.execution.streams import BESIDE_NICENESS, FORWARD_NICENESS, HostStream, InlineStream, give_way
 
 
 def gated(gate: threading.Event) -> Callable[[], None]:
@@ -134,3 +135,10 @@ def test_inline_runs_at_once() -> None:
     assert ran[-1] == 0
     stream.record().synchronize()
     host.close()
+
+
+def test_a_thread_may_go_behind_all_streams() -> None:
+    with ThreadPoolExecutor(1, initializer=give_way) as pool:
+        behind = pool.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert behind == min(19, mine + BESIDE_NICENESS) >= min(19, mine + FORWARD_NICENESS)

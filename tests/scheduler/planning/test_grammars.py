@@ -1,5 +1,5 @@
 from scheduler.plan import ForgetGrammar, GrammarLearnt, LearnGrammar
-from scheduler.planning.grammars import MAX_KNOWN, Grammars
+from scheduler.planning.grammars import MAX_KNOWN, MAX_KNOWN_CHARS, Grammars
 
 
 def make() -> tuple[Grammars, list[LearnGrammar | ForgetGrammar]]:
@@ -33,3 +33,16 @@ def test_grammars_without_requests_are_forgotten_the_oldest_first() -> None:
     assert not grammars.is_learnt("g2") and grammars.is_learnt("g1")
     grammars.learnt(GrammarLearnt("g2"))
     assert not grammars.is_learnt("g2"), "it was forgotten meanwhile"
+
+
+def test_long_grammars_without_requests_are_forgotten_sooner() -> None:
+    grammars, sent = make()
+    text = "x" * (MAX_KNOWN_CHARS // 4)
+    for number in range(4):
+        grammars.ask(f"g{number}", text, set)
+        grammars.learnt(GrammarLearnt(f"g{number}"))
+    assert not any(isinstance(each, ForgetGrammar) for each in sent)
+    grammars.ask("new", text + text, lambda: {"g1"})
+    assert sent[-2:] == [ForgetGrammar("g0"), ForgetGrammar("g2")]
+    grammars.ask("short", "", set)
+    assert sent[-1] == LearnGrammar("short", ""), "there is room again"
