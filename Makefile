@@ -29,10 +29,13 @@ CPU_INDEX     := https://download.pytorch.org/whl/cpu
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -q -q
 SERVING := $(VENV)/.ready-to-serve
 READY   := $(VENV)/.ready-to-develop
+# The public JSON Schema test suite. jsonschema has it among its sources, in the version that is installed.
+SUITE   := $(VENV)/json-schema-suite/README.md
 # An interpreter named on the command line (make PY=python3 test-gpu) is used as it is, without a set-up.
 ifneq ($(origin PY),file)
 SERVING :=
 READY   :=
+SUITE   :=
 endif
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
@@ -132,7 +135,7 @@ check-unit:
 test: check ## check, then slow tests (real processes), those that find what no other does: at most 8 minutes on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
-test-slow: $(READY) ## the other slow tests: more cases of what make test holds; some 15 minutes
+test-slow: $(READY) $(SUITE) ## the other slow tests: more cases of what make test holds; some 15 minutes
 	@$(PYTEST) $(MANY) -m "broad and not full and not gpu" $(SLOW)
 
 test-full: test test-slow ## both, then the exhaustive tests: every topology, page size and chunk
@@ -195,4 +198,13 @@ $(VENV)/.ready-to-serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.ready-to-develop: $(VENV)/.ready-to-serve
 	@echo "Set-up for tests and measurements, once, into $(VENV)"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/json-schema-suite/README.md: constraints.txt | $(READY)
+	@echo "Downloading the JSON Schema test suite, once"
+	@rm -rf $(VENV)/json-schema-suite $(VENV)/jsonschema-sources
+	@$(PIP) download --no-deps --no-binary jsonschema -d $(VENV)/jsonschema-sources $$(grep ^jsonschema== constraints.txt)
+	@tar -xzf $(VENV)/jsonschema-sources/jsonschema-*.tar.gz -C $(VENV)/jsonschema-sources
+	@mv $(VENV)/jsonschema-sources/jsonschema-*/json $(VENV)/json-schema-suite
+	@rm -rf $(VENV)/jsonschema-sources
 	@touch $@
