@@ -165,7 +165,7 @@ def show(
     compiled: list[dict[str, float]],
     gaps: list[dict[str, Any]],
 ) -> None:
-    """Prints three tables and a line of JSON."""
+    """Prints the tables, and a line of JSON."""
     table = Table("rows with a grammar", *steps, title=f"a decode step of {BATCH} rows, ms; beside none")
     for num in next(iter(steps.values())):
         cells = (f"{each[num]:.2f} ({each[num] / each[0]:.2f})" for each in steps.values())
@@ -177,10 +177,11 @@ def show(
         table.add_row(*(f"{value:g}" for value in row.values()))
     console.print(table)
 
-    table = Table(*gaps[0], title="a stream beside hostile grammars, the worst of the rounds")
-    for each in gaps:
-        table.add_row(*map(str, each.values()))
-    console.print(table)
+    if gaps:
+        table = Table(*gaps[0], title="a stream beside hostile grammars, the worst of the rounds")
+        for each in gaps:
+            table.add_row(*map(str, each.values()))
+        console.print(table)
     print(json.dumps({"step_ms": steps, "compile": compiled, "neighbour": gaps}))
 
 
@@ -191,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=128, help="prompt tokens (default 128)")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each number of rows, in turn (default 5)")
+    parser.add_argument("--beside", type=int, default=3, help="rounds of hostile grammars beside a stream (default 3)")
     asked = parser.parse_args(argv)
 
     sys.setswitchinterval(1e-4)  # as a worker does
@@ -204,7 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: step_times(runner, load, plan, ROWS, overlap=overlap)
         for name, overlap in (("overlap", True), ("serial", False))
     }
-    show(Console(width=120), steps, compile_times(load(), asked.rounds), neighbour.measure(asked.rounds))
+    gaps = neighbour.measure(asked.beside) if asked.beside else []
+    show(Console(width=120), steps, compile_times(load(), asked.rounds), gaps)
     return 0
 
 

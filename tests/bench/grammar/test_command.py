@@ -5,12 +5,11 @@ import json
 import pytest
 
 from bench.grammar.__main__ import NUM_PROPERTIES, ROWS, main
-from bench.grammar.hostile import hostile
 
 
 @pytest.mark.slow
 def test_a_short_run_measures_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--context", "8", "--steps", "2", "--rounds", "1"]) == 0
+    assert main(["--context", "8", "--steps", "2", "--rounds", "1", "--beside", "0"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {*found["step_ms"]} == {"overlap", "serial"}
     for times in found["step_ms"].values():
@@ -19,7 +18,4 @@ def test_a_short_run_measures_every_figure(capsys: pytest.CaptureFixture[str]) -
     assert all(
         row["gateway ms"] > 0 and row["worker ms"] > 0 and row["longest wait ms"] >= 0 for row in found["compile"]
     )
-    gaps = {row["grammar"]: row for row in found["neighbour"]}
-    assert {*gaps} == {"none", *hostile(0)} and all(row["status"] in (200, 400) for row in gaps.values())
-    assert gaps["none"]["status"] == 200 and gaps["schema of a megabyte"]["status"] == 400
-    assert all(row["longest gap ms"] >= 0 < row["answer ms"] for row in gaps.values())
+    assert found["neighbour"] == []
