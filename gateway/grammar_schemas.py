@@ -17,12 +17,9 @@ ESCAPES: Final = 'nrbtf\\"'
 OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
 _UNSPELT: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\u00[01][0-9a-f])")  # a control character without a short escape
 
-# Keywords of JSON Schema (draft 2020-12, and the older `definitions` and `dependencies`) that hold schemas.
-_ONE: Final = frozenset(
-    "items additionalItems additionalProperties unevaluatedItems unevaluatedProperties contains propertyNames".split()
-    + "not if then else contentSchema".split()
-)
-_LIST: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
+# Keywords of JSON Schema whose values are no schemas, and those that hold schemas by name. The value of any other one,
+# also of one that is unknown, may be a schema that a `$ref` names.
+_VALUES: Final = frozenset("const enum default examples".split())
 _MAP: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
 _IGNORED: Final = ("divisibleBy", "disallow", "extends")  # of draft 3
 
@@ -52,11 +49,13 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 
 def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """The value of a keyword, with the schemas in it changed."""
-    if key in _LIST and isinstance(value, list):
+    if key in _VALUES:
+        return value
+    if isinstance(value, list):
         return [mapped(each, change) for each in value]
     if key in _MAP and isinstance(value, Mapping):
         return {name: mapped(each, change) for name, each in value.items()}
-    return mapped(value, change) if key in _ONE else value
+    return mapped(value, change)
 
 
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:

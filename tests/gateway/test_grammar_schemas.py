@@ -59,6 +59,13 @@ def test_names_that_are_written_twice_count_once() -> None:
     assert allowed(schema, *texts) == [False, True, False, False]
 
 
+def test_what_a_reference_names_is_strict_wherever_it_stands() -> None:
+    components = {"components": {"schemas": {"day": {"type": "string", "format": "date"}}}}
+    schema = {"$ref": "#/components/schemas/day", **components}
+    assert allowed(schema, '"2024-02-29"', '"2023-02-29"') == [True, False]
+    assert "minProperties" in refused({"$ref": "#/a", "a": {"minProperties": 2}})
+
+
 def test_options_of_llguidance_and_what_it_ignores_are_refused() -> None:
     assert "x-guidance" in refused({"x-guidance": {"lenient": True}, "not": {}})
     for keyword in ("divisibleBy", "disallow", "extends"):
@@ -83,6 +90,7 @@ EXACT: dict[str, Any] = with_exact_format({"format": "date"})
         ({"items": {"anyOf": [{"format": "date"}]}}, {"items": {"anyOf": [EXACT]}}),
         ({"$defs": {"a": {"format": "date"}}}, {"$defs": {"a": EXACT}}),
         ({"additionalProperties": False}, {"additionalProperties": False}),
+        ({"components": {"schemas": {"a": {"format": "date"}}}}, {"components": {"schemas": {"a": EXACT}}}),
         ({"properties": {"format": {"type": "string"}}}, {"properties": {"format": {"type": "string"}}}),
         ({"const": {"format": "date"}}, {"const": {"format": "date"}}),
         ({"enum": [{"format": "date"}]}, {"enum": [{"format": "date"}]}),
