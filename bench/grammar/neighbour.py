@@ -81,7 +81,8 @@ class Stream:
 
 def measure(rounds: int, flags: Sequence[str] = ()) -> list[dict[str, Any]]:
     """A row for each hostile grammar, and first one for requests without: milliseconds, the worst of the rounds."""
-    asked: list[tuple[str, Fields]] = [("none", {})] * CALM_REQUESTS * rounds
+    calm: tuple[str, Fields] = ("none", {})
+    asked = [calm] * CALM_REQUESTS * rounds
     for turn in range(rounds):
         asked += hostile(turn).items()
     with (

@@ -91,8 +91,8 @@ GRAMMARS = (
     Mutant(
         "names of an answer may be spelt with escapes",
         "strict_schema",
-        '"json_allowed_escapes": ESCAPES',
-        '"coerce_one_of": False',
+        "ESCAPES",
+        "ESCAPES + 'u'",
         "what is spelt past a property's name passes its schema, too",
         tests=(SCHEMAS,),
     ),
