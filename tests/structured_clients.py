@@ -65,60 +65,61 @@ def of_langchain(url: str, model: str) -> dict[str, Check]:
     }
 
 
-def of_outlines(url: str, model: str) -> dict[str, Check]:
-    """Through vLLM's field names and through SGLang's."""
-    client, found = openai.OpenAI(base_url=url, api_key="none", max_retries=0), dict[str, Check]()
-    grammars = {"vllm": 'start: "yes" | "no"', "sglang": 'root ::= "yes" | "no"'}
-    for kind, connect in (("vllm", outlines.from_vllm), ("sglang", outlines.from_sglang)):
+def of_outlines(kind: str, connect: Any, grammar: str, url: str, model: str) -> dict[str, Check]:
+    """Through the field names of `kind`."""
+    asks = connect(openai.OpenAI(base_url=url, api_key="none", max_retries=0), model)
 
-        def ask(output: Any, connect: Any = connect) -> str:
-            return str(connect(client, model)(QUESTION, output, max_tokens=200, seed=1))
+    def ask(output: Any) -> str:
+        return str(asks(QUESTION, output, max_tokens=200, seed=1))
 
-        of = f"outlines, {kind}"
-        found |= {
-            f"{of}: class": lambda ask=ask: bool(Animal.model_validate_json(ask(Animal))),
-            f"{of}: choice": lambda ask=ask: ask(Literal["yes", "no"]) in ("yes", "no"),
-            f"{of}: regex": lambda ask=ask: bool(re.fullmatch("[0-9]{4}", ask(outlines.regex("[0-9]{4}")))),
-            f"{of}: grammar": lambda ask=ask, kind=kind: ask(outlines.cfg(grammars[kind])) in ("yes", "no"),
-            f"{of}: schema": lambda ask=ask: json.loads(ask(outlines.json_schema(SCHEMA)))["legs"] in (2, 4),
-        }
-    return found
+    of = f"outlines, {kind}"
+    return {
+        f"{of}: class": lambda: bool(Animal.model_validate_json(ask(Animal))),
+        f"{of}: choice": lambda: ask(Literal["yes", "no"]) in ("yes", "no"),
+        f"{of}: regex": lambda: re.fullmatch("[0-9]{4}", ask(outlines.regex("[0-9]{4}"))) is not None,
+        f"{of}: grammar": lambda: ask(outlines.cfg(grammar)) in ("yes", "no"),
+        f"{of}: schema": lambda: json.loads(ask(outlines.json_schema(SCHEMA)))["legs"] in (2, 4),
+    }
 
 
-def of_guidance(url: str, model: str) -> dict[str, Check]:
-    """Its models for vLLM and for SGLang."""
-    found = dict[str, Check]()
-    for kind, connect in (("vllm", VLLMModel), ("sglang", SglangModel)):
+def of_guidance(kind: str, connect: Any, url: str, model: str) -> dict[str, Check]:
+    """Its model for servers of `kind`."""
 
-        def ask(body: Any, name: str, connect: Any = connect) -> str:
-            state = connect(model, base_url=url, api_key="none", echo=False)
-            with guidance.user():
-                state += QUESTION
-            with guidance.assistant():
-                state += body
-            return str(state[name])
+    def ask(body: Any, name: str) -> str:
+        state = connect(model, base_url=url, api_key="none", echo=False)
+        with guidance.user():
+            state += QUESTION
+        with guidance.assistant():
+            state += body
+        return str(state[name])
 
-        of, pick = f"guidance, {kind}", guidance.select(["red", "grey"], name="colour")
-        digits, whole = guidance.gen("n", regex="[0-9]{2}"), guidance.json("fox", schema=Animal)
-        found |= {
-            f"{of}: select": lambda ask=ask, pick=pick: ask(pick, "colour") in ("red", "grey"),
-            f"{of}: regex": lambda ask=ask, digits=digits: bool(re.fullmatch("[0-9]{2}", ask(digits, "n"))),
-            f"{of}: text around": lambda ask=ask, pick=pick: ask("It is " + pick + ".", "colour") in ("red", "grey"),
-            f"{of}: class": lambda ask=ask, whole=whole: bool(Animal.model_validate_json(ask(whole, "fox"))),
-        }
-    return found
+    of, pick = f"guidance, {kind}", guidance.select(["red", "grey"], name="colour")
+    digits, whole = guidance.gen("n", regex="[0-9]{2}"), guidance.json("fox", schema=Animal)
+    return {
+        f"{of}: select": lambda: ask(pick, "colour") in ("red", "grey"),
+        f"{of}: regex": lambda: re.fullmatch("[0-9]{2}", ask(digits, "n")) is not None,
+        f"{of}: text around": lambda: ask("It is " + pick + ".", "colour") in ("red", "grey"),
+        f"{of}: class": lambda: bool(Animal.model_validate_json(ask(whole, "fox"))),
+    }
+
+
+def all_checks(url: str, model: str) -> dict[str, Check]:
+    """By what each says of itself."""
+    return {
+        **of_openai(url, model),
+        **of_langchain(url, model),
+        **of_outlines("vllm", outlines.from_vllm, 'start: "yes" | "no"', url, model),
+        **of_outlines("sglang", outlines.from_sglang, 'root ::= "yes" | "no"', url, model),
+        **of_guidance("vllm", VLLMModel, url, model),
+        **of_guidance("sglang", SglangModel, url, model),
+    }
 
 
 def main(url: str) -> int:
     """Prints a line for each client; 1 if one is not served."""
     warnings.simplefilter("ignore")
     model, num_bad = openai.OpenAI(base_url=url, api_key="none").models.list().data[0].id, 0
-    checks = {
-        name: check
-        for of in (of_openai, of_langchain, of_outlines, of_guidance)
-        for name, check in of(url, model).items()
-    }
-    for name, check in checks.items():
+    for name, check in all_checks(url, model).items():
         try:
             said = "served" if check() else "got another answer"
         except Exception as error:  # noqa: BLE001 - of another project's client
