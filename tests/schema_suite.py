@@ -5,13 +5,14 @@ The package jsonschema brings the suite with its sources, which `make test-slow`
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import jsonschema.validators
+import jsonschema
 
 FOLDER: Final = Path(os.environ.get("JSON_SCHEMA_SUITE", Path(sys.prefix) / "json-schema-suite"))
 DRAFTS: Final = {  # by folder of the suite: the $schema of its schemas
@@ -47,6 +48,24 @@ def groups(draft: str) -> Iterator[Group]:
 
 def follows(text: str, schema: Any, draft: str) -> bool:
     """Whether a text is JSON of this schema, by the rules of its draft. ValidationError or ValueError says why not."""
-    validator = jsonschema.validators.validator_for({"$schema": DRAFTS[draft]})
-    validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
+    own = jsonschema.validators.validator_for({"$schema": DRAFTS[draft]})
+    validator = jsonschema.validators.extend(own, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    validator(schema, format_checker=own.FORMAT_CHECKER).validate(json.loads(text))
     return True
+
+
+# jsonschema's own keywords read patterns as Python does. In ECMA's, \w and \d are letters and digits of ASCII.
+def _matches(pattern: str, text: str) -> bool:
+    return re.search(pattern, text, 0 if "\\s" in pattern.lower() else re.ASCII) is not None
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[jsonschema.ValidationError]:
+    if validator.is_type(value, "string") and not _matches(pattern, value):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, value: Any, _: Any) -> Iterator[jsonschema.ValidationError]:
+    for pattern, schema in patterns.items() if validator.is_type(value, "object") else ():
+        for name in value:
+            if _matches(pattern, name):
+                yield from validator.descend(value[name], schema, path=name, schema_path=pattern)

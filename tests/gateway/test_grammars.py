@@ -141,8 +141,8 @@ def test_others_go_on_while_a_grammar_is_compiled() -> None:
     find = checks.check
 
     def held(wanted: Asked) -> str | BadRequest:
-        assert threading.current_thread() is not threading.main_thread()
         is_held.set()
+        assert threading.current_thread() is not threading.main_thread()
         assert is_free.wait(60)
         return find(wanted)
 
