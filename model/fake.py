@@ -83,20 +83,32 @@ class FakeRunner:
         facts = {"algorithm": "fake", "seed": f"{self.draft_seed}"}
         return Fingerprint(config, draft=WeightsPrint(f"fake-{self.draft_seed}", facts=facts) if self.draft else None)
 
-    @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32: 100 at the hashed token, 0 elsewhere."""
-        _, running_N, where = self._read(inp, kv, on_layer)
-        return self._logits(inp, running_N, where)
+        hash_L, _ = self.hidden(inp, kv, on_layer)
+        return self.logits(hash_L)
 
-    @torch.no_grad()
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits as `forward` gives them, and the features that the fake draft needs."""
-        assert self.draft is not None
+        hash_L, features_TF = self.hidden(inp, kv, on_layer)
+        assert features_TF is not None, "only a draft reads features"
+        return self.logits(hash_L), features_TF
+
+    @torch.no_grad()
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The hashes (L,) of the contexts up to the wanted rows, and features if there is a draft."""
         hash_N, running_N, where = self._read(inp, kv, on_layer)
-        return self._logits(inp, running_N, where), self.draft.features(hash_N, running_N, where)
+        features_TF = None if self.draft is None else self.draft.features(hash_N, running_N, where)
+        return running_N[where.token_T[inp.logit_indices_L]], features_TF
+
+    @torch.no_grad()
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32 behind contexts with these hashes."""
+        return logits_for(next_token(hidden_LE, self.vocab_size), self.vocab_size)
 
     def _read(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None
@@ -117,10 +129,6 @@ class FakeRunner:
             if self.collectives is not None:
                 hash_N[where.token_T] += _lost(self.collectives, inp)
         return hash_N, where.running(hash_N), where
-
-    def _logits(self, inp: ModelInput, running_N: Tensor, where: Contexts) -> Tensor:
-        hash_L = running_N[where.token_T[inp.logit_indices_L]]
-        return logits_for(next_token(hash_L, self.vocab_size), self.vocab_size)
 
 
 def _lost(collectives: Collectives, inp: ModelInput) -> Tensor:

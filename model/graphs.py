@@ -247,6 +247,7 @@ class GraphedRunner:
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
+        self.hidden, self.logits = runner.hidden, runner.logits  # without graphs: only prompts are scored
         self.collectives = runner.collectives
 
         self.why_none = "not captured yet"

@@ -1,14 +1,18 @@
-"""Log-probabilities of drawn tokens, and of the likeliest ones beside them.
+"""Log-probabilities of tokens, drawn ones and those of prompts, and of the likeliest ones beside them.
 
 A token's log-probability is its logit less the logarithm of the sum of exp(logits), in float32. Its rank counts the
 tokens with a greater logit, and itself. protocol/logprobs.py says how they travel.
-Shapes: L rows of logits, N of them that ask, V vocabulary, K likeliest tokens, W = 2 + 2 * K words.
+Shapes: L rows of logits, N of them that ask, V vocabulary, K likeliest tokens, W = 2 + 2 * K words, S scored tokens of
+prompts, E hidden.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+MAX_LOGITS: Final = 2**24  # that are in memory at a time while a prompt is scored
 
 
 class LogprobRows(NamedTuple):
@@ -32,3 +36,21 @@ def score(logits_NV: Tensor, tokens_N: Tensor, num_top: int) -> Tensor:
     words_NW[:, 0], words_NW[:, 1] = logprobs[:, 0].view(torch.int32), rank_N
     words_NW[:, 2::2], words_NW[:, 3::2] = ids_NK, logprobs[:, 1:].contiguous().view(torch.int32)
     return words_NW
+
+
+class PromptRows(NamedTuple):
+    """The tokens of prompts that a launch scores."""
+
+    rows_S: Tensor  # int64: of the token before each, an index into the tokens of the forward
+    next_S: Tensor  # int64: the tokens
+    num_top: int  # K: the most that any prompt asks for
+
+
+def score_hidden(
+    hidden_SE: Tensor, logits: Callable[[Tensor], Tensor], tokens_S: Tensor, num_top: int, vocab_size: int
+) -> Tensor:
+    """What `score` gives for the tokens behind these hidden states, (S, W). `logits` makes logits of hidden states: of
+    a block of them at a time, since those of a long chunk would take gigabytes."""
+    block = max(1, MAX_LOGITS // vocab_size)
+    parts = zip(hidden_SE.split(block), tokens_S.split(block), strict=True)
+    return torch.cat([score(logits(part_BE), tokens_B, num_top) for part_BE, tokens_B in parts])

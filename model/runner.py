@@ -108,6 +108,17 @@ class Runner(Protocol):
         """
         ...
 
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `forward`, but the hidden states of the wanted rows, from which `logits` makes their logits; and the
+        features (T, F) of all tokens if there is a draft."""
+        ...
+
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32 of hidden states."""
+        ...
+
 
 class DraftSource(NamedTuple):
     """Where a model's draft comes from."""
@@ -274,8 +285,23 @@ class ModelRunner:
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits (L, V) float32 and features (T, F); see Runner."""
-        assert self.draft is not None
-        return self.decoder.forward_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
+        hidden_LE, features_TF = self.hidden(inp, kv, on_layer)
+        assert features_TF is not None, "only a draft reads features"
+        return self.decoder.logits(hidden_LE), features_TF
+
+    @torch.no_grad()
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states (L, E), and features (T, F) if there is a draft; see Runner."""
+        if self.draft is None:
+            return self.decoder.hidden(inp, kv, self.attention, on_layer), None
+        return self.decoder.hidden_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
+
+    @torch.no_grad()
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32; see Runner."""
+        return self.decoder.logits(hidden_LE)
 
 
 def _held(checkpoint: Checkpoint, num_ranks: int) -> Iterator[tuple[str, str, int]]:

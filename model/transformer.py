@@ -117,10 +117,20 @@ class Decoder:
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """Logits (L, V) float32. Writes K and V of all T tokens at their slots, layer by layer."""
-        x_LE, _ = self._layers(inp, kv, attention, on_layer, (), wanted_L=inp.logit_indices_L)
-        return self.head(self.passes.rms_norm(x_LE, self.final_norm_E)).float()
+        return self.logits(self.hidden(inp, kv, attention, on_layer))
 
-    def forward_with_features(
+    def logits(self, hidden_LE: Tensor) -> Tensor:
+        """Logits (L, V) float32 of hidden states."""
+        return self.head(hidden_LE).float()
+
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
+    ) -> Tensor:
+        """As `forward`, but the hidden states (L, E) of the wanted rows: the output of the final norm."""
+        x_LE, _ = self._layers(inp, kv, attention, on_layer, (), wanted_L=inp.logit_indices_L)
+        return self.passes.rms_norm(x_LE, self.final_norm_E)
+
+    def hidden_with_features(
         self,
         inp: ModelInput,
         kv: PagedKv,
@@ -128,16 +138,16 @@ class Decoder:
         on_layer: Callable[[int], None] | None,
         feature_layers: tuple[int, ...],
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, and the features (T, F): the inputs of `feature_layers`, side by side, (T, E) each.
+        """As `hidden`, and the features (T, F): the inputs of `feature_layers`, side by side, (T, E) each.
 
         Without such layers they are the output of the final norm.
         """
         if feature_layers:
             x_LE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers, wanted_L=inp.logit_indices_L)
-            return self.head(self.passes.rms_norm(x_LE, self.final_norm_E)).float(), torch.cat(inputs, dim=-1)
+            return self.passes.rms_norm(x_LE, self.final_norm_E), torch.cat(inputs, dim=-1)
         x_TE, _ = self._layers(inp, kv, attention, on_layer, ())
         normed_TE = self.passes.rms_norm(x_TE, self.final_norm_E)
-        return self.head(normed_TE.index_select(0, inp.logit_indices_L)).float(), normed_TE
+        return normed_TE.index_select(0, inp.logit_indices_L), normed_TE
 
     def _layers(
         self,

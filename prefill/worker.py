@@ -206,6 +206,7 @@ class PrefillWorker:
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
+        self.outbox.tell_prompts(launched)
         if launched.hidden:
             ended = [chunk.req for chunk in launched.chunks if chunk.samples]
             for req, hidden in zip(ended, launched.hidden, strict=True):
@@ -289,7 +290,7 @@ class PrefillWorker:
         while (job := self._waiting.first()) is not None:
             if is_too_early(job, self._computing, self.planner, self._chunk_size, budget):
                 return
-            if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.cache_key):
+            if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.wanted_cached):
                 return
 
             self._waiting.remove(job)

@@ -1,4 +1,5 @@
-"""Log-probabilities of tokens: what a request asks for, and how they travel. model/logprobs.py computes them.
+"""Log-probabilities of tokens, drawn ones and those of a prompt: what a request asks for, and how they travel.
+model/logprobs.py computes them.
 
 Those of a token are rows of 32-bit words, little-endian: its log-probability (float32), its rank (1: no token is
 likelier), then id and log-probability of each of the likeliest tokens, the likeliest first.
@@ -12,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import Field
 
 from protocol.errors import WireError
-from protocol.message import Blob, Flag, Message
+from protocol.message import MAX_BLOB_BYTES, Blob, Flag, Message, Positive
 
 MAX_TOP_LOGPROBS: Final = 20  # as in OpenAI's API
 NumTop = Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_LOGPROBS)]
@@ -28,6 +29,17 @@ class LogprobsAsked(Message):
 
     num_top: NumTop = 0  # how many of the likeliest tokens, beside the drawn one
     processed: Flag = False
+
+
+@dataclass(frozen=True)
+class PromptLogprobsAsked(Message):
+    """What a request asks for, for its prompt's own tokens from `start` on. They are of the model's own logits.
+
+    The first token of a prompt has none, because nothing comes before it.
+    """
+
+    num_top: NumTop = 0
+    start: Positive = 1
 
 
 class TokenLogprob(NamedTuple):
@@ -49,6 +61,11 @@ class Logprobs(Message):
     def row_bytes(self) -> int:
         """Bytes of one token."""
         return row_of(self.num_top).size
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens they are of."""
+        return len(self.raw) // self.row_bytes
 
     def part(self, start: int, stop: int) -> "Logprobs":
         """Those of the tokens [start, stop) of these."""
@@ -74,10 +91,15 @@ def checked(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int
         if (asked is None) != (found is None):
             raise WireError(f"logprobs: got {'none' if found is None else 'some'}, expected the other")
         return ()
-    if found.num_top > asked.num_top or len(found.raw) != num_tokens * found.row_bytes:
+    return checked_tokens(found, asked.num_top, num_tokens)
+
+
+def checked_tokens(found: Logprobs, num_top: int, num_tokens: int) -> tuple[TokenLogprob, ...]:
+    """Those of `num_tokens` tokens, with `num_top` of the likeliest ones at most. WireError as `checked` has it."""
+    if found.num_top > num_top or len(found.raw) != num_tokens * found.row_bytes:
         raise WireError(
             f"logprobs: got {len(found.raw)} bytes with {found.num_top} likeliest tokens each, "
-            f"expected those of {num_tokens} tokens with {asked.num_top} at most"
+            f"expected those of {num_tokens} tokens with {num_top} at most"
         )
     tokens = found.tokens()
     for token in tokens:
@@ -95,3 +117,10 @@ def of_tokens(tokens: tuple[TokenLogprob, ...]) -> Logprobs:
     pack = row_of(num_top).pack
     rows = [pack(each.logprob, each.rank, *(part for pair in each.top for part in pair)) for each in tokens]
     return Logprobs(num_top, b"".join(rows))
+
+
+def pieces_of(num_top: int, raw: bytes) -> tuple[Logprobs, ...]:
+    """Those of any number of tokens, in pieces that fit into a message."""
+    size = row_of(num_top).size
+    step = MAX_BLOB_BYTES // size * size
+    return tuple(Logprobs(num_top, raw[start : start + step]) for start in range(0, len(raw), step))

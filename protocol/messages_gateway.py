@@ -14,7 +14,7 @@ from protocol.fingerprint import Fingerprint
 from protocol.grammar import GrammarText
 from protocol.kv_layout import KvLayout
 from protocol.logit_rules import LogitRules
-from protocol.logprobs import Logprobs, LogprobsAsked
+from protocol.logprobs import Logprobs, LogprobsAsked, PromptLogprobsAsked
 from protocol.message import (
     Boundary,
     Count,
@@ -195,6 +195,18 @@ class Tokens(Message):
 
 
 @dataclass(frozen=True)
+class PromptLogprobs(Message):
+    """Log-probabilities of prompt tokens from `start` on. Sent by prefill (or unified), before FirstToken, for each
+    chunk of a prompt whose request asks; those of a long chunk come in several messages. The gateway holds the answer
+    back until it has those of the whole prompt."""
+
+    request_id: Id
+    attempt: Int
+    start: Count
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True)
 class RequestFailed(Message):
     """Sent by the decode or unified worker when a request cannot go on. `code` is from protocol/errors.py."""
 
@@ -277,6 +289,7 @@ class Assign(Message):
     cache_salt: Text = ""  # requests with different salts share no KV
     priority: Priority = 0
     grammar: GrammarText = ""  # the text of the grammar that `sampling` names
+    prompt_logprobs: PromptLogprobsAsked | None = None  # None: none are computed
 
     @property
     def key(self) -> tuple[str, int]:
@@ -342,12 +355,23 @@ class CacheFlushed(Message):
     number: Count
 
 
-ToGateway = Register | Heartbeat | FirstToken | Tokens | RequestFailed | Retracted | Leaving | Left | CacheFlushed
+ToGateway = (
+    Register
+    | Heartbeat
+    | PromptLogprobs
+    | FirstToken
+    | Tokens
+    | RequestFailed
+    | Retracted
+    | Leaving
+    | Left
+    | CacheFlushed
+)
 ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache | Leave
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
-    (Register, Heartbeat, FirstToken, Tokens, RequestFailed, Retracted, Leaving, Left, CacheFlushed),
+    (Register, Heartbeat, PromptLogprobs, FirstToken, Tokens, RequestFailed, Retracted, Leaving, Left, CacheFlushed),
     max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(

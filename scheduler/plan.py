@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import FailFast
 
 from protocol.grammar import GrammarText
-from protocol.logprobs import Logprobs
-from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Seconds, Text
+from protocol.logprobs import Logprobs, NumTop
+from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Positive, Seconds, Text
 from protocol.messages_gateway import SamplingParams
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
@@ -79,6 +79,16 @@ class Join(Message):
 
 
 @dataclass(frozen=True)
+class Scores(Message):
+    """Prompt tokens whose log-probabilities are computed with a chunk: `ids`, from position `start` on. The row of each
+    is that of the token before it, so the last one may be the first token behind the chunk."""
+
+    start: Positive
+    ids: Ints
+    num_top: NumTop
+
+
+@dataclass(frozen=True)
 class Chunk(Message):
     """Prompt tokens [start, start + len(ids)) of a row. `draws` are the choices whose first token follows them.
 
@@ -93,6 +103,7 @@ class Chunk(Message):
     draws: Annotated[tuple[Draw, ...], FailFast()] = ()
     host_from: Count | None = None
     ahead: Ints = ()
+    scores: Scores | None = None  # None: no log-probabilities of the prompt are asked for
 
     @property
     def end(self) -> int:
@@ -226,6 +237,7 @@ class StepResult(Message):
     hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
     logprobs: Annotated[tuple[Logprobs | None, ...], FailFast()] = ()  # logprobs[i] are those of tokens[i]; (): none
+    prompts: Annotated[tuple[tuple[Logprobs, ...], ...], FailFast()] = ()  # of each chunk with `scores`, in pieces
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What a client has asked for, and received."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from protocol.logprobs import TokenLogprob
-from protocol.messages_gateway import Assign, ChoiceTokens
+from protocol.logprobs import PromptLogprobsAsked, TokenLogprob
+from protocol.messages_gateway import Assign, ChoiceTokens, PromptLogprobs
 
 
 @dataclass
@@ -36,6 +36,36 @@ class Answer:
         if piece.finish:
             assert self.finish in ("", piece.finish)
             self.finish = piece.finish
+
+
+@dataclass
+class PromptScores:
+    """The log-probabilities of a prompt's own tokens, by position, if they are asked for."""
+
+    asked: PromptLogprobsAsked | None
+    num_tokens: int  # of the prompt
+    found: dict[int, TokenLogprob] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> PromptLogprobsAsked | None:
+        """What another attempt has to ask for."""
+        start = self.next
+        return None if self.asked is None or start >= self.num_tokens else replace(self.asked, start=start)
+
+    @property
+    def next(self) -> int:
+        """The position of the first token that is missing; the prompt's length if none is."""
+        if self.asked is None:
+            return self.num_tokens
+        return next((at for at in range(self.asked.start, self.num_tokens) if at not in self.found), self.num_tokens)
+
+    def take(self, piece: PromptLogprobs) -> None:
+        """Adds a piece, without a gap. Tokens come twice only from two attempts, with equal numbers."""
+        assert self.asked is not None, "nobody has asked for log-probabilities of the prompt"
+        assert self.asked.start <= piece.start <= self.next, f"a gap before {piece.start}: {sorted(self.found)}"
+        for at, each in enumerate(piece.logprobs.tokens(), piece.start):
+            assert at < self.num_tokens, f"{at} is no token of the prompt"
+            assert self.found.setdefault(at, each) == each, f"prompt token {at} has other scores now"
 
 
 def choices_of(assign: Assign) -> range:

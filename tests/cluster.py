@@ -18,11 +18,13 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from prefill.worker import PrefillWorker
+from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
     FirstToken,
     PeerLost,
+    PromptLogprobs,
     RankEndpoint,
     RequestFailed,
     Retracted,
@@ -42,7 +44,7 @@ from scheduler.planning.planner import Executes, Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 from scheduler.speculation.modes import launches_for
-from tests.answers import Answer, choices_of
+from tests.answers import Answer, PromptScores, choices_of
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
 from tests.grammars import grammars_for, text_named
@@ -94,6 +96,7 @@ class Cluster:
         self.runner = runner
         self.network = network or InprocNetwork()
         self.answers: dict[tuple[str, int], Answer] = {}
+        self.prompts: dict[str, PromptScores] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.first_tokens: set[tuple[str, int]] = set()
         self.cached: dict[str, int] = {}  # prompt tokens that were not computed, if there are any
@@ -239,8 +242,10 @@ class Cluster:
         replayed: Sequence[int] = (),
         cache_salt: str = "",
         priority: int = 0,
+        prompt_logprobs: PromptLogprobsAsked | None = None,
     ) -> None:
         """Round robin over pairs. `replayed` are outputs that its one choice has already."""
+        self.prompts[request_id] = PromptScores(prompt_logprobs, len(prompt))
         for choice in range(first_choice, first_choice + n):
             self.answers[request_id, choice] = Answer(dict(enumerate(replayed)))
         context = (*prompt, *replayed)
@@ -256,6 +261,7 @@ class Cluster:
             cache_salt=cache_salt,
             priority=priority,
             grammar=text_named(sampling.grammar),
+            prompt_logprobs=self.prompts[request_id].missing,
         )
         self.attempts[request_id] = []
         self._assign(assign)
@@ -294,6 +300,7 @@ class Cluster:
             first_choice=choice,
             num_replayed=len(outputs),
             resumes=True,
+            prompt_logprobs=self.prompts[request_id].missing,
         )
         self._assign(again)
 
@@ -387,6 +394,8 @@ class Cluster:
                 if isinstance(message, FirstToken):
                     self.first_tokens.add((piece.request_id, piece.choice))
                 self.answers[piece.request_id, piece.choice].take(piece)
+        elif isinstance(message, PromptLogprobs):
+            self.prompts[message.request_id].take(message)
         elif isinstance(message, Retracted):
             self.num_retracted += 1
             self.begin_again(message.request_id, message.choice)

@@ -125,6 +125,7 @@ class UnifiedWorker:
 
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Appends the tokens to their choices."""
+        self.outbox.tell_prompts(launched)
         for req, run in drawn:
             request = self._requests[req.key]
             if req is request.prompt and len(req.outputs) == req.num_replayed:
@@ -178,7 +179,7 @@ class UnifiedWorker:
         while (request := self._waiting.first()) is not None:
             if is_too_early(request, self._being_computed(), self.planner, self._chunk_size, budget):
                 return
-            if not self.planner.admit(request.reqs, request.prompt_len, key=request.cache_key, grows=True):
+            if not self.planner.admit(request.reqs, request.prompt_len, key=request.wanted_cached, grows=True):
                 return
 
             self._waiting.remove(request)

@@ -16,6 +16,7 @@ from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
     FinishReason,
+    PromptLogprobs,
     RequestFailed,
     Retracted,
     ToGateway,
@@ -28,6 +29,7 @@ from protocol.worker_facts import TIME_EDGES_S, Stamp, TimeSpread, WorkerStats
 from runtime.clock import Clock
 from scheduler.planning.chunks import ExtendChunk, plan_chunks
 from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req, replay_fault, request_fault, transfer_fault
 
@@ -84,6 +86,12 @@ class Assigned:
         return CacheKey(packed(self.assign.prompt_ids), self.assign.cache_salt)
 
     @property
+    def wanted_cached(self) -> CacheKey | None:
+        """The prompt as it is looked up where it is computed. None: cached KV is of no use, because log-probabilities
+        of the prompt's tokens are asked for, and only its computation gives them."""
+        return self.cache_key if self.assign.prompt_logprobs is None else None
+
+    @property
     def prompt_left(self) -> int:
         """Prompt tokens that no launch computes yet."""
         return self.prompt_len - self.prompt.num_computed
@@ -123,7 +131,8 @@ def next_chunks(
         prompt, end = request.prompt, request.prompt.num_computed + size
         samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
         if size:
-            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host))
+            asked = request.assign.prompt_logprobs
+            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host, asked))
     return tuple(chunks)
 
 
@@ -138,7 +147,7 @@ def is_too_early(
     num_tokens = sum(min(each.prompt_left, chunk_size or each.prompt_left) for each in computing)
     if num_tokens >= (max_tokens or chunk_size or 1):
         return True
-    if not computing or not planner.book.caches:
+    if not computing or not planner.book.caches or request.wanted_cached is None:
         return False
 
     key, num_cached = request.cache_key, planner.book.num_cached(request.cache_key)
@@ -192,6 +201,12 @@ class Outbox:
     gateway: list[ToGateway] = field(default_factory=list)
     prefill: list[tuple[WorkerAddress, ToPrefill]] = field(default_factory=list)  # used by decode
     decode: list[tuple[int, ToDecode]] = field(default_factory=list)  # used by prefill: (instance, message)
+
+    def tell_prompts(self, launched: Launched) -> None:
+        """Tells the gateway of the prompt tokens that a launch has scored. It drops what belongs to requests that have
+        ended."""
+        for req, start, logprobs in launched.prompt_logprobs:
+            self.gateway.append(PromptLogprobs(req.request_id, req.attempt, start, logprobs))
 
     def fail(self, key: tuple[str, int], error: BatonError) -> None:
         """Tells the gateway that the request `key`, (request_id, attempt), cannot go on."""

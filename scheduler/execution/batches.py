@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.inputs import ModelInput, int64_column
+from model.logprobs import PromptRows
 from model.sampler import SamplingInput
 from protocol.kv_layout import pages_for
 from protocol.logprobs import LogprobsAsked
@@ -227,12 +228,14 @@ class ForwardBatch:
     decode_owners_D: Tensor  # see owners_of
     step: StepShape | None = None  # of all ranks, for launches with a draft
     seeds_3S: Tensor | None = None  # see seeds_of
+    scored: PromptRows | None = None  # None: no tokens of prompts are scored
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors that the forward reads. They were made on the schedule stream."""
         seeds = () if self.seeds_3S is None else (self.seeds_3S,)
-        return (*self.input.tensors.values(), self.decode_owners_D, *self.sampling.tensors, *seeds)
+        scored = () if self.scored is None else (self.scored.rows_S, self.scored.next_S)
+        return (*self.input.tensors.values(), self.decode_owners_D, *self.sampling.tensors, *seeds, *scored)
 
     @staticmethod
     def init_new(chunks: Sequence[Chunk], running: ScheduleBatch, table: PageTable, page_size: int) -> "ForwardBatch":

@@ -19,8 +19,9 @@ from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, Relay
 from scheduler.execution.device import Device
 from scheduler.execution.grammars import Masking
+from scheduler.execution.prompt_scores import pieces_of_prompts
 from scheduler.execution.streams import Event, Stream, first_line
-from scheduler.plan import Owner, StepResult
+from scheduler.plan import Owner, Scores, StepResult
 
 Runs = tuple[tuple[int, ...], ...]
 NO_TOKENS: Final = frozenset({NOT_A_TOKEN, NOTHING_LEFT})
@@ -43,6 +44,8 @@ class Launch:
     copy_done: Event | None = None
     tokens_L: Tensor | None = None  # on the host
     logprobs: Tensor | None = None  # on the host: what score() gives for the rows that ask, flat; None: none does
+    scores: tuple[Scores, ...] = ()  # the tokens of prompts that it scores
+    prompt_words: Tensor | None = None  # on the host: what scored_forward() gives for these; None: there are none
     error: Exception | None = None
     computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
@@ -93,6 +96,10 @@ class Launch:
             start += size
         return tuple(found)
 
+    def prompts(self, forward: Stream) -> tuple[tuple[Logprobs, ...], ...]:
+        """The log-probabilities of prompts of StepResult."""
+        return () if self.prompt_words is None else pieces_of_prompts(self.scores, forward.read_host(self.prompt_words))
+
     def hidden(self, forward: Stream) -> tuple[bytes, ...]:
         """The hidden states of StepResult. Without a draft there are none."""
         return ()
@@ -121,6 +128,7 @@ class Launch:
             hidden=self.hidden(forward),
             computed_at=self.computed_at,
             logprobs=self.logprobs_of(runs, forward),
+            prompts=self.prompts(forward),
         )
 
     def tell_masking(self, forward: Stream) -> None:

@@ -22,6 +22,7 @@ from scheduler.execution.device import Device
 from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
+from scheduler.execution.prompt_scores import prompt_rows, scored_forward, scores_of
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan
 
@@ -116,7 +117,8 @@ class PlainLaunches:
             if device.debug:
                 running.check_mirrors()
             batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
-            launch.batch = replace(batch, seeds_3S=seeds_of(plan, device.kv.device))
+            launch.scores, scored = scores_of(plan.chunks), prompt_rows(plan.chunks, device.kv.device)
+            launch.batch = replace(batch, seeds_3S=seeds_of(plan, device.kv.device), scored=scored)
             launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
@@ -163,7 +165,12 @@ class PlainLaunches:
                 device.runner.forward(launch.padding(device), device.kv)
                 return
             on_layer = partial(self._shipping.layer_written, launch) if launch.ships else None
-            launch.logits_LV = device.runner.forward(launch.input, device.kv, on_layer)
+            scored = launch.batch.scored if launch.batch is not None else None
+            if scored is None:
+                launch.logits_LV = device.runner.forward(launch.input, device.kv, on_layer)
+            else:
+                launch.logits_LV, _, words = scored_forward(device.runner, launch.input, device.kv, on_layer, scored)
+                launch.prompt_words = device.forward.to_host(words)
             if device.forward_clock is not None:
                 launch.computed_at = device.forward_clock.now()
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.plan import Chunk
+from protocol.logprobs import PromptLogprobsAsked
+from scheduler.plan import Chunk, Scores
 from scheduler.planning.req import Req, draw_of
 
 
@@ -11,7 +12,7 @@ from scheduler.planning.req import Req, draw_of
 class ExtendChunk:
     """Prompt tokens [start, end) of `req`. `samples` are the choices whose first token is drawn at its end.
 
-    `to_host`: its KV is needed in host memory, to be sent from there.
+    `to_host`: its KV is needed in host memory, to be sent from there. `asked`: of the prompt's log-probabilities.
     """
 
     req: Req
@@ -19,6 +20,16 @@ class ExtendChunk:
     end: int
     samples: tuple[Req, ...] = ()
     to_host: bool = False
+    asked: PromptLogprobsAsked | None = None
+
+    @property
+    def scores(self) -> Scores | None:
+        """What is scored with this chunk: the prompt's own tokens behind each of its rows, but no replayed output."""
+        if self.asked is None:
+            return None
+        num_own = self.req.prompt_len - self.req.num_replayed
+        start, end = max(self.asked.start, self.start + 1), min(self.end + 1, num_own)
+        return Scores(start, self.req.prompt_ids[start:end], self.asked.num_top) if start < end else None
 
 
 def plan_chunks(
@@ -58,4 +69,5 @@ def chunk_of(chunk: ExtendChunk, lookahead: int) -> Chunk:
     host_from = None
     if chunk.to_host:
         host_from = 0 if chunk.start == held.num_cached else chunk.start  # KV that was cached need not be there yet
-    return Chunk(held.row, chunk.start, ids, draws, host_from, chunk.req.prompt_ids[chunk.end : chunk.end + lookahead])
+    ahead = chunk.req.prompt_ids[chunk.end : chunk.end + lookahead]
+    return Chunk(held.row, chunk.start, ids, draws, host_from, ahead, chunk.scores)

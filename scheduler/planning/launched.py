@@ -1,7 +1,7 @@
 """Launches as the planner remembers them, and for which choices their results are."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol.logprobs import Logprobs
@@ -26,6 +26,7 @@ class Launched:
     computed_at: float | None = None  # see StepResult
     hidden: tuple[bytes, ...] = ()  # see StepResult
     logprobs: dict[Req, deque[Logprobs]] = field(default_factory=dict)  # of runs not taken yet; only who asks has some
+    prompts: tuple[tuple[Logprobs, ...], ...] = ()  # see StepResult
 
     @property
     def reqs(self) -> list[Req]:
@@ -35,6 +36,16 @@ class Launched:
     def next_logprobs(self, req: Req) -> Logprobs | None:
         """Those of the next run of `req`, in the order in which a role takes them; None if it asks for none."""
         return self.logprobs[req].popleft() if req in self.logprobs else None
+
+    @property
+    def prompt_logprobs(self) -> Iterator[tuple[Req, int, Logprobs]]:
+        """Those of prompt tokens that were asked for, in pieces: the prompt, the position of the first token, a
+        piece."""
+        scored = ((chunk.req, scores.start) for chunk in self.chunks if (scores := chunk.scores) is not None)
+        for (req, start), pieces in zip(scored, self.prompts, strict=False):
+            for piece in pieces:
+                yield req, start, piece
+                start += piece.num_tokens
 
     def count_progress(self) -> None:
         """Counts what it computes and draws, as if it had succeeded."""

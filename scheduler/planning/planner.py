@@ -270,6 +270,7 @@ class Planner:
                 launched = self.in_flight.popleft()
                 assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
                 launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
+                launched.prompts = outcome.prompts
                 over.append((launched, outcome))
             elif isinstance(outcome, LayerWritten):
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)

@@ -21,6 +21,7 @@ from scheduler.execution.future_rows import DraftInput
 from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
+from scheduler.execution.prompt_scores import prompt_rows, scores_of
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -125,7 +126,8 @@ class DraftLaunches:
                 first_logits = partial(launch.draft.rows.first_logits, mode.num_verified(plan))
                 allowed = masking.allowed(first_logits, device.kv.device)
                 batch = replace(batch, sampling=replace(batch.sampling, allowed=allowed))
-            launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device))
+            launch.scores, scored = scores_of(plan.chunks), prompt_rows(plan.chunks, device.kv.device)
+            launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device), scored=scored)
             launch.check_size(device)
             if plan.ships:
                 self._shipping.prepare(launch, plan.chunks)
@@ -171,6 +173,8 @@ class DraftLaunches:
             launch.tokens_L = device.forward.to_host(verified.tokens_L)
             if verified.logprobs_NW is not None:
                 launch.logprobs = device.forward.to_host(verified.logprobs_NW.flatten())
+            if verified.prompt_words is not None:
+                launch.prompt_words = device.forward.to_host(verified.prompt_words)
             if launch.ships:
                 launch.shipped = device.forward.to_host(verified.shipped)
             launch.verified = verified

@@ -26,6 +26,7 @@ from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import DraftExtras
 from scheduler.execution.histories import with_paths
+from scheduler.execution.prompt_scores import scored_forward
 from scheduler.plan import Plan
 from scheduler.speculation.draft_rows import BEYOND, DraftRows
 from scheduler.speculation.unwritten import Unwritten
@@ -55,6 +56,7 @@ class Verified:
     hidden_TE: Tensor  # of all tokens, as the draft reads them
     shipped: Tensor  # float32 hidden states of N prompts that end, as (N * J * E,) int32; empty: nothing ships
     logprobs_NW: Tensor | None  # of each draw in a row that asks, see score(); None: no row asks
+    prompt_words: Tensor | None  # of tokens of prompts, see scored_forward(); None: none are scored
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
     prompts_T = inp.input_ids_T[: inp.input_ids_T.shape[0] - tokens.shape[0]]
     ids_T = torch.cat((prompts_T, tokens)) if prompts_T.numel() else tokens
     inp = replace(inp, input_ids_T=ids_T, step=forward.step)
-    logits_LV, features_TF = parts.device.runner.forward_with_features(inp, parts.device.kv, on_layer)
+    logits_LV, features_TF, prompt_words = _computed(parts.device, forward, inp, on_layer)
     history_NT = parts.device.histories.begin(forward.sampling.rules, forward.seeds_3S)
     if history_NT is not None:
         ids_BW = ids if ids.dim() == 2 else ids[:, None]
@@ -130,7 +132,18 @@ def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor,
         ends_N = inp.logit_indices_L[rows.shipped_N]
         states = hidden_at_ends(inp, ends_N, hidden_TE, parts.draft.group.lookahead)
         shipped = states.float().view(torch.int32).reshape(-1)
-    return Verified(drawn_L, hidden_TE, shipped, logprobs_NW)
+    return Verified(drawn_L, hidden_TE, shipped, logprobs_NW, prompt_words)
+
+
+def _computed(
+    device: Device, forward: ForwardBatch, inp: ModelInput, on_layer: OnLayer
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Logits and features, and the words of tokens of prompts if some are scored."""
+    if forward.scored is None:
+        return *device.runner.forward_with_features(inp, device.kv, on_layer), None
+    logits_LV, features_TF, words = scored_forward(device.runner, inp, device.kv, on_layer, forward.scored)
+    assert features_TF is not None, "there is a draft"
+    return logits_LV, features_TF, words
 
 
 def keep_chain(rows: DraftRows, drawn: Verified, proposals_BK: Tensor) -> Kept:
@@ -149,6 +162,7 @@ def keep(rows: DraftRows, drawn: Verified, firsts_D: Tensor, drawn_BW: Tensor, k
         hidden_TE=drawn.hidden_TE,
         shipped=drawn.shipped,
         logprobs_NW=drawn.logprobs_NW,
+        prompt_words=drawn.prompt_words,
         drawn_BW=drawn_BW,
         kept_B=kept_B,
         seq_lens_B=torch.minimum(rows.seq_lens_B + kept_B + 1, rows.limits_B),

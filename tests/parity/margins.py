@@ -82,10 +82,24 @@ def check_logprobs(
 ) -> None:
     """Asserts that `found`, by place, are the log-probabilities that transformers' logits give, within 1e-4."""
     logits_TV = model(torch.tensor([[*prompt, *outputs[:-1]]])).logits[0, len(prompt) - 1 :]
-    right_TV = (logits_TV.double() / temperature).log_softmax(-1)
+    _check(logits_TV / temperature, outputs, found)
+
+
+@torch.no_grad()
+def check_prompt_logprobs(model: torch.nn.Module, prompt: Sequence[int], found: Mapping[int, TokenLogprob]) -> None:
+    """The same of a prompt's own tokens, by position."""
+    logits_TV = model(torch.tensor([list(prompt)])).logits[0]
+    _check(logits_TV[:-1], prompt[1:], {place - 1: scored for place, scored in found.items()})
+
+
+def _check(logits_TV: Tensor, tokens: Sequence[int], found: Mapping[int, TokenLogprob]) -> None:
+    right_TV = logits_TV.double().log_softmax(-1)
     for place, scored in found.items():
         right_V = right_TV[place]
-        assert abs(scored.logprob - float(right_V[outputs[place]])) < 1e-4, f"token {outputs[place]} at {place}"
+        chosen = right_V[tokens[place]]
+        assert abs(scored.logprob - float(chosen)) < 1e-4, f"token {tokens[place]} at {place}"
+        ranks = [1 + int((right_V > chosen + bound).sum()) for bound in (1e-4, -1e-4)]
+        assert ranks[0] <= scored.rank <= ranks[1], f"rank {scored.rank} at {place}, expected {ranks}"
         best = right_V.topk(len(scored.top)).values.tolist()
         assert len({token for token, _ in scored.top}) == len(best)
         for (token, logprob), value in zip(scored.top, best, strict=True):
