@@ -7,7 +7,7 @@ chunk that never changes is encoded once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
 from gateway.logprobs import LogprobWriter, ScoredToken
+from gateway.prompt_part import LONG, PromptWriter
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -49,6 +50,7 @@ class ResponseHead:
     is_chat: bool
     with_token_ids: bool
     logprobs: LogprobWriter | None = None  # None: nobody asks for them
+    prompt_logprobs: PromptWriter | None = None  # the same of the field of this name
 
     def fields(self, chat_object: str) -> dict[str, Any]:
         """The first fields of a chunk or body. `chat_object` says which of the two it is, in a chat."""
@@ -61,7 +63,7 @@ class ResponseHead:
         text: dict[str, Any],
         finish_reason: str | None,
         token_ids: Sequence[int],
-        logprobs: Sequence[ScoredToken] = (),
+        logprobs: Collection[ScoredToken] = (),
     ) -> dict[str, Any]:
         """One choice. `text` is the field that holds its text."""
         scored = self.logprobs.write(logprobs) if self.logprobs is not None else None
@@ -75,6 +77,20 @@ class ResponseHead:
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         logprobs = [each for piece in pieces for each in piece.logprobs]
         return self.choice(index, text, pieces[-1].finish_reason, token_ids, logprobs)
+
+    def body(self, generation: Generation, found: list[list[Piece]]) -> Fields:
+        """A whole answer. `found`: the pieces of each choice."""
+        choices = [self.whole_choice(index, pieces) for index, pieces in enumerate(found)]
+        body = self.fields("chat.completion") | {"choices": choices, "usage": generation.usage}
+        if self.prompt_logprobs is None:
+            return body
+        written: dict[int, Any] = {}  # by id of the prompt's part: choices of one prompt share it
+        for index, choice in enumerate(choices):
+            if (part := generation.prompt_part(index)) is not None:
+                if id(part) not in written:
+                    written[id(part)] = self.prompt_logprobs.write(part)
+                (body if self.is_chat else choice)["prompt_logprobs"] = written[id(part)]
+        return body
 
 
 class ChunkWriter:
@@ -150,8 +166,10 @@ async def answer_whole(generation: Generation, head: ResponseHead, receive: Rece
     if not generation.is_complete:
         return _failed(generation)
 
-    choices = [head.whole_choice(index, pieces) for index, pieces in enumerate(found)]
-    body = head.fields("chat.completion") | {"choices": choices, "usage": generation.usage}
+    if generation.num_scored > LONG:
+        body = await asyncio.to_thread(head.body, generation, found)
+    else:
+        body = head.body(generation, found)
     timeline = generation.timeline()
     return json_response(body if timeline is None else body | {"timeline": timeline})
 
@@ -188,13 +206,19 @@ class StreamedAnswer(Response):
             self._generation.is_held = False
 
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await write(_body(self._chunks(first)))
+        await write(_body(await self._written(first)))
         self._generation.times.first_chunk_written()
 
         async for batch in batches:
-            await write(_body(self._chunks(batch)))
+            await write(_body(await self._written(batch)))
 
         await send(_body(self._last(), more=False))
+
+    async def _written(self, batch: Batch) -> bytes:
+        """The chunks of a batch. An echo with many scored tokens is written in a thread."""
+        if self._generation.num_scored > LONG and any(len(piece.logprobs) > LONG for _, piece in batch):
+            return await asyncio.to_thread(self._chunks, batch)
+        return self._chunks(batch)
 
     def _chunks(self, batch: Batch) -> bytes:
         generation, writer = self._generation, self._writer

@@ -7,7 +7,7 @@ the longest. So the result does not depend on how the text was cut into pieces.
 
 import codecs
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -297,18 +297,19 @@ class Piece(NamedTuple):
     text: str
     token_ids: tuple[int, ...]  # empty: only a finish reason
     finish_reason: str | None
-    logprobs: tuple[ScoredToken, ...] = ()  # of the tokens whose text is shown with this piece, if they are asked for
+    logprobs: Collection[ScoredToken] = ()  # of the tokens whose text is shown with this piece, if they are asked for
 
 
 class ChoiceText:
-    """Turns tokens of one choice into pieces, in order. Do not feed anything after a finish."""
+    """Turns tokens of one choice into pieces, in order. Do not feed anything after a finish. `num_echoed`: characters
+    of the prompt's text that the choice begins with; stop strings are not looked for there."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopSet, min_tokens: int) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: StopSet, min_tokens: int, num_echoed: int = 0) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops.strings)
         self._min_tokens = min_tokens
-        self._held = HeldTokens()
+        self._held = HeldTokens(num_echoed)
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
@@ -348,6 +349,11 @@ class ChoiceText:
         if self.finish_reason is not None:
             told += self._held.rest(is_cut=self.hit_stop_string)
         return Piece(text, token_ids[:num_used], self.finish_reason, told)
+
+    def end(self) -> Piece:
+        """The last piece of a choice that has no tokens."""
+        self.finish_reason = str(FinishReason.LENGTH)
+        return Piece("", (), self.finish_reason)
 
     def _without_stops(self, text: str) -> str:
         """The text that may be shown now; all of it before `min_tokens`."""

@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     Heartbeat,
     Leaving,
     Left,
+    PromptLogprobs,
     Refused,
     Register,
     RequestFailed,
@@ -56,7 +57,7 @@ FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
 
 
-Report = FirstToken | Tokens | RequestFailed | Retracted | CacheFlushed
+Report = PromptLogprobs | FirstToken | Tokens | RequestFailed | Retracted | CacheFlushed
 
 
 class ControlSocket:
@@ -276,6 +277,9 @@ class Control:
 
     def _on_report(self, identity: bytes, message: Report) -> None:
         """A member tells about requests, or answers."""
+        if isinstance(message, PromptLogprobs):
+            self.dispatch.on_prompt_logprobs(identity, message)
+            return
         if isinstance(message, RequestFailed):
             self.dispatch.on_failed(identity, message)
             return

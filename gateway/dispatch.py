@@ -10,7 +10,7 @@ from gateway.attempt_loads import AttemptLoads
 from gateway.membership import Membership, WorkerKey
 from gateway.pairing import Pair
 from gateway.picking import Picker
-from gateway.requests import Attempt, Listener, RequestRecord, Requests
+from gateway.requests import Attempt, HeldTokens, Listener, RequestRecord, Requests
 from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import (
@@ -24,7 +24,15 @@ from protocol.errors import (
     WorkerLost,
     error_from_code,
 )
-from protocol.messages_gateway import CancelRequest, ChoiceTokens, FinishReason, RequestFailed, Retracted, ToWorker
+from protocol.messages_gateway import (
+    CancelRequest,
+    ChoiceTokens,
+    FinishReason,
+    PromptLogprobs,
+    RequestFailed,
+    Retracted,
+    ToWorker,
+)
 from protocol.worker_facts import Stamp
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
@@ -194,6 +202,26 @@ class Dispatch:
 
     # ---- messages of workers ----
 
+    def on_prompt_logprobs(self, identity: bytes, message: PromptLogprobs) -> None:
+        """Takes what the worker at `identity` tells of a prompt. Once that is whole, tokens that came before count."""
+        found = self._attempt_of(identity, message)
+        if found is None:
+            return
+        record, attempt = found
+        try:
+            if record.prompt_part is None:
+                raise WireError("nobody asks for log-probabilities of this prompt")
+            record.prompt_part.accept(message)
+        except WireError as error:
+            self._refuse(record, attempt, error)
+            return
+
+        if record.prompt_missing is None:
+            for each in list(record.attempts.values()):
+                held, each.held = each.held, []
+                for tokens in held:
+                    self.on_tokens(*tokens)
+
     def on_tokens(self, identity: bytes, news: ChoiceTokens, stamps: tuple[Stamp, ...], num_cached: int = 0) -> None:
         """Passes on new tokens from the worker at `identity`. Invalid tokens fail the request that they name, and no
         other."""
@@ -201,6 +229,9 @@ class Dispatch:
         if found is None:
             return
         record, attempt = found
+        if record.prompt_missing is not None:
+            attempt.held.append(HeldTokens(identity, news, stamps, num_cached))
+            return
         attempt.heard.add(identity)
         record.stamps += stamps
         if news.seq == 0:  # with replayed outputs, an attempt finds the KV of the attempts before it
@@ -211,9 +242,7 @@ class Dispatch:
             if delivery is not None and delivery.finish is FinishReason.CANCELLED:
                 raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
         except (WireError, ValueError) as error:
-            self._refusals.counts[INVALID] += 1
-            log.warning("tokens refused", request_id=news.request_id, attempt=news.attempt, why=str(error))
-            self._fail(record, InternalError("a worker sent invalid tokens"))
+            self._refuse(record, attempt, error)
             return
 
         if delivery is None:
@@ -227,6 +256,12 @@ class Dispatch:
                 self._forget(record)
 
         record.listener.on_tokens(delivery)
+
+    def _refuse(self, record: RequestRecord, attempt: Attempt, error: Exception) -> None:
+        """Fails a request for which a worker has sent what makes no sense."""
+        self._refusals.counts[INVALID] += 1
+        log.warning("tokens refused", request_id=record.request_id, attempt=attempt.number, why=str(error))
+        self._fail(record, InternalError("a worker sent invalid tokens"))
 
     def on_failed(self, identity: bytes, message: RequestFailed) -> None:
         """The worker at `identity` has given up an attempt."""
@@ -252,7 +287,7 @@ class Dispatch:
         self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
 
     def _attempt_of(
-        self, identity: bytes, message: ChoiceTokens | RequestFailed | Retracted
+        self, identity: bytes, message: PromptLogprobs | ChoiceTokens | RequestFailed | Retracted
     ) -> tuple[RequestRecord, Attempt] | None:
         """The running attempt that a message reports on. None if it is over or was given to other workers."""
         found = self.requests.reported(message)
@@ -278,10 +313,12 @@ class Dispatch:
 
     def lost(self, key: WorkerKey, error: WorkerLost | WorkerLeft) -> None:
         """A worker is lost, or has left. Attempts that decode there have ended. One that only prefills there is left to
-        its decode worker, which has been told of a loss, and cancelled there if prefill has left."""
+        its decode worker, which has been told of a loss, and cancelled there if prefill has left, or if decode goes on
+        without what prefill should have told of the prompt."""
         has_left = isinstance(error, WorkerLeft)
-        for record, attempt in self.requests.needing(key) if has_left else self.requests.running_on(key):
-            if attempt.number in record.attempts:
+        for record, attempt in self.requests.needing(key):
+            is_over = has_left or attempt.decode == key or record.prompt_missing is not None
+            if is_over and attempt.number in record.attempts:
                 if attempt.decode != key:
                     self._send(attempt.decode, CancelRequest(record.request_id, attempt.number))
                 self._attempt_failed(record, attempt, error)

@@ -10,6 +10,7 @@ from typing import Any
 from gateway.choice_text import ChoiceText, Detokenizer, Piece
 from gateway.dispatch import GATEWAY, Dispatch
 from gateway.metrics import Metrics
+from gateway.prompt_part import Echo, EchoedTokens, PromptPart
 from gateway.requests import Delivery, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
@@ -139,10 +140,16 @@ class Generation:
 
         self._prompts, self._dispatch, self._x_request_id = prompts, dispatch, x_request_id
         self._texts = [
-            ChoiceText(new_detokenizer(prompt.token_ids, prompt.skip_special), prompt.stops, prompt.sampling.min_tokens)
+            ChoiceText(
+                new_detokenizer(prompt.token_ids, prompt.skip_special),
+                prompt.stops,
+                prompt.sampling.min_tokens,
+                len(prompt.echo.text) if prompt.echo is not None else 0,
+            )
             for prompt in prompts
             for _ in range(prompt.num_choices)
         ]
+        self._echoed: set[int] = set()  # choices whose answer has begun with the prompt
         self._num_open = self.num_choices
 
         self._records: list[RequestRecord] = []  # one for each prompt that is assigned
@@ -234,6 +241,11 @@ class Generation:
         return sum(text.num_tokens for text in self._texts)
 
     @property
+    def num_scored(self) -> int:
+        """Prompt tokens whose log-probabilities the answer tells, once for each choice."""
+        return sum(prompt.num_choices * len(prompt.token_ids) for prompt in self._prompts if prompt.prompt_logprobs)
+
+    @property
     def num_cached(self) -> int:
         """Prompt tokens that workers have not computed, because they had their KV."""
         return sum(record.num_cached for record in self._records)
@@ -269,19 +281,22 @@ class Generation:
         finish: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        text = self._texts[index]
+        text, prompt = self._texts[index], self._prompts[index // self._prompts[0].num_choices]
         if text.finish_reason is not None or self.error is not None:
             return
 
+        if prompt.echo is not None and index not in self._echoed:
+            self._echoed.add(index)
+            self._pieces.append((index, self._echo(index, prompt.echo)))
         num_before = text.num_tokens
-        piece = text.feed(token_ids, finish, logprobs)
+        piece = text.end() if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)
         self.times.tokens(index, text.num_tokens - num_before)
         self._pieces.append((index, piece))
         self._num_waiting += len(piece.token_ids)
 
         if piece.finish_reason is not None:
             if text.hit_stop_string:
-                record = self._records[index // self._prompts[0].num_choices]
+                record = self._record(index)
                 self._dispatch.cancel(record.request_id, index - record.first_choice)
             self.times.choice_ended(index, text)
             self._num_open -= 1
@@ -294,6 +309,19 @@ class Generation:
             self._pieces, self._num_waiting = [], 0
             self._leave()
             self._on_full()
+
+    def _record(self, index: int) -> RequestRecord:
+        return self._records[index // self._prompts[0].num_choices]
+
+    def prompt_part(self, index: int) -> PromptPart | None:
+        """The log-probabilities of the prompt of a choice that has begun, if they are asked for."""
+        return self._record(index).prompt_part
+
+    def _echo(self, index: int, echo: Echo) -> Piece:
+        """The prompt, as an answer begins with it."""
+        part = self.prompt_part(index)
+        told = EchoedTokens(part, echo) if part is not None and echo.offsets is not None else ()
+        return Piece(echo.text, (), None, told)
 
     def on_failed(self, error: BatonError) -> None:
         """See requests.Listener. The whole request fails because one prompt failed."""

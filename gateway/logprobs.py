@@ -5,7 +5,7 @@ stop string cuts the tokens whose text begins in it or behind it.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class ScoredToken(NamedTuple):
 
     token_id: int
     offset: int  # characters of the choice's text before its own
-    scored: TokenLogprob
+    scored: TokenLogprob | None  # None: the first token of an echoed prompt, before which there is nothing
 
 
 @dataclass
@@ -30,12 +30,12 @@ class _Held:
 
 
 class HeldTokens:
-    """Tokens of one choice whose text is not shown yet."""
+    """Tokens of one choice whose text is not shown yet. `num_echoed`: characters of the prompt's text before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_echoed: int = 0) -> None:
         self._held: deque[_Held] = deque()
-        self._num_read = 0  # characters
-        self._num_shown = 0
+        self._num_read = num_echoed  # characters
+        self._num_shown = num_echoed
 
     def read(self, token_id: int, scored: TokenLogprob, num_chars: int, *, is_whole: bool) -> None:
         """A token has added so many characters. `is_whole`: no character waits for its other bytes."""
@@ -79,14 +79,17 @@ class LogprobWriter:
     bytes_of: Callable[[int], bytes | None]
     as_ids: bool = False
 
-    def write(self, tokens: Sequence[ScoredToken]) -> Fields:
+    def write(self, tokens: Collection[ScoredToken]) -> Fields:
         """The field `logprobs` of a choice."""
+        tokens = list(tokens)
         if self.is_chat:
-            return {"content": [self._entry(each) for each in tokens], "refusal": None}
+            entries = [self._entry(token_id, scored) for token_id, _, scored in tokens if scored is not None]
+            return {"content": entries, "refusal": None}
+        scores = [(token_id, scored) for token_id, _, scored in tokens]
         return {
             "tokens": [self._name(each.token_id) for each in tokens],
-            "token_logprobs": [finite(each.scored.logprob) for each in tokens],
-            "top_logprobs": [self.by_name(each.token_id, each.scored) for each in tokens],
+            "token_logprobs": [None if scored is None else finite(scored.logprob) for _, scored in scores],
+            "top_logprobs": [None if scored is None else self.by_name(token_id, scored) for token_id, scored in scores],
             "text_offset": [each.offset for each in tokens],
         }
 
@@ -97,9 +100,9 @@ class LogprobWriter:
             found.setdefault(self._name(other), finite(logprob))
         return found
 
-    def _entry(self, token: ScoredToken) -> Fields:
-        top = [self._named(other, logprob) for other, logprob in token.scored.top]
-        return {**self._named(token.token_id, token.scored.logprob), "top_logprobs": top}
+    def _entry(self, token_id: int, scored: TokenLogprob) -> Fields:
+        top = [self._named(other, logprob) for other, logprob in scored.top]
+        return {**self._named(token_id, scored.logprob), "top_logprobs": top}
 
     def _named(self, token_id: int, logprob: float) -> Fields:
         raw = self.bytes_of(token_id)

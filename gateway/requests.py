@@ -10,13 +10,15 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.membership import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
+from gateway.prompt_part import PromptPart
 from gateway.translate import Prompt
 from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError, WorkerLeft
-from protocol.logprobs import LogprobsAsked, TokenLogprob, checked
+from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked, TokenLogprob, checked
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
     FinishReason,
+    PromptLogprobs,
     RequestFailed,
     Retracted,
     WorkerAddress,
@@ -123,6 +125,15 @@ class Fresh(NamedTuple):
 NOTHING: Final = Fresh((), None)
 
 
+class HeldTokens(NamedTuple):
+    """A worker's news of a choice, as it came."""
+
+    identity: bytes
+    news: ChoiceTokens
+    stamps: tuple[Stamp, ...]
+    num_cached: int
+
+
 @dataclass
 class Attempt:
     """One try of neighbouring choices on a pair or a unified worker. `need`: what they still need there."""
@@ -137,6 +148,7 @@ class Attempt:
     retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
     heard: set[bytes] = field(default_factory=set)  # routing ids of those that have sent tokens
+    held: list[HeldTokens] = field(default_factory=list)  # that wait for the log-probabilities of the prompt
 
     def __post_init__(self) -> None:
         self.identities = tuple(key.identity for key in self.workers)
@@ -180,6 +192,17 @@ class RequestRecord:
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
     full: set[WorkerKey] = field(default_factory=set)  # workers that have refused it since, because too many wait there
     prefixes: Sequence[bytes] = ()  # the hashes of its prompt's prefixes, once they matter
+    prompt_part: PromptPart | None = field(init=False)  # the log-probabilities of its prompt; None: nobody asks
+
+    def __post_init__(self) -> None:
+        asked = self.prompt.prompt_logprobs
+        self.prompt_part = None if asked is None else PromptPart(asked, self.prompt.token_ids)
+
+    @property
+    def prompt_missing(self) -> PromptLogprobsAsked | None:
+        """What of its prompt's log-probabilities has still to come. Until it is there, no token of its answer counts:
+        an attempt that has sent tokens may be lost with the rest of them."""
+        return None if self.prompt_part is None else self.prompt_part.missing
 
     @property
     def is_done(self) -> bool:
@@ -244,6 +267,7 @@ class RequestRecord:
             cache_salt=self.prompt.cache_salt,
             priority=self.prompt.priority,
             grammar=self.prompt.grammar,
+            prompt_logprobs=self.prompt_missing,
         )
 
     def note_failure(self, attempt: Attempt, error: BatonError) -> None:
@@ -326,7 +350,9 @@ class Requests:
         """A request in flight."""
         return self._records.get(request_id)
 
-    def reported(self, message: ChoiceTokens | RequestFailed | Retracted) -> tuple[RequestRecord, Attempt] | None:
+    def reported(
+        self, message: PromptLogprobs | ChoiceTokens | RequestFailed | Retracted
+    ) -> tuple[RequestRecord, Attempt] | None:
         """The request and the running attempt that a worker reports on. If they are over, the message is dropped."""
         record = self._records.get(message.request_id)
         attempt = record.attempts.get(message.attempt) if record is not None else None
@@ -340,10 +366,6 @@ class Requests:
         del self._records[record.request_id]
         record.is_over = True
         self.num_choices -= len(record.choices)
-
-    def running_on(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
-        """Attempts that decode (or run unified) on this worker."""
-        return [found for found in self._attempts() if found[1].decode == key]
 
     def needing(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """Attempts that cannot go on without this worker."""

@@ -15,9 +15,10 @@ from pydantic_core import PydanticCustomError
 
 from gateway.complaints import bad_request, short
 from gateway.grammar_fields import GrammarFields
+from gateway.prompt_fields import PromptFields, check_prompt_fields
 from protocol.errors import BadRequest
 from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
-from protocol.logprobs import NumTop
+from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
 
@@ -64,7 +65,7 @@ class StreamOptions(BaseModel, strict=True):
     ] = None
 
 
-class GenerationRequest(GrammarFields):
+class GenerationRequest(GrammarFields, PromptFields):
     """Fields that completions and chat share."""
 
     model: Annotated[
@@ -72,9 +73,7 @@ class GenerationRequest(GrammarFields):
     ] = None
     max_tokens: Annotated[
         Positive | None,
-        told(
-            "Tokens of a choice, at most. Absent: 16 in a completion; in a chat all that the context has room for.", 8
-        ),
+        told("Tokens of a choice, at most. Absent: all that the context has room for.", 8),
     ] = None
     max_completion_tokens: Annotated[
         Positive | None, told("The same as `max_tokens`. If both are there, this one counts.", 8)
@@ -185,6 +184,11 @@ class GenerationRequest(GrammarFields):
         """The likeliest tokens of which each place of the answer tells; None: it has no log-probabilities."""
         return None
 
+    @property
+    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
+        """What workers compute for the prompt's own tokens; None: nothing."""
+        return None if self.prompt_logprobs is None else PromptLogprobsAsked(self.prompt_logprobs)
+
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
@@ -196,6 +200,10 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[Ids], Field(min_length=1, fail_fast=True)],
         told("What to continue: text, token ids, or a list of either.", "Once upon a time", [1, 2, 3]),
     ]
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=0, lt=INT32)] | None,
+        told("Tokens of a choice, at most. Absent: 16. 0, beside `echo: true`: the answer is the prompt alone.", 8),
+    ] = None
     logprobs: Annotated[
         NumTop | None,
         told("Log-probabilities of the answer's tokens, and of so many of the likeliest ones at each place.", 5),
@@ -209,6 +217,13 @@ class CompletionRequest(GenerationRequest):
     def num_top_logprobs(self) -> int | None:
         """See GenerationRequest."""
         return self.logprobs
+
+    @property
+    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
+        """See GenerationRequest. An echo with log-probabilities needs them, too."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        counts = [each for each in wanted if each is not None]
+        return PromptLogprobsAsked(max(counts)) if counts else None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -334,6 +349,7 @@ def parse(kind: type[R], body: Any) -> R:
             f"stream_options: got {short(body['stream_options'])} without stream, expected it only beside stream: true",
             param="stream_options",
         )
+    check_prompt_fields(request.echo, request.prompt_logprobs, request.max_tokens, request.stream is True)
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise BadRequest(
             f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",

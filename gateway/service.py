@@ -24,6 +24,7 @@ from gateway.logprobs import LogprobWriter
 from gateway.metrics import Metrics
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
 from gateway.openapi_rules import Bounds
+from gateway.prompt_part import PromptWriter
 from gateway.schemas import (
     AnyRequest,
     ChatRequest,
@@ -251,8 +252,11 @@ async def _answer(service: Service, request: Request, parsed: AnyRequest, genera
     logprobs = None
     if parsed.num_top_logprobs is not None:
         logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
-    with_ids = parsed.return_token_ids is True
-    head = ResponseHead(generation.response_id, created, service.names.first, is_chat, with_ids, logprobs)
+    prompt_logprobs = None
+    if parsed.prompt_logprobs is not None:
+        prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
+    with_ids, name = parsed.return_token_ids is True, service.names.first
+    head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
     if not parsed.stream:
         return await answer_whole(generation, head, request.receive)
     options = parsed.stream_options or StreamOptions()

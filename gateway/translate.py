@@ -15,12 +15,13 @@ from gateway.grammars import asked
 from gateway.logit_rules import rules_of
 from gateway.membership import Member
 from gateway.model_folder import ModelFolder
+from gateway.prompt_part import Echo, echo_of
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import BadRequest
 from protocol.grammar import grammar_name
 from protocol.kv_layout import full_pages, longest_choices, pages_for
-from protocol.logprobs import LogprobsAsked
+from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
@@ -173,7 +174,7 @@ def max_tokens(
 ) -> int:
     """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
     is too much; it names the `field` only if the client has sent it."""
-    least = asked if asked is not None else 1
+    least = asked if asked is not None else 1  # 0: the prompt alone
     found = f"{where} has {num_prompt} tokens" + ("" if asked is None else f" and {field} is {asked}")
 
     left = None if limits.context_length is None else limits.context_length - num_prompt
@@ -182,7 +183,7 @@ def max_tokens(
         raise _too_long(found + end, field if left >= 1 else _param(where), limits)
 
     room = limits.room(num_prompt, num_choices)
-    if room is not None and least > room:
+    if room is not None and max(least, 1) > room:
         times = f" for each of {num_choices} choices" if num_choices > 1 else ""
         pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
         raise _too_long(found + times, field if room >= 1 else _param(where), limits, min(pools))
@@ -217,6 +218,9 @@ class Prompt:
     cache_salt: str = ""
     priority: int = 0
     grammar: str = ""  # the text of the grammar that its answers follow
+    prompt_logprobs: PromptLogprobsAsked | None = None  # of its own tokens
+    echo: Echo | None = None
+    is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
 
 
 class Translator:
@@ -274,7 +278,6 @@ class Translator:
         check_drawable(rules, limits)
         field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         asked: int | None = getattr(request, field)
-        skip_special = request.skip_special_tokens is not False
         prompts: list[Prompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
@@ -282,10 +285,31 @@ class Translator:
             if rules.min_tokens > num_tokens:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
-            sampling = replace(rules, max_tokens=num_tokens)
-            salt, priority = request.cache_salt or "", request.priority or 0
-            prompts.append(Prompt(tuple(ids), sampling, num_choices, stops, skip_special, salt, priority, grammar))
+            prompts.append(
+                Prompt(
+                    tuple(ids),
+                    replace(rules, max_tokens=max(num_tokens, 1)),
+                    num_choices,
+                    stops,
+                    request.skip_special_tokens is not False,
+                    request.cache_salt or "",
+                    request.priority or 0,
+                    grammar,
+                    prompt_logprobs=request.prompt_logprobs_asked,
+                    echo=self._echo(request, len(prompts), ids) if request.echo else None,
+                    is_echoed_only=num_tokens == 0,
+                )
+            )
         return prompts
+
+    def _echo(self, request: AnyRequest, place: int, ids: Sequence[int]) -> Echo | None:
+        """What the answers to the prompt at `place` begin with."""
+        if isinstance(request, ChatRequest):
+            last = request.messages[-1].for_template()
+            return Echo(last["content"] or "") if last["role"] == "assistant" else None
+        given = request.prompts[place]
+        detokenizer = self.new_detokenizer((), request.skip_special_tokens is not False)
+        return echo_of(given if isinstance(given, str) else None, ids, detokenizer, request.logprobs)
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """The detokenizer for one choice of this prompt."""

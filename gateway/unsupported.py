@@ -24,7 +24,7 @@ def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 # The values, besides null, that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **_each("prompt_logprobs return_logprob return_hidden_states echo", OFF),
+    **_each("return_logprob return_hidden_states", OFF),
     **_each("return_routed_experts return_prompt_text return_cached_tokens_details", OFF),
     **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
     **_each("add_generation_prompt include_reasoning spaces_between_special_tokens", ON),

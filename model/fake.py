@@ -103,7 +103,8 @@ class FakeRunner:
         """The hashes (L,) of the contexts up to the wanted rows, and features if there is a draft."""
         hash_N, running_N, where = self._read(inp, kv, on_layer)
         features_TF = None if self.draft is None else self.draft.features(hash_N, running_N, where)
-        return running_N[where.token_T[inp.logit_indices_L]], features_TF
+        hash_L: Tensor = running_N[where.token_T[inp.logit_indices_L]]
+        return hash_L, features_TF
 
     @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:

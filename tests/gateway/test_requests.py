@@ -127,10 +127,9 @@ def test_an_end_before_what_was_received_is_refused() -> None:
         accept(requests, news(0, 1, finish="stop"))
 
 
-def test_running_on_and_remove() -> None:
+def test_needing_and_remove() -> None:
     requests = new_requests()
-    [(record, _)] = requests.running_on(DECODE)
-    assert requests.running_on(PREFILL) == []
+    [(record, _)] = requests.needing(DECODE)
     assert list(requests) == [record] and requests.num_choices == 1
     requests.remove(record)
     assert list(requests) == [] and requests.find("r") is None and requests.num_choices == 0

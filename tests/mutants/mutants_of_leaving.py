@@ -72,8 +72,8 @@ LEAVING = (
     Mutant(
         "a prefill worker that has left is decode's affair",
         "Dispatch.lost",
-        "self.requests.needing(key) if has_left else self.requests.running_on(key)",
-        "self.requests.running_on(key)",
+        "has_left or attempt.decode == key or __rest",
+        "attempt.decode == key or __rest",
         "decode reports a loss where nothing was lost",
         (),
         AT_GATEWAY,

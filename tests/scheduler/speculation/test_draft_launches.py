@@ -1,5 +1,6 @@
 """Speculative launches on a stream that runs on command: plans that wait for lengths, launches that fail, page 0."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from model.fake_draft import FakeDraft
-from model.fake_hash import Contexts
 from model.inputs import ModelInput
+from model.paged_kv import PagedKv
 from protocol.kv_layout import pages_for
 from protocol.messages_gateway import FinishReason
 from scheduler.planning.draft_writes import MAX_PUT_OFF
@@ -309,10 +310,12 @@ class NanBehind(FakeRunner):
 
     position: int = 0
 
-    def _logits(self, inp: ModelInput, running_N: Tensor, where: Contexts) -> Tensor:
+    def forward_with_features(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
         is_bad_L = inp.positions_T[inp.logit_indices_L] == self.position
-        logits_LV: Tensor = super()._logits(inp, running_N, where).masked_fill(is_bad_L[:, None], torch.nan)
-        return logits_LV
+        logits_LV, features_TF = super().forward_with_features(inp, kv, on_layer)
+        return logits_LV.masked_fill(is_bad_L[:, None], torch.nan), features_TF
 
 
 @chains_and_trees
