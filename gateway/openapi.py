@@ -78,11 +78,27 @@ class TextLogprobs(BaseModel):
     """Log-probabilities of a completion's tokens. The lists have an item for each token; -9999 is minus infinity."""
 
     tokens: Annotated[list[str], told("Their texts.", [" a", " fox"])]
-    token_logprobs: Annotated[list[float], told("The natural logarithms of their probabilities.", [-0.25, -1.5])]
+    token_logprobs: Annotated[
+        list[float | None],
+        told("The natural logarithms of their probabilities; null for the first token of an echo.", [-0.25, -1.5]),
+    ]
     top_logprobs: Annotated[
-        list[dict[str, float]], told("The likeliest tokens at their places, and they themselves.", [{" a": -0.25}])
+        list[dict[str, float] | None],
+        told("The likeliest tokens at their places, and they themselves.", [{" a": -0.25}]),
     ]
     text_offset: Annotated[list[int], told("Characters of the text before each of them.", [0, 2])]
+
+
+class PromptToken(BaseModel):
+    """A token at a place of the prompt, as vLLM writes it."""
+
+    logprob: Annotated[float, told("The natural logarithm of its probability; -9999 is minus infinity.", -0.25)]
+    rank: Annotated[int, told("1: no token is likelier.", 1)]
+    decoded_token: Annotated[str | None, told("Its text.", " fox")]
+
+
+PromptPlaces = list[dict[str, PromptToken] | None]
+PLACES = [None, {"314": {"logprob": -0.25, "rank": 1, "decoded_token": " fox"}}]
 
 
 class TokenProbability(BaseModel):
@@ -122,6 +138,9 @@ class TextChoice(Choice):
 
     text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
     logprobs: Annotated[TextLogprobs | None, told("Those of the tokens, with `logprobs`; else null.", None)]
+    prompt_logprobs: Annotated[
+        PromptPlaces, told("With `prompt_logprobs`: null for the first token, and tokens by their ids.", PLACES)
+    ] = []
 
 
 class AnswerMessage(BaseModel):
@@ -171,6 +190,9 @@ class ChatCompletion(Answer):
     """The answer to `POST /v1/chat/completions`, if it is not streamed."""
 
     object: Annotated[Literal["chat.completion"], told("Always chat.completion.", "chat.completion")]
+    prompt_logprobs: Annotated[
+        PromptPlaces, told("With `prompt_logprobs`: null for the first token, and tokens by their ids.", PLACES)
+    ] = []
     choices: Annotated[
         list[ChatChoice],
         told(

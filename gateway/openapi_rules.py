@@ -4,8 +4,8 @@ Some rules are not told, because a JSON schema cannot, or because schemathesis c
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
-the vocabulary or of one token twice, a bad word without tokens. And it serves two that do not fit: `best_of` that is
-what `n` is, and `functions` beside `function_call: "none"`.
+the vocabulary or of one token twice, a bad word without tokens. And it serves three that do not fit: `best_of` that is
+what `n` is, `functions` beside `function_call: "none"`, and a prompt as long as the context beside `max_tokens: 0`.
 """
 
 from collections.abc import Iterator
@@ -114,6 +114,8 @@ def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
     is_streamed = {"required": ["stream"], "properties": {"stream": {"const": True}}}
     rules.append(_either({"properties": {"stream_options": NULL}}, is_streamed))
+    is_whole = {"properties": {"stream": {"enum": [False, None]}}}
+    rules.append(_either({"properties": {"prompt_logprobs": NULL}}, is_whole))
 
     most, is_asked = bounds.most_tokens, _given("max_completion_tokens", "integer")
     if most is not None:
@@ -126,6 +128,8 @@ def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
     else:
         default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
         rules.append(_either(is_asked, _given("max_tokens", "integer"), _at_most("min_tokens", default)))
+        is_echo = {"required": ["echo"], "properties": {"echo": {"const": True}}}
+        rules.append(_either(is_echo, {"properties": {"max_tokens": {"minimum": 1}}}))
 
 
 def _add_unsupported(schema: Schema) -> None:

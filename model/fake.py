@@ -86,7 +86,8 @@ class FakeRunner:
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32: 100 at the hashed token, 0 elsewhere."""
         hash_L, _ = self.hidden(inp, kv, on_layer)
-        return self.logits(hash_L)
+        logits_LV: Tensor = self.logits(hash_L)
+        return logits_LV
 
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None

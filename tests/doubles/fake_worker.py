@@ -7,7 +7,7 @@ silent. For benchmarks of the gateway it keeps a steady pace: one Tokens message
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout
-from protocol.logprobs import Logprobs, TokenLogprob, of_tokens
+from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     FirstToken,
     FlushCache,
     Heartbeat,
+    PromptLogprobs,
     Register,
     RegisterAgain,
     RequestFailed,
@@ -73,6 +74,9 @@ class Behaviour:
     stop_after: int | None = None  # tokens; then silence about this request
     fail_after: int | None = None
     fail_code: str = "internal_error"
+    prompt_piece: int = 3  # tokens in one message of a prompt's log-probabilities
+    prompt_late: bool = False  # these come behind the answer's tokens
+    prompt_until: int | None = None  # only the tokens before this position, then silence about the prompt
     pause_s: float = 0.0
     step_s: float | None = None  # all requests decode together, a step each `step_s`; nothing of the above applies
 
@@ -113,7 +117,7 @@ class FakeWorker:
         self._socket.setsockopt(zmq.ROUTING_ID, f"{self.worker_id}#{self.instance}".encode())
         self._socket.connect(self.endpoint)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cancelled: set[tuple[str, int]] = set()
+        self._cancelled: set[tuple[str, int, int]] = set()  # request, attempt, choice
         self._running: dict[str, Iterator[Step]] = {}  # with `step_s`: the rest of each request
         self._news = asyncio.Event()
 
@@ -220,7 +224,7 @@ class FakeWorker:
                     await self.send(CacheFlushed(message.number))
             elif isinstance(message, CancelRequest):
                 choices = range(128) if message.choice < 0 else (message.choice,)
-                self._cancelled |= {(message.request_id, choice) for choice in choices}
+                self._cancelled |= {(message.request_id, message.attempt, choice) for choice in choices}
                 if message.choice < 0:
                     self._running.pop(message.request_id, None)
             self._news.set()
@@ -229,6 +233,7 @@ class FakeWorker:
         """Answers one request: first tokens by the prefill fake, then everything by this one."""
         how = self.behaviour
         steps = list(self._steps(assign))
+        await self._send_prompt(assign, is_late=False)
         if not how.first_token_late:
             await self._send_first(steps[0])
         for step in reversed(steps) if how.reverse else steps:
@@ -255,6 +260,20 @@ class FakeWorker:
             await asyncio.sleep(how.pause_s)
         if how.first_token_late:
             await self._send_first(steps[0])
+        await self._send_prompt(assign, is_late=True)
+
+    async def _send_prompt(self, assign: Assign, *, is_late: bool) -> None:
+        """The log-probabilities that are asked for of the prompt, by the worker that computes it, if it is time."""
+        if (asked := assign.prompt_logprobs) is None or is_late != self.behaviour.prompt_late:
+            return
+        sender, end = self.prefill or self, len(assign.prompt_ids) - assign.num_replayed
+        end = end if self.behaviour.prompt_until is None else min(end, self.behaviour.prompt_until)
+        for start in range(asked.start, end, self.behaviour.prompt_piece):
+            scored = prompt_scores(
+                assign.prompt_ids[start : min(end, start + self.behaviour.prompt_piece)], start, asked
+            )
+            for _ in range(2 if self.behaviour.twice else 1):
+                await sender.send(PromptLogprobs(assign.request_id, assign.attempt, start, of_tokens(scored)))
 
     async def _join(self, assign: Assign) -> None:
         """The request decodes from the next step on. Its first token is sent at once."""
@@ -287,7 +306,7 @@ class FakeWorker:
             await self.prefill.send(FirstToken(tuple(firsts), stamps, self.behaviour.cached))
 
     def _is_cancelled(self, news: ChoiceTokens) -> bool:
-        return (news.request_id, news.choice) in self._cancelled
+        return (news.request_id, news.attempt, news.choice) in self._cancelled
 
     def _steps(self, assign: Assign) -> Iterator[Step]:
         choices = range(assign.first_choice, assign.first_choice + assign.num_choices)
@@ -316,6 +335,15 @@ def _first_of(news: ChoiceTokens) -> ChoiceTokens:
     """Its first token alone."""
     scored = None if news.logprobs is None else news.logprobs.part(0, 1)
     return replace(news, token_ids=news.token_ids[:1], finish="", logprobs=scored)
+
+
+def prompt_scores(token_ids: Sequence[int], start: int, asked: PromptLogprobsAsked) -> tuple[TokenLogprob, ...]:
+    """The token at position p is the second likeliest one, with the logarithm -p."""
+
+    def top(place: int, token: int) -> tuple[tuple[int, float], ...]:
+        return tuple((token + 1 - rank, -place + 0.5 - rank / 2) for rank in range(asked.num_top))
+
+    return tuple(TokenLogprob(-float(place), 2, top(place, token)) for place, token in enumerate(token_ids, start))
 
 
 def _scored(assign: Assign, token_ids: list[int]) -> Logprobs | None:

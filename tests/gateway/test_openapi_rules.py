@@ -110,9 +110,11 @@ flags = some(True, False, 0, 1, "true", [], {})
 texts = some("", "a", "the end", LONG, 5, [], ["a"], ["a", ""], ["a", "b"], ["a", "b", "c"], [1])
 lists = some([], [1], [261], [262], [-1], [1] * 63, [1] * 64, [True], ["1"], [[1]], [1, "a"], 5)
 reals = some(True, -0.1, 0, 0.5, 1, 1.0, 2, 2.5, "0", 1e-300)
-of_flag = "ignore_eos stream skip_special_tokens return_token_ids timeline add_special_tokens unheard_of"
+of_flag = "echo ignore_eos stream skip_special_tokens return_token_ids timeline add_special_tokens unheard_of"
 fields: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys("max_tokens max_completion_tokens min_tokens n top_k seed priority".split(), numbers),
+    **dict.fromkeys(
+        "max_tokens max_completion_tokens min_tokens n top_k seed priority prompt_logprobs".split(), numbers
+    ),
     **dict.fromkeys(of_flag.split(), flags),
     **dict.fromkeys("temperature top_p min_p".split(), reals),
     **dict.fromkeys("stop cache_salt user reasoning_effort".split(), texts),
@@ -202,6 +204,12 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         ("CompletionRequest", PROMPT | {"logprobs": 21}, False),
         ("CompletionRequest", PROMPT | {"logprobs": True}, False),
         ("CompletionRequest", PROMPT | {"top_logprobs": 1}, False),
+        ("CompletionRequest", PROMPT | {"max_tokens": 0}, False),
+        ("CompletionRequest", PROMPT | {"max_tokens": 0, "echo": True}, True),
+        ("CompletionRequest", PROMPT | {"prompt_logprobs": 3}, True),
+        ("CompletionRequest", PROMPT | {"prompt_logprobs": 3, "stream": True}, False),
+        ("ChatRequest", CHAT | {"max_tokens": 0, "echo": True}, False),
+        ("ChatRequest", CHAT | {"prompt_logprobs": 0, "echo": True}, True),
         ("ChatRequest", CHAT | {"logprobs": True, "top_logprobs": 20}, True),
         ("ChatRequest", CHAT | {"top_logprobs": 2}, False),
         ("ChatRequest", CHAT | {"top_logprobs": 0}, True),

@@ -13,7 +13,7 @@ P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
     [
         {},
         dict.fromkeys(NEUTRAL),
-        {"prompt_logprobs": False, "echo": False, "suffix": ""},
+        {"return_logprob": False, "use_beam_search": False, "suffix": ""},
         {"length_penalty": 1, "typical_p": 1.0, "min_new_tokens": 0.0, "logits_processors": []},
         {"length_penalty": 1.0, "tools": [], "tool_choice": "none"},
         {"best_of": 1, "n": 3},
@@ -35,9 +35,9 @@ def test_neutral_values_pass(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("prompt_logprobs", 1),
-        ("prompt_logprobs", 0),
-        ("echo", True),
+        ("return_logprob", 1),
+        ("return_logprob", 0),
+        ("no_stop_trim", True),
         ("suffix", "x"),
         ("length_penalty", 1.1),
         ("typical_p", 0.5),
@@ -46,7 +46,7 @@ def test_neutral_values_pass(body: dict[str, Any]) -> None:
         ("tool_choice", "required"),
         ("use_beam_search", True),
         ("best_of", 2),
-        ("echo", 0.0),
+        ("no_stop_trim", 0.0),
         ("bootstrap_host", "10.0.0.1"),
         ("bootstrap_port", 8998),
         ("bootstrap_room", 0),
@@ -85,7 +85,7 @@ def test_others_are_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"prompt_logprobs": 5}, "prompt_logprobs: got 5, which is not supported"),
+        ({"typical_p": 5}, "typical_p: got 5, which is not supported"),
         ({"length_penalty": True}, "length_penalty: got true, which is not supported"),
         ({"best_of": 2, "n": 3}, "best_of: got 2, which is not supported"),
         ({"suffix": "x"}, "suffix: got 'x', which is not supported"),
