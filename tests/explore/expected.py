@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample
-from protocol.logprobs import TokenLogprob
+from protocol.logprobs import PromptLogprobsAsked, TokenLogprob
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB
 from tests.doubles.hash_model import FakeRunner, mix_int
@@ -39,13 +39,42 @@ def check_logprobs(
     _, _, places = scored(prompt, params, choice)
     assert sorted(found) == list(range(num_replayed, len(tokens))), f"scores of {sorted(found)}, {len(tokens)} tokens"
     for place, token in enumerate(tokens[num_replayed:], num_replayed):
-        right_V, got = places[place], found[place]
-        assert _is_near(got.logprob, right_V[token]), f"{token} at {place}: {got.logprob}, expected {right_V[token]}"
-        assert got.rank == 1 + sum(each > right_V[token] + 1e-4 for each in right_V), f"rank {got.rank} at {place}"
-        best = sorted(right_V, reverse=True)[: params.logprobs.num_top]
-        assert len(got.top) == len(best) == len({each for each, _ in got.top}), f"{got.top} at {place}"
-        for (other, logprob), value in zip(got.top, best, strict=True):
-            assert _is_near(logprob, right_V[other]) and _is_near(logprob, value), f"{other} at {place}: {logprob}"
+        _check_token(found[place], token, places[place], params.logprobs.num_top, f"place {place}")
+
+
+def check_prompt_logprobs(
+    found: Sequence[TokenLogprob], prompt: tuple[int, ...], asked: PromptLogprobsAsked | None, *, is_whole: bool
+) -> None:
+    """Asserts that prompt tokens have what they should have, from the first one on that is asked for. `is_whole`: none
+    may be missing, because tokens of the answer have come."""
+    num_asked = 0 if asked is None else max(len(prompt) - asked.start, 0)
+    assert len(found) == num_asked or (len(found) < num_asked and not is_whole), f"{len(found)} scores of {num_asked}"
+    if asked is None:
+        return
+    places = _places_of(prompt)
+    for place, got in enumerate(found, asked.start):
+        _check_token(got, prompt[place], places[place - 1], asked.num_top, f"prompt token {place}")
+
+
+def _check_token(got: TokenLogprob, token: int, right_V: Sequence[float], num_top: int, where: str) -> None:
+    assert _is_near(got.logprob, right_V[token]), f"{token}, {where}: {got.logprob}, expected {right_V[token]}"
+    assert got.rank == 1 + sum(each > right_V[token] + 1e-4 for each in right_V), f"rank {got.rank}, {where}"
+    best = sorted(right_V, reverse=True)[:num_top]
+    assert len(got.top) == len(best) == len({each for each, _ in got.top}), f"{got.top}, {where}"
+    for (other, logprob), value in zip(got.top, best, strict=True):
+        assert _is_near(logprob, right_V[other]) and _is_near(logprob, value), f"{other}, {where}: {logprob}"
+
+
+@cache
+def _places_of(prompt: tuple[int, ...]) -> list[list[float]]:
+    """The log-probabilities of all tokens behind each token of a prompt."""
+    model, places = _Model(), list[list[float]]()
+    for token in prompt:
+        likeliest = model.read([token])
+        logits = torch.zeros(VOCAB, dtype=torch.float64)
+        logits[likeliest] = 100.0
+        places.append(logits.log_softmax(0).tolist())
+    return places
 
 
 def _is_near(one: float, other: float) -> bool:

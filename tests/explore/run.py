@@ -27,7 +27,7 @@ from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
-from tests.explore.expected import check_logprobs, expected
+from tests.explore.expected import check_logprobs, check_prompt_logprobs, expected
 from tests.explore.failing import INJECTED, Failures
 from tests.explore.groups import Groups
 from tests.explore.invariants import check_invariants
@@ -207,6 +207,7 @@ class Run:
             replayed=replayed,
             cache_salt=arrival.cache_salt,
             priority=arrival.priority,
+            prompt_logprobs=arrival.prompt_logprobs,
         )
 
     def leave(self, arrival: Arrival) -> None:
@@ -256,6 +257,7 @@ class Run:
         try:
             with _disable_current_modes():
                 for arrival in self.arrived:
+                    self._check_prompt(arrival)
                     for choice in range(arrival.num_choices):
                         self._check(arrival, choice)
             if self.groups is not None:
@@ -263,6 +265,13 @@ class Run:
             expect_rest(self.cluster)
         except AssertionError as error:
             raise self._violation(f"wrong: {error}") from error
+
+    def _check_prompt(self, arrival: Arrival) -> None:
+        found = self.cluster.prompts[arrival.name].found
+        answers = [self.cluster.answers[arrival.name, choice] for choice in range(arrival.num_choices)]
+        has_ended = any(answer.finish for answer in answers)
+        scores = [found[place] for place in sorted(found)]
+        check_prompt_logprobs(scores, arrival.prompt, arrival.prompt_logprobs, is_whole=has_ended)
 
     def _check(self, arrival: Arrival, choice: int) -> None:
         cluster, name = self.cluster, arrival.name

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
-from protocol.logprobs import LogprobsAsked
+from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB, prompt_of
@@ -27,6 +27,7 @@ FIRST_WITH_TREES = 24
 FIRST_WITH_LAYERS = 32
 FIRST_WITH_RULES = 16
 FIRST_WITH_GRAMMARS = 40
+FIRST_WITH_PROMPT_LOGPROBS = 40
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
@@ -48,6 +49,7 @@ class Arrival:
     num_replayed: int = 0
     cache_salt: str = ""
     priority: int = 0
+    prompt_logprobs: PromptLogprobsAsked | None = None
 
     def num_pages(self, page_size: int = 1, lookahead: int = 0) -> int:
         """An upper bound of what it needs."""
@@ -100,6 +102,8 @@ class Workload:
         workload = _scored(random.Random(f"logprobs {seed}"), workload)
         has_draft = random.Random(f"draft {seed}").random() < 0.4 if seed >= FIRST_WITH_DRAFT else seed in WITH_DRAFT
         workload = workload.with_draft(seed) if has_draft else workload
+        if seed >= FIRST_WITH_PROMPT_LOGPROBS:
+            workload = with_scored_prompts(random.Random(f"prompts {seed}"), workload, 0.2)
         return _followed(random.Random(f"grammars {seed}"), workload) if seed >= FIRST_WITH_GRAMMARS else workload
 
     @staticmethod
@@ -128,6 +132,7 @@ class Workload:
         workload = _ruled(random.Random(f"rules {seed}"), workload)
         if rng.random() < 0.5:
             workload = workload.with_draft(1000 + seed)
+        workload = with_scored_prompts(random.Random(f"prompts {seed}"), workload, 0.2)
         workload = _followed(random.Random(f"grammars {seed}"), workload)
         size = rng.choice((2, 2, 3, 4))
         groups = rng.choice(("U", "U", "U", "P", "D", "PD"))
@@ -229,6 +234,24 @@ def asking(rng: random.Random, params: SamplingParams) -> SamplingParams:
     """The same; it may ask for log-probabilities."""
     asked = rng.choice((None, LogprobsAsked(rng.choice((0, 1, 5))), LogprobsAsked(3, processed=True)))
     return replace(params, logprobs=asked)
+
+
+def with_scored_prompts(rng: random.Random, workload: Workload, share: float) -> Workload:
+    """The same with log-probabilities of prompts for most requests, in such a share of the cases. Some ask for a part,
+    as another attempt does."""
+    if rng.random() >= share:
+        return workload
+    arrivals = tuple(
+        replace(each, prompt_logprobs=asking_prompt(rng, each.prompt)) if rng.random() < 0.7 else each
+        for each in workload.arrivals
+    )
+    return replace(workload, arrivals=arrivals)
+
+
+def asking_prompt(rng: random.Random, prompt: tuple[int, ...]) -> PromptLogprobsAsked:
+    """Log-probabilities of all tokens of a prompt, or of the last ones."""
+    start = rng.choice((1, 1, 1, rng.randint(1, len(prompt))))
+    return PromptLogprobsAsked(rng.choice((0, 1, 3)), start)
 
 
 def _followed(rng: random.Random, workload: Workload) -> Workload:

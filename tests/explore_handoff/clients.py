@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 
 from gateway.control import Control
-from gateway.requests import Delivery
+from gateway.requests import Delivery, RequestRecord
 from protocol.errors import BatonError
+from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FinishReason
-from tests.explore.expected import check_logprobs, expected
+from tests.explore.expected import check_logprobs, check_prompt_logprobs, expected
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.scenario import Arrival
 from tests.explore_handoff.story import Story
@@ -25,6 +26,7 @@ class Client:
     error: str = ""  # the code
     has_left: bool = False
     control: Control | None = None  # which has taken its request
+    record: RequestRecord | None = None  # of its request
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.arrival.num_choices)]
@@ -54,9 +56,17 @@ class Client:
         start = len(got) - len(delivery.token_ids)
         scores = dict(enumerate(delivery.logprobs, start))
         check_logprobs(scores, self.arrival.prompt, self.arrival.params, choice, got, start)
+        if self.arrival.prompt_logprobs is not None:
+            self._check_prompt(self.arrival.prompt_logprobs)
         if delivery.finish is not None:
             assert (len(got), delivery.finish) == (len(right), reason), f"{name}/{choice} ends too early or late: {got}"
             self.finish[choice] = delivery.finish
+
+    def _check_prompt(self, asked: PromptLogprobsAsked) -> None:
+        """Its prompt's log-probabilities are there before the first token."""
+        assert self.record is not None and self.record.prompt_part is not None
+        scores = [each for each in self.record.prompt_part.tokens(asked.num_top) if each is not None]
+        check_prompt_logprobs(scores, self.arrival.prompt, asked, is_whole=True)
 
     def on_failed(self, error: BatonError) -> None:
         """See gateway.requests.Listener."""

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from protocol.kv_layout import pages_for_choices
+from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import Role, SamplingParams
 from runtime.settings import Pairing
 from scheduler.planning.spills import Costs
 from tests.decode.driving import VOCAB
-from tests.explore.workload import asking, random_layers, random_policies, random_tree
+from tests.explore.workload import asking, asking_prompt, random_layers, random_policies, random_tree
 from tests.explore_handoff.data_plane import FrameFate
 from tests.grammars import with_grammar
 from tests.ruling import with_rules
@@ -51,6 +52,7 @@ class Arrival:
     leaves_choice: int = -1
     cache_salt: str = ""
     priority: int = 0
+    prompt_logprobs: PromptLogprobsAsked | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class Scenario:
         arrivals = tuple(replace(each, params=asking(rng, each.params)) for each in scenario.arrivals)
         scenario = replace(scenario, arrivals=arrivals) if asks else scenario
         scenario = _ruled(random.Random(f"rules {seed}"), scenario) if seed >= FIRST_WITH_DRAFT else scenario
+        scenario = _scored(random.Random(f"prompts {seed}"), scenario) if seed % 4 == 1 else scenario
         return _followed(random.Random(f"grammars {seed}"), scenario) if seed >= FIRST_WITH_GRAMMARS else scenario
 
 
@@ -233,6 +236,15 @@ def _ruled(rng: random.Random, world: Scenario) -> Scenario:
         return world
     arrivals = tuple(
         replace(each, params=with_rules(rng, each.params, VOCAB)) if rng.random() < 0.6 else each
+        for each in world.arrivals
+    )
+    return replace(world, arrivals=arrivals)
+
+
+def _scored(rng: random.Random, world: Scenario) -> Scenario:
+    """The same with log-probabilities of prompts for half of the requests."""
+    arrivals = tuple(
+        replace(each, prompt_logprobs=asking_prompt(rng, each.prompt)) if rng.random() < 0.5 else each
         for each in world.arrivals
     )
     return replace(world, arrivals=arrivals)

@@ -227,8 +227,9 @@ class World:
         try:
             salt, priority = arrival.cache_salt, arrival.priority
             prompt = Prompt(arrival.prompt, arrival.params, arrival.num_choices, cache_salt=salt, priority=priority)
-            prompt = replace(prompt, grammar=text_named(arrival.params.grammar))
-            gateway.control.dispatch.assign(arrival.name, prompt, client)
+            grammar, scored = text_named(arrival.params.grammar), arrival.prompt_logprobs
+            prompt = replace(prompt, grammar=grammar, prompt_logprobs=scored)
+            client.record = gateway.control.dispatch.assign(arrival.name, prompt, client)
             client.control = gateway.control
         except BatonError as error:
             client.fail(error)
