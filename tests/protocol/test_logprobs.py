@@ -1,7 +1,8 @@
 import pytest
 
 from protocol.errors import WireError
-from protocol.logprobs import Logprobs, LogprobsAsked, TokenLogprob, checked, of_tokens
+from protocol.logprobs import Logprobs, LogprobsAsked, TokenLogprob, checked, of_tokens, pieces_of
+from protocol.message import MAX_BLOB_BYTES
 
 TOKENS = (
     TokenLogprob(-0.5, 1, ((3, -0.5), (4, -1.0))),
@@ -35,3 +36,11 @@ def test_round_trip_and_parts() -> None:
 def test_what_makes_no_sense_is_refused(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> None:
     with pytest.raises(WireError, match="logprobs: got"):
         checked(found, asked, num_tokens)
+
+
+def test_pieces_are_whole_rows_that_fit_into_a_message() -> None:
+    raw = bytes(range(256)) * 168 * 8  # 2048 tokens
+    pieces = pieces_of(20, raw)
+    assert [each.num_tokens for each in pieces] == [1560, 488]
+    assert b"".join(each.raw for each in pieces) == raw and len(pieces[0].raw) <= MAX_BLOB_BYTES
+    assert pieces_of(0, b"") == ()
