@@ -71,3 +71,20 @@ class PromptScores:
 def choices_of(assign: Assign) -> range:
     """The choices of an attempt."""
     return range(assign.first_choice, assign.first_choice + assign.num_choices)
+
+
+def next_attempt(
+    first: Assign, number: int, choice: int, outputs: list[int], missing: PromptLogprobsAsked | None
+) -> Assign:
+    """One choice of a request goes on behind its `outputs`. `missing`: see PromptScores."""
+    prompt = first.prompt_ids[: len(first.prompt_ids) - first.num_replayed]
+    return replace(
+        first,
+        attempt=number,
+        prompt_ids=(*prompt, *outputs),
+        num_choices=1,
+        first_choice=choice,
+        num_replayed=len(outputs),
+        resumes=True,
+        prompt_logprobs=missing,
+    )

@@ -44,7 +44,7 @@ from scheduler.planning.planner import Executes, Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 from scheduler.speculation.modes import launches_for
-from tests.answers import Answer, PromptScores, choices_of
+from tests.answers import Answer, PromptScores, choices_of, next_attempt
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.page_ledger import check_pages, is_at_rest
 from tests.grammars import grammars_for, text_named
@@ -289,20 +289,8 @@ class Cluster:
                 self._begin_again(request_id, choice)
 
     def _begin_again(self, request_id: str, choice: int) -> None:
-        attempts = self.attempts[request_id]
-        first, outputs = attempts[0][1], self.answers[request_id, choice].ids
-        prompt = first.prompt_ids[: len(first.prompt_ids) - first.num_replayed]
-        again = replace(
-            first,
-            attempt=len(attempts),
-            prompt_ids=(*prompt, *outputs),
-            num_choices=1,
-            first_choice=choice,
-            num_replayed=len(outputs),
-            resumes=True,
-            prompt_logprobs=self.prompts[request_id].missing,
-        )
-        self._assign(again)
+        attempts, outputs = self.attempts[request_id], self.answers[request_id, choice].ids
+        self._assign(next_attempt(attempts[0][1], len(attempts), choice, outputs, self.prompts[request_id].missing))
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """A client leaves."""

@@ -96,3 +96,4 @@ def test_a_client_that_leaves(topology: str) -> None:
     cluster.run()
     cluster.close()
     check(cluster, "b")
+    assert not cluster.failures

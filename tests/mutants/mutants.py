@@ -20,6 +20,7 @@ from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_mlps import MLPS
 from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
+from tests.mutants.mutants_of_prompt_logprobs import PROMPT_LOGPROBS
 from tests.mutants.mutants_of_ranks import RANKS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
@@ -342,6 +343,7 @@ MUTANTS = (
     *ROLES,
     *RULES,
     *LOGPROBS,
+    *PROMPT_LOGPROBS,
     *GRAMMARS,
     *SPECULATION,
     *DRAFT_LAYERS,

@@ -140,7 +140,7 @@ LOGPROBS = (
     ),
     Mutant(
         "a number that is no log-probability passes",
-        "protocol/logprobs.py checked",
+        "checked_tokens",
         "value <= 0",
         "True",
         "a NaN would become invalid JSON",

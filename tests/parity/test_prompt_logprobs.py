@@ -64,6 +64,7 @@ def test_they_are_those_of_transformers(topology: str, overlap: bool, chunk_size
     cluster.run()
     cluster.close()
     check(cluster)
+    assert not cluster.failures
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

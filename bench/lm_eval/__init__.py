@@ -1,0 +1,1 @@
+"""`make bench-grammar`: what answers in a grammar cost."""
