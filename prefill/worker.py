@@ -206,7 +206,7 @@ class PrefillWorker:
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
-        self.outbox.tell_prompts(launched)
+        self.outbox.tell_prompts(launched, self._job_of.__contains__)
         if launched.hidden:
             ended = [chunk.req for chunk in launched.chunks if chunk.samples]
             for req, hidden in zip(ended, launched.hidden, strict=True):

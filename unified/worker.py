@@ -125,7 +125,7 @@ class UnifiedWorker:
 
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Appends the tokens to their choices."""
-        self.outbox.tell_prompts(launched)
+        self.outbox.tell_prompts(launched, lambda req: req.key in self._requests)
         for req, run in drawn:
             request = self._requests[req.key]
             if req is request.prompt and len(req.outputs) == req.num_replayed:

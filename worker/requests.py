@@ -5,7 +5,7 @@ The worker's loop sends and clears the messages; tests read them.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -202,11 +202,12 @@ class Outbox:
     prefill: list[tuple[WorkerAddress, ToPrefill]] = field(default_factory=list)  # used by decode
     decode: list[tuple[int, ToDecode]] = field(default_factory=list)  # used by prefill: (instance, message)
 
-    def tell_prompts(self, launched: Launched) -> None:
-        """Tells the gateway of the prompt tokens that a launch has scored. It drops what belongs to requests that have
-        ended."""
+    def tell_prompts(self, launched: Launched, is_served: Callable[[Req], bool]) -> None:
+        """Tells the gateway of the prompt tokens that a launch has scored, of requests that are still served: if the
+        launch before has failed, these tokens come behind a gap."""
         for req, start, logprobs in launched.prompt_logprobs:
-            self.gateway.append(PromptLogprobs(req.request_id, req.attempt, start, logprobs))
+            if is_served(req):
+                self.gateway.append(PromptLogprobs(req.request_id, req.attempt, start, logprobs))
 
     def fail(self, key: tuple[str, int], error: BatonError) -> None:
         """Tells the gateway that the request `key`, (request_id, attempt), cannot go on."""

@@ -7,6 +7,7 @@ from gateway.control import Control, ControlSocket
 from gateway.membership import Membership, WorkerKey
 from gateway.retries import RetryRules
 from gateway.translate import Prompt
+from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import (
     Assign,
     CancelRequest,
@@ -59,8 +60,9 @@ class ControlBench:
 
     # ---- workers ----
 
-    def join(self, worker_id: str) -> None:
-        self.say(worker_id, register(worker_id, 1, Role.UNIFIED, backend="", margin=self.margin))
+    def join(self, worker_id: str, role: Role = Role.UNIFIED) -> None:
+        backend = "" if role is Role.UNIFIED else "zmq"
+        self.say(worker_id, register(worker_id, 1, role, backend=backend, margin=self.margin))
 
     def lose(self, worker_id: str) -> None:
         """Its connection is gone, and the gateway notices."""
@@ -84,10 +86,13 @@ class ControlBench:
 
     # ---- requests ----
 
-    def ask(self, name: str = "r", n: int = 1, priority: int = 0) -> tuple[Client, Assign]:
+    def ask(
+        self, name: str = "r", n: int = 1, priority: int = 0, prompt_logprobs: PromptLogprobsAsked | None = None
+    ) -> tuple[Client, Assign]:
         """A client asks, and a worker gets the request."""
         client = Client(n)
-        self.dispatch.assign(name, Prompt(PROMPT, self.sampling, n, priority=priority), client)
+        prompt = Prompt(PROMPT, self.sampling, n, priority=priority, prompt_logprobs=prompt_logprobs)
+        self.dispatch.assign(name, prompt, client)
         return client, self.assigns[-1]
 
     @property

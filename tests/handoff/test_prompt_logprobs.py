@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from model.inputs import ModelInput
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FirstToken, PromptLogprobs, ToGateway, Tokens
 from tests.cluster import Cluster
@@ -76,14 +77,33 @@ def test_one_that_asks_does_not_wait_for_the_cache(topology: str) -> None:
     cluster.assign("a", PROMPT, PARAMS)
     cluster.assign("b", PROMPT, PARAMS, prompt_logprobs=ASKED)
     cluster.assign("c", PROMPT, PARAMS)
-    worker, most = cluster.computing[0], 0
+    worker, together = cluster.computing[0], set[str]()
     while not cluster.at_rest():
         cluster.step()
         for launched in worker.planner.in_flight:
-            most = max(most, len(launched.chunks))
+            together.add("".join(sorted(chunk.req.request_id for chunk in launched.chunks)))
     cluster.close()
     check(cluster, "b")
-    assert most == 2, "a and b in one launch, and c behind them"
+    assert "ab" in together and "abc" not in together
+
+
+@both
+def test_a_launch_fails_and_the_next_one_does_not(topology: str) -> None:
+    """With overlap the next chunk is on its way. It is not told, because the tokens before it are missing."""
+    seen = list[int]()
+
+    def failing(inp: ModelInput) -> None:
+        seen.append(len(seen))
+        if len(seen) == 2:
+            raise RuntimeError("a forward fails")
+
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=failing)
+    cluster = make_cluster(topology, runner)
+    cluster.assign("a", PROMPT, PARAMS, prompt_logprobs=ASKED)
+    cluster.run()
+    cluster.close()
+    assert "a forward fails" in cluster.failures["a"].message
+    assert sorted(cluster.prompts["a"].found) == list(range(1, 8)), "those of the first chunk"
 
 
 @both

@@ -6,6 +6,7 @@ ROWS = "tests/scheduler/execution/test_prompt_scores.py"
 DEPLOYMENTS = "tests/handoff/test_prompt_logprobs.py"
 PARTS = "tests/gateway/test_prompt_part.py"
 ANSWERS = "tests/gateway/test_prompt_part_answers.py"
+DISPATCH = "tests/gateway/test_dispatch_prompts.py"
 FIELDS = "tests/gateway/test_prompt_fields.py"
 PIECES = "tests/protocol/test_logprobs.py"
 
@@ -93,9 +94,17 @@ PROMPT_LOGPROBS = (
     Mutant(
         "prefill tells nothing of prompts",
         "PrefillWorker.process",
-        "self.outbox.tell_prompts(launched)",
+        "self.outbox.tell_prompts(launched, self._job_of.__contains__)",
         "",
         "nobody else computes them",
+        tests=(DEPLOYMENTS,),
+    ),
+    Mutant(
+        "prompts of jobs that have failed are told of",
+        "Outbox.tell_prompts",
+        "is_served(req)",
+        "True",
+        "the launch before has failed, and its tokens are missing",
         tests=(DEPLOYMENTS,),
     ),
     Mutant(
@@ -104,7 +113,7 @@ PROMPT_LOGPROBS = (
         "replace(self.asked, start=start)",
         "self.asked",
         "what has come is computed again",
-        tests=(PARTS, ANSWERS),
+        tests=(PARTS, DISPATCH),
     ),
     Mutant(
         "a gap in a prompt passes",
@@ -128,7 +137,7 @@ PROMPT_LOGPROBS = (
         "record.prompt_missing is not None",
         "False",
         "a stream would begin without its prompt, and a lost prefill worker takes the rest with it",
-        tests=(ANSWERS,),
+        tests=(DISPATCH,),
     ),
     Mutant(
         "held tokens are forgotten",
@@ -136,7 +145,7 @@ PROMPT_LOGPROBS = (
         "self.on_tokens(*tokens)",
         "pass",
         "no worker sends them again",
-        tests=(ANSWERS,),
+        tests=(DISPATCH,),
     ),
     Mutant(
         "a prefill worker that is lost with a part of a prompt is decode's affair",
@@ -144,7 +153,7 @@ PROMPT_LOGPROBS = (
         "has_left or attempt.decode == key or __rest",
         "has_left or attempt.decode == key",
         "decode has all KV and goes on, and the part never comes",
-        tests=(ANSWERS,),
+        tests=(DISPATCH,),
     ),
     Mutant(
         "offsets of an answer are counted from its own text",
