@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.requests import Request
@@ -38,6 +38,26 @@ MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, 
 FIRST_DELTA: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 Fields = dict[str, Any]
 Timeline = list[Fields]
+
+
+class Body(Protocol):
+    """How an API writes an answer that is not streamed."""
+
+    def body(self, generation: Generation, found: list[list[Piece]]) -> Any:
+        """The JSON body. `found[i]` are the pieces of choice i."""
+        ...
+
+
+class Chunks(Protocol):
+    """How an API writes a stream."""
+
+    def chunks(self, generation: Generation, batch: Batch) -> bytes:
+        """The events of what choices have gained together; b"" if they are told later."""
+        ...
+
+    def last(self, generation: Generation) -> bytes:
+        """What follows the last piece of a generation that is complete."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,18 +99,21 @@ class ResponseHead:
         return self.choice(index, text, pieces[-1].finish_reason, token_ids, logprobs)
 
     def body(self, generation: Generation, found: list[list[Piece]]) -> Fields:
-        """A whole answer. `found`: the pieces of each choice."""
+        """See Body."""
         choices = [self.whole_choice(index, pieces) for index, pieces in enumerate(found)]
         body = self.fields("chat.completion") | {"choices": choices, "usage": generation.usage}
-        if self.prompt_logprobs is None:
-            return body
+        if self.prompt_logprobs is not None:
+            self._add_prompts(self.prompt_logprobs, generation, body)
+        timeline = generation.timeline()
+        return body if timeline is None else body | {"timeline": timeline}
+
+    def _add_prompts(self, writer: PromptWriter, generation: Generation, body: Fields) -> None:
         written: dict[int, Any] = {}  # by id of the prompt's part: choices of one prompt share it
-        for index, choice in enumerate(choices):
+        for index, choice in enumerate(body["choices"]):
             if (part := generation.prompt_part(index)) is not None:
                 if id(part) not in written:
-                    written[id(part)] = self.prompt_logprobs.write(part)
+                    written[id(part)] = writer.write(part)
                 (body if self.is_chat else choice)["prompt_logprobs"] = written[id(part)]
-        return body
 
 
 class ChunkWriter:
@@ -103,11 +126,33 @@ class ChunkWriter:
         self._start = b"data: " + orjson.dumps(head.fields("chat.completion.chunk"))[:-1] + b',"choices":['
         self._end = self._rest(None, None)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
+        self._num_sent = 0  # tokens of all choices
+
+    def chunks(self, generation: Generation, batch: Batch) -> bytes:
+        """See Chunks. The time line, if the client asks for it, is in the last chunk."""
+        if len(batch) == 1 and not (self.continuous or generation.times.with_timeline):  # nearly every batch
+            return self.chunk(*batch[0])
+
+        is_last = not self.include_usage and generation.is_drained
+        lines: list[bytes] = []
+        for place, (index, piece) in enumerate(batch, start=1):
+            timeline = generation.timeline() if is_last and place == len(batch) else None
+            self._num_sent += len(piece.token_ids)
+            usage = generation.usage_at(self._num_sent) if self.continuous else None
+            lines.append(self.chunk(index, piece, usage, timeline))
+
+        return b"".join(lines)
+
+    def last(self, generation: Generation) -> bytes:
+        """See Chunks."""
+        if not self.include_usage:
+            return DONE
+        return self.usage_chunk(generation.usage, generation.timeline()) + DONE
 
     def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
         """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
         asked for continuous usage."""
-        text, token_ids, finish_reason, logprobs = piece
+        text, token_ids, finish_reason, logprobs, _ = piece
 
         frame = self._frames.get(index)
         is_plain = finish_reason is None and timeline is None and usage is None and not logprobs
@@ -155,7 +200,7 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
     return header == "true"
 
 
-async def answer_whole(generation: Generation, head: ResponseHead, receive: Receive) -> Response:
+async def answer_whole(generation: Generation, shape: Body, receive: Receive) -> Response:
     """Waits for all choices, and answers with one JSON body."""
     found: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
     with _watched(generation, receive):
@@ -167,22 +212,17 @@ async def answer_whole(generation: Generation, head: ResponseHead, receive: Rece
         return _failed(generation)
 
     if generation.num_scored > LONG:
-        body = await asyncio.to_thread(head.body, generation, found)
-    else:
-        body = head.body(generation, found)
-    timeline = generation.timeline()
-    return json_response(body if timeline is None else body | {"timeline": timeline})
+        return json_response(await asyncio.to_thread(shape.body, generation, found))
+    return json_response(shape.body(generation, found))
 
 
 class StreamedAnswer(Response):
     """Server-sent events. Everything that is ready in one turn of the loop goes out in one write."""
 
-    def __init__(self, generation: Generation, writer: ChunkWriter) -> None:
+    def __init__(self, generation: Generation, shape: Chunks) -> None:
         super().__init__()
         self._generation = generation
-        self._writer = writer
-        self._is_plain = not (generation.times.with_timeline or writer.continuous)  # chunks carry nothing but tokens
-        self._num_sent = 0  # tokens of all choices
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until every choice has finished, one has failed, or the client has left."""
@@ -210,40 +250,22 @@ class StreamedAnswer(Response):
         self._generation.times.first_chunk_written()
 
         async for batch in batches:
-            await write(_body(await self._written(batch)))
+            if content := await self._written(batch):
+                await write(_body(content))
 
         await send(_body(self._last(), more=False))
 
     async def _written(self, batch: Batch) -> bytes:
         """The chunks of a batch. An echo with many scored tokens is written in a thread."""
         if self._generation.num_scored > LONG and any(len(piece.logprobs) > LONG for _, piece in batch):
-            return await asyncio.to_thread(self._chunks, batch)
-        return self._chunks(batch)
-
-    def _chunks(self, batch: Batch) -> bytes:
-        generation, writer = self._generation, self._writer
-        if self._is_plain and len(batch) == 1:  # nearly every batch
-            return writer.chunk(*batch[0])
-
-        is_last = not writer.include_usage and generation.is_drained
-        lines: list[bytes] = []
-        for place, (index, piece) in enumerate(batch, start=1):
-            timeline = generation.timeline() if is_last and place == len(batch) else None
-            self._num_sent += len(piece.token_ids)
-            usage = generation.usage_at(self._num_sent) if writer.continuous else None
-            lines.append(writer.chunk(index, piece, usage, timeline))
-
-        return b"".join(lines)
+            return await asyncio.to_thread(self._shape.chunks, self._generation, batch)
+        return self._shape.chunks(self._generation, batch)
 
     def _last(self) -> bytes:
         generation = self._generation
         if generation.error is not None:
             return error_event(generation.error)
-        if not generation.is_complete:
-            return b""
-        if not self._writer.include_usage:
-            return DONE
-        return self._writer.usage_chunk(generation.usage, generation.timeline()) + DONE
+        return self._shape.last(generation) if generation.is_complete else b""
 
 
 def _body(content: bytes, more: bool = True) -> Message:

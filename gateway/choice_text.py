@@ -260,11 +260,11 @@ class StopStrings:
         self._stops = stops
         self._node = ROOT
         self._held = ""  # the text of the node
-        self.has_matched = False
+        self.matched: str | None = None  # the string that has ended the text
 
     def feed(self, text: str) -> str:
-        """The text that may be shown now. Sets `has_matched` when a stop string is complete."""
-        assert not self.has_matched, "text after a stop string"
+        """The text that may be shown now. Sets `matched` when a stop string is complete."""
+        assert self.matched is None, "text after a stop string"
         stops, node = self._stops, self._node
         if not stops.strings:
             return text
@@ -272,9 +272,9 @@ class StopStrings:
         for place, char in enumerate(text, start=len(self._held) + 1):
             node = stops.next(node, char)
             if stops.match_lengths[node]:
-                self.has_matched = True
-                shown, self._held = (self._held + text)[: place - stops.match_lengths[node]], ""
-                return shown
+                whole, begin = self._held + text, place - stops.match_lengths[node]
+                self.matched, self._held = whole[begin:place], ""
+                return whole[:begin]
 
         self._node, text = node, self._held + text
         num_shown = len(text) - stops.depths[node]
@@ -298,6 +298,7 @@ class Piece(NamedTuple):
     token_ids: tuple[int, ...]  # empty: only a finish reason
     finish_reason: str | None
     logprobs: Collection[ScoredToken] = ()  # of the tokens whose text is shown with this piece, if they are asked for
+    scores: tuple[TokenLogprob, ...] = ()  # of `token_ids`, each, if they are asked for
 
 
 class ChoiceText:
@@ -316,7 +317,12 @@ class ChoiceText:
     @property
     def hit_stop_string(self) -> bool:
         """Whether a stop string cut the text. The worker must then be told to stop."""
-        return self._stops.has_matched
+        return self._stops.matched is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that cut the text."""
+        return self._stops.matched
 
     def feed(
         self, token_ids: tuple[int, ...], finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()
@@ -348,12 +354,13 @@ class ChoiceText:
         told = self._held.shown(len(text))
         if self.finish_reason is not None:
             told += self._held.rest(is_cut=self.hit_stop_string)
-        return Piece(text, token_ids[:num_used], self.finish_reason, told)
+        return Piece(text, token_ids[:num_used], self.finish_reason, told, tuple(logprobs[:num_used]))
 
-    def end(self) -> Piece:
-        """The last piece of a choice that has no tokens."""
-        self.finish_reason = str(FinishReason.LENGTH)
-        return Piece("", (), self.finish_reason)
+    def end(self, reason: str) -> Piece:
+        """The last piece of a choice that ends without another token: the text that was held back."""
+        self.finish_reason = reason
+        text = self._without_stops(self._detokenizer.flush()) + self._stops.flush()
+        return Piece(text, (), reason, self._held.rest(is_cut=False))
 
     def _without_stops(self, text: str) -> str:
         """The text that may be shown now; all of it before `min_tokens`."""

@@ -83,7 +83,7 @@ def bad_request(error: ValidationError) -> BadRequest:
     if top == "prompt":
         what = "is missing" if first["type"] == "missing" else f"got {short(first['input'])}"
         return BadRequest(f"prompt: {what}, expected {PROMPTS}", param=top)
-    param = path if top == "messages" else top
+    param = path if top in ("messages", "sampling_params") else top
     return BadRequest(f"{path}: {_complaint(first, path)}", param=param)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment
 
 from gateway.openapi_rules import NOT_SUPPORTED
-from gateway.schemas import INT32
+from gateway.sampling_fields import INT32
 
 Schema = dict[str, Any]
 DOCS_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -140,9 +140,10 @@ def _table(name: str, schema: Schema) -> Table:
 
 
 def _names(response: dict[str, Any]) -> list[str]:
-    """The names of the schemas that a response may have."""
+    """The names of the schemas that a response may have, beside lists of them."""
     schemas = [each["schema"] for each in response.get("content", {}).values()]
-    return [kind_of(schema) for schema in schemas if "$ref" in schema]
+    alternatives = [each for schema in schemas for each in schema.get("anyOf", [schema])]
+    return [kind_of(schema) for schema in alternatives if "$ref" in schema]
 
 
 _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
@@ -220,6 +221,7 @@ unless a letter is wrong in a known one.</p>
 <h3 id="{{ table.name }}">{{ table.name }}</h3>
 <p>{{ said(table.description) }}</p>
 {{ fields(table.rows) }}
+{% if table.not_supported %}{{ refused(table.not_supported) }}{% endif %}
 {% endfor %}
 </body>
 </html>

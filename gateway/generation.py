@@ -24,6 +24,7 @@ log = get_log("gateway.generation")
 TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
 MAX_LOGGED = 8  # prompts that the log line of one call names
 CANCELLED = "cancelled"  # the outcome when the client has left
+ABORT = "abort"  # the finish reason of a choice that the client has aborted by another request, as vLLM names it
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
@@ -162,6 +163,7 @@ class Generation:
         self._news = asyncio.Event()
         self._outcome = ""  # as in the metrics, once it is there
         self._fault: Exception | None = None
+        self.on_end: Callable[[], None] = lambda: None  # called when the answer is over, however it ended
 
     # ---- for the HTTP side ----
 
@@ -172,6 +174,7 @@ class Generation:
             await self._assign_all()
         except BaseException:
             self._cancel_all()
+            self.on_end()
             raise
         self.times.assigned(self._prompts)
 
@@ -187,6 +190,9 @@ class Generation:
             request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices
             record = self._dispatch.assign(request_id, prompt, self, self.times.with_timeline, first_choice)
             self._records.append(record)
+            for index in range(first_choice, first_choice + prompt.num_choices):
+                if self._texts[index].finish_reason == ABORT:  # before its prompt was assigned
+                    self._cancel(index)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
 
@@ -226,14 +232,36 @@ class Generation:
         return self.is_complete and not self._pieces
 
     def abandon(self) -> None:
-        """Ends the generation: the client has left."""
+        """Ends the generation: the client has left, or has its whole answer."""
         if self._num_open and self.error is None:
             self._leave()
         self._news.set()
+        self.on_end()
 
     def _leave(self) -> None:
         self._cancel_all()
         self._end(CANCELLED)
+
+    def abort(self, choices: Iterable[int]) -> None:
+        """Ends these choices. Each keeps what it has, and its finish reason is ABORT."""
+        for index in choices:
+            text = self._texts[index]
+            if text.finish_reason is None and self.error is None and not self._outcome:
+                self._cancel(index)
+                self._add(index, text.end(ABORT))
+
+    def prompt_of(self, index: int) -> int:
+        """The place of the prompt that this choice continues."""
+        return index // self._prompts[0].num_choices
+
+    def cut_by(self, index: int) -> str | None:
+        """The stop string that has ended this choice."""
+        return self._texts[index].stop_string
+
+    def prompt_tokens_of(self, index: int) -> tuple[int, int]:
+        """(tokens of the prompt of this choice, how many of them were not computed because workers had their KV)."""
+        place = self.prompt_of(index)
+        return len(self._prompts[place].token_ids), self._records[place].num_cached
 
     @property
     def num_tokens(self) -> int:
@@ -281,7 +309,7 @@ class Generation:
         finish: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        text, prompt = self._texts[index], self._prompts[index // self._prompts[0].num_choices]
+        text, prompt = self._texts[index], self._prompts[self.prompt_of(index)]
         if text.finish_reason is not None or self.error is not None:
             return
 
@@ -289,39 +317,40 @@ class Generation:
             self._echoed.add(index)
             self._pieces.append((index, self._echo(index, prompt.echo)))
         num_before = text.num_tokens
-        piece = text.end() if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)
+        piece = text.end(str(FinishReason.LENGTH)) if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)
         self.times.tokens(index, text.num_tokens - num_before)
-        self._pieces.append((index, piece))
-        self._num_waiting += len(piece.token_ids)
-
-        if piece.finish_reason is not None:
-            if text.hit_stop_string:
-                record = self._record(index)
-                self._dispatch.cancel(record.request_id, index - record.first_choice)
-            self.times.choice_ended(index, text)
-            self._num_open -= 1
-            if self._num_open == 0:
-                self.times.stamp("done")
-
-        self._news.set()
+        if text.hit_stop_string:
+            self._cancel(index)
+        self._add(index, piece)
 
         if self.is_held and self._on_full is not None and self._num_waiting > self._max_backlog:
             self._pieces, self._num_waiting = [], 0
             self._leave()
             self._on_full()
 
-    def _record(self, index: int) -> RequestRecord:
-        return self._records[index // self._prompts[0].num_choices]
-
     def prompt_part(self, index: int) -> PromptPart | None:
-        """The log-probabilities of the prompt of a choice that has begun, if they are asked for."""
-        return self._record(index).prompt_part
+        """The log-probabilities of the prompt of a choice, if they are asked for. None, too, where the choice was
+        aborted before they were there."""
+        place = self.prompt_of(index)
+        part = self._records[place].prompt_part if place < len(self._records) else None
+        return part if part is not None and part.missing is None else None
 
     def _echo(self, index: int, echo: Echo) -> Piece:
         """The prompt, as an answer begins with it."""
         part = self.prompt_part(index)
         told = EchoedTokens(part, echo) if part is not None and echo.offsets is not None else ()
         return Piece(echo.text, (), None, told)
+
+    def _add(self, index: int, piece: Piece) -> None:
+        """A choice has gained this piece."""
+        self._pieces.append((index, piece))
+        self._num_waiting += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self.times.choice_ended(index, self._texts[index])
+            self._num_open -= 1
+            if self._num_open == 0:
+                self.times.stamp("done")
+        self._news.set()
 
     def on_failed(self, error: BatonError) -> None:
         """See requests.Listener. The whole request fails because one prompt failed."""
@@ -356,6 +385,13 @@ class Generation:
             why = error.code if isinstance(error, BadRequest) else error.message
             tell = log.info if isinstance(error, Overloaded) else log.warning  # a full line is no fault
             tell("request failed", **fields, why=why)
+
+    def _cancel(self, index: int) -> None:
+        """The workers stop this choice."""
+        place = self.prompt_of(index)
+        if place < len(self._records):
+            record = self._records[place]
+            self._dispatch.cancel(record.request_id, index - record.first_choice)
 
     def _cancel_all(self) -> None:
         for record in self._records:

@@ -56,7 +56,21 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
     disable_any_whitespace: Annotated[bool | None, _told("JSON without white space between its parts.", False)] = None
 
 
-class GrammarFields(BaseModel, strict=True, allow_inf_nan=False):
+class SglangGrammars(BaseModel, strict=True, allow_inf_nan=False):
+    """SGLang's fields."""
+
+    json_schema: Annotated[Schema | None, _told("A JSON schema that the answer follows.", SCHEMA)] = None
+    regex: Annotated[GrammarSource | None, _told("A regular expression for the whole answer.", "[0-9]{4}")] = None
+    ebnf: Annotated[
+        GrammarSource | None, _told("A grammar in EBNF, in GBNF's or Lark's spelling.", 'root ::= "yes" | "no"')
+    ] = None
+    structural_tag: Annotated[
+        GrammarSource | dict[str, Any] | None,
+        _told("Text in which each part between a `begin` and its `end` follows a JSON schema.", TAG),
+    ] = None
+
+
+class GrammarFields(SglangGrammars):
     """At most one of these may ask for a grammar."""
 
     response_format: Annotated[
@@ -73,11 +87,4 @@ class GrammarFields(BaseModel, strict=True, allow_inf_nan=False):
     guided_choice: Annotated[Choices | None, _told("The answer is one of these texts.", ["yes", "no"])] = None
     guided_grammar: Annotated[
         GrammarSource | None, _told("A grammar in EBNF, in GBNF's or Lark's spelling.", 'root ::= "yes" | "no"')
-    ] = None
-    json_schema: Annotated[Schema | None, _told("As `guided_json`.", SCHEMA)] = None
-    regex: Annotated[GrammarSource | None, _told("As `guided_regex`.", "[0-9]{4}")] = None
-    ebnf: Annotated[GrammarSource | None, _told("As `guided_grammar`.", 'root ::= "yes" | "no"')] = None
-    structural_tag: Annotated[
-        GrammarSource | dict[str, Any] | None,
-        _told("Text in which each part between a `begin` and its `end` follows a JSON schema.", TAG),
     ] = None

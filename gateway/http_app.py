@@ -4,6 +4,7 @@ Those report what is served and how it runs. Routers in front of the gateway rea
 under SGLang's names, old and new. service.py has the routes that generate.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from gateway.docs_page import DOCS_HEADERS, docs_page
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
 from gateway.membership import Member, Stage
+from gateway.native import add_native
+from gateway.native_answer import WEIGHT_VERSION
 from gateway.near_names import near_path
 from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
 from gateway.service import Service, add_generation
@@ -27,6 +30,7 @@ from runtime.installation import baton_version
 from runtime.log import get_log
 
 MAX_PATH_SHOWN = 200  # characters
+GENERATING = ("/v1/", "/generate")  # the metrics count requests to these paths
 NAME = "One of the names in /v1/models, or what was typed for --model."
 log = get_log("gateway.http")
 
@@ -49,6 +53,7 @@ def build_app(service: Service) -> FastAPI:
 
     _add_error_handlers(app, service)
     add_generation(app, service)
+    add_native(app, service)
     _add_health(app, service)
     _add_models(app, service)
     _add_facts(app, service)
@@ -58,7 +63,7 @@ def build_app(service: Service) -> FastAPI:
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
     @app.exception_handler(BatonError)
     async def ours(request: Request, error: BatonError) -> Response:
-        if request.method == "POST" and request.url.path.startswith("/v1/"):
+        if request.method in ("POST", "PUT") and request.url.path.startswith(GENERATING):
             service.metrics.requests.labels(error.code).inc()
             fields = {"x_request_id": request_id_of(request.scope), "code": error.code}
             if isinstance(error, BadRequest):  # its message may quote the client
@@ -92,7 +97,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
         return PlainTextResponse(
-            f"Baton serves {service.names.first}: POST /v1/completions or /v1/chat/completions; "
+            f"Baton serves {service.names.first}: POST /v1/completions, /v1/chat/completions or /generate; "
             f"see /health, /workers, /metrics, /docs, /openapi.json\n"
         )
 
@@ -213,7 +218,8 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 def _server_info(service: Service) -> dict[str, Any]:
     """Sums over decode and unified workers, since each request occupies one of them."""
-    decodes = [each.registered for each in service.control.membership.members if each.role is not Role.PREFILL]
+    members = [each for each in service.control.membership.members if each.role is not Role.PREFILL]
+    decodes = [each.registered for each in members]
     draft = next((each.draft for each in decodes if each.draft is not None), None)
     return {
         "model_id": service.names.first,
@@ -232,8 +238,26 @@ def _server_info(service: Service) -> dict[str, Any]:
         "tp_size": 1,
         "dp_size": 1,
         "disaggregation_mode": "null",  # to a router this is a plain server: the gateway pairs the workers
-        "internal_states": [{}],  # benchmarks read the first one
+        "internal_states": [_internal_state(members)],  # benchmarks read the first one
     }
+
+
+def _internal_state(decodes: Sequence[Member]) -> dict[str, Any]:
+    """What SGLang's benchmarks ask for before and after a run.
+
+    `avg_spec_accept_length`: tokens that a row gains in a launch with a draft: one of the target's own, and those kept.
+    A launch proposes at the first position once for each row.
+    """
+    state: dict[str, Any] = {
+        "effective_max_running_requests_per_dp": sum(each.registered.max_running_requests for each in decodes),
+        "memory_usage": {"token_capacity": sum(each.registered.max_total_tokens for each in decodes)},
+    }
+    counters = [each.stats.counters for each in decodes]
+    num_rows = sum(each.get("spec_proposed_1", 0) for each in counters)
+    if num_rows:
+        kept = sum(count for each in counters for name, count in each.items() if name.startswith("spec_accepted_"))
+        state["avg_spec_accept_length"] = 1 + kept / num_rows
+    return state
 
 
 def _model_info(service: Service) -> dict[str, Any]:
@@ -246,7 +270,7 @@ def _model_info(service: Service) -> dict[str, Any]:
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "preferred_sampling_params": None,
-        "weight_version": "default",
+        "weight_version": WEIGHT_VERSION,
         "max_context_length": limits.context_length,
         "vocab_size": limits.vocab_size,
     }

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
+from gateway.native_schemas import AbortRequest, GenerateRequest
 from gateway.openapi_rules import Bounds, add_rules
-from gateway.schemas import ChatRequest, CompletionRequest, GenerationRequest, told
+from gateway.sampling_fields import told
+from gateway.schemas import ChatRequest, CompletionRequest
 
 REF = "#/components/schemas/{model}"
 
@@ -127,8 +129,12 @@ class Choice(BaseModel):
 
     index: Annotated[int, told("The number of the choice. Choice c of prompt p has p * n + c.", 0)]
     finish_reason: Annotated[
-        Literal["stop", "length"],
-        told("stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full.", "stop"),
+        Literal["stop", "length", "abort"],
+        told(
+            "stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full. "
+            "abort: another request has ended it.",
+            "stop",
+        ),
     ]
     token_ids: Annotated[list[int], told("The choice's tokens, with `return_token_ids`.", [314, 7])] = []
 
@@ -209,13 +215,70 @@ class ChatCompletion(Answer):
     ]
 
 
+TokenScore = tuple[float, int, str | None]  # [log-probability, token id, its text or null]
+
+
+class Meta(BaseModel):
+    """What `POST /generate` tells of one choice beside its text and tokens."""
+
+    id: Annotated[str, told("The id of the choice.", "request-7")]
+    finish_reason: Annotated[
+        dict[str, Any] | None,
+        told(
+            "Why it ended: `type` is stop, with the stop text or token in `matched`; length, with the number of tokens "
+            "in `length`; or abort. In a stream null until then.",
+            {"type": "length", "length": 2},
+        ),
+    ]
+    prompt_tokens: Annotated[int, told("Tokens of its prompt.", 4)]
+    completion_tokens: Annotated[int, told("Tokens of the choice.", 2)]
+    cached_tokens: Annotated[int, told("Prompt tokens whose KV workers had from earlier requests.", 0)]
+    weight_version: Annotated[str, told("Always default.", "default")]
+    e2e_latency: Annotated[float | None, told("At the end: seconds since the request arrived.", 0.25)] = None
+    input_token_logprobs: Annotated[
+        list[TokenScore], Field(max_length=0), told("With `return_logprob`: always empty.", [])
+    ] = []
+    output_token_logprobs: Annotated[
+        list[TokenScore],
+        told("With `return_logprob`: of each token [log-probability, id, text or null].", [[-0.25, 314, None]]),
+    ] = []
+    input_top_logprobs: Annotated[
+        list[list[TokenScore]], Field(max_length=0), told("With `top_logprobs_num`: always empty.", [])
+    ] = []
+    output_top_logprobs: Annotated[
+        list[list[TokenScore]],
+        told("With `top_logprobs_num`: the likeliest tokens at each place.", [[[-0.25, 314, None]]]),
+    ] = []
+    timeline: Annotated[list[Moment], told("Of the last choice: where the time went, with `timeline`.", [MOMENT])] = []
+
+
+META = {
+    "id": "request-7",
+    "finish_reason": {"type": "length", "length": 2},
+    "prompt_tokens": 4,
+    "completion_tokens": 2,
+    "cached_tokens": 0,
+    "weight_version": "default",
+    "e2e_latency": 0.25,
+}
+
+
+class Generated(BaseModel):
+    """The answer to `POST /generate`, if it is not streamed. For a list of prompts, or with `n`, a list of these."""
+
+    text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
+    output_ids: Annotated[list[int], told("The choice's tokens.", [314, 7])]
+    meta_info: Annotated[Meta, told("What else is told of the choice.", META)]
+
+
 class Event(BaseModel):
     """One event of a stream."""
 
     data: Annotated[str, told("A chunk as JSON, an error as JSON, or [DONE].", "[DONE]")]
 
 
-SHOWN: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, Completion, ChatCompletion, Event, Error)
+REQUESTS: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
+SHOWN: tuple[type[BaseModel], ...] = (*REQUESTS, Completion, ChatCompletion, Generated, Event, Error)
 EVERYWHERE = {  # of every route: HTTP itself failed, or there are too many connections
     400: "the request makes no sense; `param` names the field",
     401: "with --api-key-file: the key is missing or wrong",
@@ -231,6 +294,7 @@ OF_GENERATION = {
     429: "too many requests are in flight; Retry-After says when to try again",
 }
 NOT_FOUND = {404: OF_GENERATION[404]}
+NOT_JSON = {status: OF_GENERATION[status] for status in (415, 429)}
 Responses = dict[int | str, dict[str, Any]]
 TIMELINE = {
     "name": "x-baton-timeline",
@@ -241,10 +305,12 @@ TIMELINE = {
 }
 
 
-def body_of(kind: type[GenerationRequest], example: dict[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` for a route that takes `kind`. `example`: a body, to which the model's name is added."""
+def body_of(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` for a route that takes `kind`. `example`: a body, to which the model's name is added if `kind`
+    has one."""
     content = {"application/json": {"schema": _reference(kind), "example": example}}
-    return {"requestBody": {"required": True, "content": content}, "parameters": [TIMELINE]}
+    parameters = [TIMELINE] if "timeline" in kind.model_fields else []
+    return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
 
 
 def errors(more: dict[int, str] | None = None) -> Responses:
@@ -253,9 +319,12 @@ def errors(more: dict[int, str] | None = None) -> Responses:
     return {status: {"description": description, **_content(Error)} for status, description in wanted}
 
 
-def generation_responses(whole: type[Answer]) -> Responses:
-    """The answers of completions or chat completions."""
-    content = {**_content(whole)["content"], "text/event-stream": {"schema": _reference(Event)}}
+def generation_responses(whole: type[BaseModel], *, is_list: bool = False) -> Responses:
+    """The answers of a route that generates. `is_list`: an answer may also be a list of `whole`."""
+    schema: dict[str, Any] = _reference(whole)
+    if is_list:
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    content = {"application/json": {"schema": schema}, "text/event-stream": {"schema": _reference(Event)}}
     answer = {"description": "the whole answer, or with `stream` an event for each step", "content": content}
     return {200: answer, **errors(OF_GENERATION)}
 
@@ -277,7 +346,9 @@ def add_schemas(document: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             for content in operation.get("requestBody", {}).get("content", {}).values():
-                content["example"] = {"model": bounds.names[0], **content["example"]}
+                kind = schemas["$defs"][content["schema"]["$ref"].rpartition("/")[2]]
+                if "model" in kind["properties"]:
+                    content["example"] = {"model": bounds.names[0], **content["example"]}
     return {**document, "components": {"schemas": schemas["$defs"]}}
 
 

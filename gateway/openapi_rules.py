@@ -4,18 +4,23 @@ Some rules are not told, because a JSON schema cannot, or because schemathesis c
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
-the vocabulary or of one token twice, a bad word without tokens. And it serves three that do not fit: `best_of` that is
-what `n` is, `functions` beside `function_call: "none"`, and a prompt as long as the context beside `max_tokens: 0`.
+the vocabulary or of one token twice, a bad word without tokens. Of `POST /generate` also: a list that has not a value
+for each prompt, an `n` that differs, an id twice, log-probabilities of prompts, a sampling field outside of
+`sampling_params`. And it serves three that do not fit: `best_of` that is what `n` is, `functions` beside
+`function_call: "none"`, and a prompt as long as the context beside `max_tokens: 0`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from gateway.chat_template import RESERVED
-from gateway.schemas import INT32, NEED_CONTENT, KnownRole
-from gateway.translate import DEFAULT_COMPLETION_TOKENS, Limits
-from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL
+from gateway.native_schemas import RENAMED
+from gateway.native_unsupported import OF_BODY, OF_SAMPLING
+from gateway.sampling_fields import INT32
+from gateway.schemas import DEFAULT_COMPLETION_TOKENS, NEED_CONTENT, KnownRole
+from gateway.translate import Limits
+from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL, Table
 from runtime.settings import HttpLimits
 
 Schema = dict[str, Any]
@@ -64,42 +69,78 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     _bound_prompt(schemas["CompletionRequest"], bounds)
     _bound_template(schemas["ChatRequest"]["properties"], bounds)
 
+    native, sampling = schemas["GenerateRequest"]["properties"], schemas["NativeSampling"]["properties"]
+    _add_neutral(native, OF_BODY)
+    _add_neutral(sampling, {**OF_SAMPLING, **dict.fromkeys(RENAMED.values(), ())})
+    _bound_native(schemas["GenerateRequest"], sampling, bounds)
+
+    one = {"required": ["rid"], "properties": {"rid": {"type": "string", "minLength": 1}}}
+    schemas["AbortRequest"] |= _either(one, {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}})
+
     silent = {"properties": {"role": {"enum": sorted(set(get_args(KnownRole)) - set(NEED_CONTENT))}}}
     schemas["ChatMessage"] |= _either(silent, _given("content", "string", "array"))
 
 
 def _bound_fields(fields: dict[str, Schema], bounds: Bounds) -> None:
     """The bounds of single fields."""
-    fields["model"] |= {"enum": [*bounds.names, None], "examples": [bounds.names[0]]}
-    _limit(fields["n"], bounds.most_choices)
+    fields["model"] |= _one_of(bounds.names)
+    _bound_sampling(fields, bounds)
+    if not bounds.takes_text:
+        fields["bad_words"]["enum"] = [None, []]
+    _alternative(fields["allowed_token_ids"], "array")["minItems"] = 1
+    for name in ("allowed_token_ids", "prompt"):
+        _bound_ids(fields.get(name), bounds)
 
+
+def _bound_sampling(fields: dict[str, Schema], bounds: Bounds) -> None:
+    """The bounds of fields that all APIs share."""
+    _limit(fields["n"], bounds.most_choices)
     if bounds.takes_text:
         _alternative(fields["stop"], "array")["maxItems"] = bounds.http.max_stop_strings
     else:
-        fields["stop"]["enum"] = fields["bad_words"]["enum"] = [None, []]
-
-    _alternative(fields["allowed_token_ids"], "array")["minItems"] = 1
+        fields["stop"]["enum"] = [None, []]
     _alternative(fields["logit_bias"], "object")["propertyNames"] = {"pattern": "^[0-9]{1,10}$"}
-    for name in ("stop_token_ids", "allowed_token_ids", "prompt"):
-        for node in _token_ids(fields.get(name)):
-            if bounds.limits.vocab_size is not None:
-                node["exclusiveMaximum"] = bounds.limits.vocab_size
+    _bound_ids(fields["stop_token_ids"], bounds)
+
+
+def _bound_native(schema: Schema, sampling: dict[str, Schema], bounds: Bounds) -> None:
+    """The fields of `POST /generate`. A prompt has one of two fields."""
+    fields = schema["properties"]
+    fields["model"] |= _one_of(bounds.names)
+    _bound_sampling(sampling, bounds)
+    if bounds.most_tokens is not None:
+        for name in ("max_new_tokens", "min_new_tokens"):
+            _limit(sampling[name], bounds.most_tokens)
+
+    text, texts, _ = fields["text"]["anyOf"]
+    ids, lists, _ = fields["input_ids"]["anyOf"]
+    _bound_prompts(text, texts, ids, lists, bounds)
+    _bound_ids(fields["input_ids"], bounds)
+    if not bounds.takes_text:
+        fields["text"] = {"description": fields["text"]["description"], "enum": [None], "examples": [None]}
+    by_text = {**_given("text", "string", "array"), "not": _given("input_ids", "array")}
+    by_ids = {**_given("input_ids", "array"), "not": _given("text", "string", "array")}
+    schema |= _either(by_text, by_ids)
 
 
 def _bound_prompt(schema: Schema, bounds: Bounds) -> None:
-    """A prompt has a token at least, and fits the context. There are not too many prompts."""
+    """The prompts of completions."""
     prompt = schema["properties"]["prompt"]
     text, texts, ids, lists = prompt["anyOf"]
+    _bound_prompts(text, texts, ids, lists, bounds)
+    if not bounds.takes_text:
+        prompt |= {"anyOf": [ids, lists], "examples": [[1, 2, 3]]}
+
+
+def _bound_prompts(text: Schema, texts: Schema, ids: Schema, lists: Schema, bounds: Bounds) -> None:
+    """A prompt has a token at least, and fits the context. There are not too many prompts."""
     for several in (texts, lists):
         several["maxItems"] = bounds.http.max_prompts
 
     lists["items"]["minItems"] = 1
     if bounds.longest_prompt is not None:
         ids["maxItems"] = lists["items"]["maxItems"] = bounds.longest_prompt
-
-    if not bounds.takes_text:
-        prompt |= {"anyOf": [ids, lists], "examples": [[1, 2, 3]]}
-    elif not bounds.takes_empty_text:
+    if not bounds.takes_empty_text:
         text["minLength"] = texts["items"]["minLength"] = 1
 
 
@@ -135,9 +176,7 @@ def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
 def _add_unsupported(schema: Schema) -> None:
     """The fields that unsupported.py refuses, with the values that it lets pass."""
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
-    for name, neutral in {**NEUTRAL, "best_of": (1,)}.items():
-        enum = [None, *neutral]
-        fields[name] = {"description": NOT_SUPPORTED, "enum": enum, "examples": enum[:2][-1:]}
+    _add_neutral(fields, {**NEUTRAL, "best_of": (1,)})
 
     by, neutral_tools = FORBIDDEN_BY["tools"], fields["tools"].pop("enum")
     is_forbidden = {"required": [by], "properties": {by: {"const": "none"}}}
@@ -152,6 +191,18 @@ def _add_unsupported(schema: Schema) -> None:
         }
 
 
+def _add_neutral(fields: dict[str, Schema], table: Table) -> None:
+    """Fields that are not supported, with the values that change nothing."""
+    for name, values in table.items():
+        enum = [None, *values]
+        fields[name] = {"description": NOT_SUPPORTED, "enum": enum, "examples": enum[:2][-1:]}
+
+
+def _one_of(names: Sequence[str]) -> Schema:
+    """The names of the model, or none."""
+    return {"enum": [*names, None], "examples": [names[0]]}
+
+
 def _alternative(field: Schema, kind: str) -> Schema:
     """The alternative of a field that has this type."""
     found: Schema = next(each for each in field["anyOf"] if each.get("type") == kind)
@@ -163,6 +214,13 @@ def _limit(field: Schema, most: int) -> None:
     integer = _alternative(field, "integer")
     integer.pop("exclusiveMaximum", None)
     integer["maximum"] = most
+
+
+def _bound_ids(field: Schema | None, bounds: Bounds) -> None:
+    """Token ids are below the vocabulary size, if it is known."""
+    for node in _token_ids(field):
+        if bounds.limits.vocab_size is not None:
+            node["exclusiveMaximum"] = bounds.limits.vocab_size
 
 
 def _token_ids(node: Any) -> Iterator[Schema]:

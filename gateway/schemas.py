@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import jiter
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.complaints import bad_request, short
 from gateway.grammar_fields import GrammarFields
 from gateway.prompt_fields import PromptFields, check_prompt_fields
+from gateway.sampling_fields import INT32, MAX_STOP_CHARS, Ids, Least, Positive, SamplingFields, Seed, told
 from protocol.errors import BadRequest
-from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
 from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
@@ -25,35 +25,16 @@ from runtime.settings import HttpLimits
 MAX_DEPTH = 200  # jiter's own limit
 MAX_CONTAINERS = 100_000  # "[" and "{" in a body, those inside strings too: each may become a Python object
 MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_MESSAGES = 10_000
 NEED_CONTENT = ("system", "developer", "user", "tool")  # an assistant may have called a tool and said nothing
-INT32, INT64 = 2**31, 2**63
 KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
 MAX_SALT_CHARS = 256
+DEFAULT_COMPLETION_TOKENS = 16
 MAX_EFFORT_CHARS = 64
-Positive = Annotated[int, Field(ge=1, lt=INT32)]
-TokenId = Annotated[int, Field(ge=0, lt=INT32)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-
-def _let_others_run(ids: list[int]) -> list[int]:
-    """Returns `ids`. This call into Python lets other threads run between two lists."""
-    return ids
-
-
-# One error is enough: a long list could have millions.
-Ids = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(_let_others_run)]
-
-
-def told(description: str, *examples: Any) -> Any:
-    """What /openapi.json and /docs say about a field."""
-    return Field(description=description, examples=list(examples))
 
 
 class StreamOptions(BaseModel, strict=True):
@@ -65,7 +46,7 @@ class StreamOptions(BaseModel, strict=True):
     ] = None
 
 
-class GenerationRequest(GrammarFields, PromptFields):
+class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
     """Fields that completions and chat share."""
 
     model: Annotated[
@@ -79,59 +60,14 @@ class GenerationRequest(GrammarFields, PromptFields):
         Positive | None, told("The same as `max_tokens`. If both are there, this one counts.", 8)
     ] = None
     min_tokens: Annotated[
-        Annotated[int, Field(ge=0, lt=INT32)] | None,
+        Least | None,
         told(
             "Tokens before a choice may end: until then neither EOS nor a stop token is drawn. At most `max_tokens`.", 2
         ),
     ] = None
-    temperature: Annotated[
-        Annotated[float, Field(ge=0, le=2)] | None,
-        told("0: always the likeliest token. Absent: as generation_config.json says, else 1.", 0.7),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | None,
-        told("Only the likeliest tokens that reach this probability together are drawn. 1: off.", 0.9),
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Field(ge=-1, lt=INT32)] | None,
-        told("Only so many of the likeliest tokens are drawn. 0 and -1: off.", 20),
-    ] = None
-    min_p: Annotated[
-        Annotated[float, Field(ge=0, le=1)] | None,
-        told("Only tokens at least so probable are drawn, as a share of the likeliest one. 0: off.", 0.05),
-    ] = None
     seed: Annotated[
-        Annotated[int, Field(ge=-INT64, lt=INT64)] | None,
+        Seed | None,
         told("The same seed gives the same answer. Absent: a random one.", 1),
-    ] = None
-    stop: Annotated[
-        Stop | Annotated[list[Stop], Field(fail_fast=True)] | None,
-        told("A choice ends before the first of these texts.", "\n\n", ["The end", "###"]),
-    ] = None
-    stop_token_ids: Annotated[
-        Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
-        told("A choice ends after the first of these tokens, as after EOS.", [2, 3]),
-    ] = None
-    ignore_eos: Annotated[bool | None, told("EOS does not end a choice.", True)] = None
-    frequency_penalty: Annotated[
-        Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None,
-        told("Subtracted from a token's logit for each time that it is in the answer so far. 0: off.", 0.5),
-    ] = None
-    presence_penalty: Annotated[
-        Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None,
-        told("Subtracted once from the logits of tokens that are in the answer so far. 0: off.", 0.5),
-    ] = None
-    repetition_penalty: Annotated[
-        Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_PENALTY)] | None,
-        told(
-            "Positive logits of tokens in the prompt or the answer so far are divided by it, negative ones multiplied. "
-            "1: off. Absent: as generation_config.json says, else 1.",
-            1.1,
-        ),
-    ] = None
-    logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
-        told("Added to the logits of these token ids, which are written as text.", {"50": -100, "7": 2.5}),
     ] = None
     allowed_token_ids: Annotated[Ids | None, told("Only these tokens are drawn. Absent: all.", [5, 6, 7])] = None
     bad_words: Annotated[
@@ -141,12 +77,10 @@ class GenerationRequest(GrammarFields, PromptFields):
             ["dog", "once upon"],
         ),
     ] = None
-    n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None
     stream: Annotated[bool | None, told("The answer comes as server-sent events, step by step.", True)] = None
     stream_options: Annotated[
         StreamOptions | None, told("How the stream reports usage. Needs `stream: true`.", {"include_usage": True})
     ] = None
-    skip_special_tokens: Annotated[bool | None, told("`false`: special tokens appear in the text.", False)] = None
     return_token_ids: Annotated[bool | None, told("Choices also have the field `token_ids`.", True)] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, told('In `logprobs`, tokens are written as "token_id:5" instead of their text.', True)
@@ -170,14 +104,19 @@ class GenerationRequest(GrammarFields, PromptFields):
     ] = None
 
     @property
-    def num_choices(self) -> int:
-        """Choices of each prompt."""
-        return self.n or 1
-
-    @property
     def num_prompts(self) -> int:
         """Prompts in this request."""
         return 1
+
+    @property
+    def prompt_name(self) -> str:
+        """The client's field that has the prompts; "text[3]" if this request has one of several."""
+        return "prompt"
+
+    @property
+    def default_tokens(self) -> int | None:
+        """Tokens of a choice, at most, if the client sets no limit. None: all that the context has room for."""
+        return None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -236,6 +175,11 @@ class CompletionRequest(GenerationRequest):
         """Prompts in this request."""
         return len(self.prompts)
 
+    @property
+    def default_tokens(self) -> int | None:
+        """See GenerationRequest."""
+        return DEFAULT_COMPLETION_TOKENS
+
 
 class TextPart(BaseModel, strict=True):
     """A part of a message's content. Only text is supported."""
@@ -293,6 +237,11 @@ class ChatRequest(GenerationRequest):
     ] = None
 
     @property
+    def prompt_name(self) -> str:
+        """See GenerationRequest."""
+        return "messages"
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """See GenerationRequest."""
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -306,6 +255,7 @@ class ChatRequest(GenerationRequest):
 
 AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
+M = TypeVar("M", bound=BaseModel)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -336,14 +286,19 @@ def _bad_json(message: str) -> BadRequest:
     return BadRequest(f"the body is not valid JSON: {message[:200]}")
 
 
-def parse(kind: type[R], body: Any) -> R:
-    """The request in a JSON body. BadRequest names the field, its value and what was expected."""
+def validated(kind: type[M], body: Any) -> M:
+    """A JSON body as a model. BadRequest names the field, its value and what was expected."""
     if not isinstance(body, dict):
         raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
     try:
-        request = kind.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         raise bad_request(error) from error
+
+
+def parse(kind: type[R], body: Any) -> R:
+    """The request in a JSON body. BadRequest names the field, its value and what was expected."""
+    request = validated(kind, body)
     if request.stream_options is not None and not request.stream:
         raise BadRequest(
             f"stream_options: got {short(body['stream_options'])} without stream, expected it only beside stream: true",
@@ -358,20 +313,22 @@ def parse(kind: type[R], body: Any) -> R:
     return request
 
 
-def check_counts(request: GenerationRequest, limits: HttpLimits) -> None:
-    """BadRequest if one request has too many choices, prompts or stop strings."""
+def check_counts(request: GenerationRequest, limits: HttpLimits, num_prompts: int | None = None) -> None:
+    """BadRequest if one request has too many choices, prompts or stop strings. `num_prompts`: if the client's request
+    has more prompts than this one."""
+    num_prompts = request.num_prompts if num_prompts is None else num_prompts
     num_stops = len(request.stop) if isinstance(request.stop, list) else 0
     for name, what, found, most in (
         ("n", "choices", request.num_choices, limits.max_choices),
-        ("prompt", "prompts", request.num_prompts, limits.max_prompts),
+        (request.prompt_name.partition("[")[0], "prompts", num_prompts, limits.max_prompts),
         ("stop", "strings", num_stops, limits.max_stop_strings),
     ):
         if found > most:
             raise BadRequest(f"{name}: got {found} {what}, expected at most {most}", param=name)
 
-    if request.num_choices * request.num_prompts > limits.max_choices_in_flight:
+    if request.num_choices * num_prompts > limits.max_choices_in_flight:
         raise BadRequest(
-            f"n: got {request.num_choices} for each of {request.num_prompts} prompts, "
+            f"n: got {request.num_choices} for each of {num_prompts} prompts, "
             f"expected at most {limits.max_choices_in_flight} in all",
             param="n",
         )

@@ -1,4 +1,5 @@
-"""Answers POST /v1/completions and /v1/chat/completions, and holds what all routes of one gateway share.
+"""Answers POST /v1/completions and /v1/chat/completions, and holds what all routes of one gateway share. native.py has
+the routes of another API.
 
 A request's way: its body is read and checked, counted by `Admission`, translated to token ids, and started at the
 workers. generation.py follows it from there, and answering.py writes the response.
@@ -7,19 +8,23 @@ workers. generation.py follows it from there, and answering.py writes the respon
 import asyncio
 import secrets
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation, Times
 from gateway.grammars import GrammarChecks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
+from gateway.in_flight import InFlight
 from gateway.logprobs import LogprobWriter
 from gateway.metrics import Metrics
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
@@ -148,6 +153,7 @@ class Service:
     one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsing it, which lets nothing else run
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
+    in_flight: InFlight = field(default_factory=InFlight)
 
     @property
     def bounds(self) -> Bounds:
@@ -177,7 +183,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
     )
     async def completions(request: Request) -> Response:
         """Continues a prompt: text, token ids, or a list of either."""
-        return await _generation(service, request, CompletionRequest)
+        return await respond(service, request, partial(_openai_call, CompletionRequest))
 
     @app.post(
         "/v1/chat/completions",
@@ -189,10 +195,71 @@ def add_generation(app: FastAPI, service: Service) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        return await _generation(service, request, ChatRequest)
+        return await respond(service, request, partial(_openai_call, ChatRequest))
 
 
-async def _generation(service: Service, request: Request, kind: type[AnyRequest]) -> Response:
+class Call(Protocol):
+    """A client's request, after all checks that need no tokens."""
+
+    @property
+    def requests(self) -> Sequence[AnyRequest]:
+        """What it asks for: one request, or several that are answered together."""
+        ...
+
+    @property
+    def response_id(self) -> str:
+        """The id of its answer."""
+        ...
+
+    @property
+    def ids(self) -> Mapping[str, range]:
+        """Names by which another request may abort it: the choices that each means."""
+        ...
+
+    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+        """The response, streamed or whole."""
+        ...
+
+
+Parse = Callable[[bytes, Limits, HttpLimits], Call]
+
+
+@dataclass(frozen=True)
+class OpenAiCall:
+    """A completion or a chat completion."""
+
+    parsed: AnyRequest
+    response_id: str
+
+    @property
+    def requests(self) -> Sequence[AnyRequest]:
+        """See Call."""
+        return (self.parsed,)
+
+    @property
+    def ids(self) -> Mapping[str, range]:
+        """See Call."""
+        return {self.response_id: range(self.parsed.num_choices * self.parsed.num_prompts)}
+
+    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+        """See Call."""
+        parsed, created = self.parsed, int(datetime.now(UTC).timestamp())
+        is_chat, logprobs = isinstance(parsed, ChatRequest), None
+        if parsed.num_top_logprobs is not None:
+            logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
+        prompt_logprobs = None
+        if parsed.prompt_logprobs is not None:
+            prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
+        with_ids, name = parsed.return_token_ids is True, service.names.first
+        head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
+        if not parsed.stream:
+            return await answer_whole(generation, head, receive)
+        options = parsed.stream_options or StreamOptions()
+        writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
+        return StreamedAnswer(generation, writer)
+
+
+async def respond(service: Service, request: Request, parse_body: Parse) -> Response:
     """Answers a request if there is room for it. Its bytes count until they are tokens."""
     received_at = service.clock.now()
     check_content(request)
@@ -204,64 +271,49 @@ async def _generation(service: Service, request: Request, kind: type[AnyRequest]
         is_long = num_bytes > LONG_BODY_BYTES
         if is_long:  # in a thread, so that other clients' tokens do not wait for it
             async with service.one_long_body:
-                parsed = await asyncio.to_thread(_checked, kind, raw, service.control.limits, service.http_limits)
+                call = await asyncio.to_thread(parse_body, raw, service.control.limits, service.http_limits)
         else:
-            parsed = _checked(kind, raw, service.control.limits, service.http_limits)
+            call = parse_body(raw, service.control.limits, service.http_limits)
         del raw
 
-        service.names.check(parsed.model)
-        with service.admission.entering(parsed.num_choices * parsed.num_prompts):
-            grammar = await service.grammars.text_of(parsed)
-            translate = service.translator.prompts
+        requests = call.requests
+        service.names.check(requests[0].model)
+        with service.admission.entering(sum(each.num_choices * each.num_prompts for each in requests)):
+            grammars = [await service.grammars.text_of(each) for each in requests]
+            translate = service.translator.all_prompts
             if is_long:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
-                    prompts = await asyncio.to_thread(translate, parsed, service.control.limits, grammar)
+                    prompts = await asyncio.to_thread(translate, requests, service.control.limits, grammars)
             else:
-                prompts = translate(parsed, service.control.limits, grammar)
-            generation = await _started(service, request, parsed, prompts, received_at)
-    return await _answer(service, request, parsed, generation)
+                prompts = translate(requests, service.control.limits, grammars)
+            generation = await _started(service, request, call, prompts, received_at)
+    return await call.answer(service, generation, request.receive)
 
 
-def _checked(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> AnyRequest:
+def _openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:
     """All checks of a request that need no tokens. May run in a thread."""
-    body = parse_json(raw.removeprefix(BOM_UTF8))  # some editors and clients write this mark before UTF-8
+    body = parse_json(raw)
     if isinstance(body, dict):
         refuse_unsupported(body)
         refuse_misspelt(body)
-        check_list(body.get("prompt"), limits)
+        check_list(body.get("prompt"), limits, "prompt")
     parsed = parse(kind, body)
     check_counts(parsed, http_limits)
-    return parsed
+    return OpenAiCall(parsed, f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}")
 
 
 async def _started(
-    service: Service, request: Request, parsed: AnyRequest, prompts: list[Prompt], received_at: float
+    service: Service, request: Request, call: Call, prompts: list[Prompt], received_at: float
 ) -> Generation:
     """The generation, with its prompts assigned."""
-    response_id = f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
-    times = Times(service.clock, service.metrics, received_at, wants_timeline(request, parsed.timeline))
+    wants_times = wants_timeline(request, call.requests[0].timeline)
+    times = Times(service.clock, service.metrics, received_at, wants_times)
     dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
-    generation = Generation(response_id, prompts, service.translator.new_detokenizer, dispatch, times, x_request_id)
+    new_detokenizer = service.translator.new_detokenizer
+    generation = Generation(call.response_id, prompts, new_detokenizer, dispatch, times, x_request_id)
+    service.in_flight.add(generation, call.ids)
     await generation.start()
     return generation
-
-
-async def _answer(service: Service, request: Request, parsed: AnyRequest, generation: Generation) -> Response:
-    """The response, streamed or whole."""
-    created, is_chat = int(datetime.now(UTC).timestamp()), isinstance(parsed, ChatRequest)
-    logprobs = None
-    if parsed.num_top_logprobs is not None:
-        logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
-    prompt_logprobs = None
-    if parsed.prompt_logprobs is not None:
-        prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
-    with_ids, name = parsed.return_token_ids is True, service.names.first
-    head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
-    if not parsed.stream:
-        return await answer_whole(generation, head, request.receive)
-    options = parsed.stream_options or StreamOptions()
-    writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
-    return StreamedAnswer(generation, writer)
 
 
 # ---- bodies ----
@@ -285,8 +337,8 @@ def check_content(request: Request) -> None:
 
 
 async def read_body(request: Request, limits: HttpLimits, count: Callable[[int], None]) -> bytes:
-    """The whole body. Calls `count` with the length of each part; `count` may raise. HTTPException 413 if it is too
-    long, 408 if it does not arrive in time. The connection ends after either."""
+    """The whole body, without a byte order mark. Calls `count` with the length of each part; `count` may raise.
+    HTTPException 413 if it is too long, 408 if it does not arrive in time. The connection ends after either."""
     parts: list[bytes] = []
     num_bytes = 0
     try:
@@ -301,4 +353,4 @@ async def read_body(request: Request, limits: HttpLimits, count: Callable[[int],
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout_s:g} s"
         raise body_refused(request.scope, 408, message) from None
-    return b"".join(parts)
+    return b"".join(parts).removeprefix(BOM_UTF8)  # some editors and clients write this mark before UTF-8

@@ -26,7 +26,6 @@ from protocol.messages_gateway import Role, SamplingParams
 from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
-DEFAULT_COMPLETION_TOKENS = 16
 UNKNOWN_REST = 16  # max_tokens of a chat when no limit is known
 NO_STOPS = StopSet(())
 
@@ -132,17 +131,17 @@ def check_drawable(sampling: SamplingParams, limits: Limits) -> None:
         )
 
 
-def check_list(prompt: object, limits: Limits) -> None:
+def check_list(prompt: object, limits: Limits, name: str = "prompt") -> None:
     """Refuses a list of token ids that is too long for any prompt, before each id is checked: ContextLengthExceeded.
-    Does the same for a list of such lists."""
+    Does the same for a list of such lists. `name`: the client's field that has it."""
     longest = limits.context_length
     if not isinstance(prompt, list) or longest is None:
         return
     are_prompts = bool(prompt) and isinstance(prompt[0], list)
     for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
         if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
-            where = "prompt" if place is None else f"prompt[{place}]"
-            raise _too_long(f"{where} has {len(ids)} tokens", "prompt", limits)
+            where = name if place is None else f"{name}[{place}]"
+            raise _too_long(f"{where} has {len(ids)} tokens", name, limits)
 
 
 def prompt_too_long(where: str, num_chars: int, limits: Limits) -> ContextLengthExceeded:
@@ -252,27 +251,35 @@ class Translator:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
-    def prompts(self, request: AnyRequest, limits: Limits, grammar: str = "") -> list[Prompt]:
-        """Each prompt with its rules. `grammar`: the text of the one that the request asks for. BadRequest if one of
-        them could never be served."""
-        if isinstance(request, ChatRequest):
-            default, found = None, {"messages": self.chat_prompt(request, limits)}
-        else:
-            default, found = DEFAULT_COMPLETION_TOKENS, self.completion_prompts(request, limits)
-        num_choices, stops = request.num_choices, self._stops(request)
-
+    def all_prompts(self, requests: Sequence[AnyRequest], limits: Limits, grammars: Sequence[str]) -> list[Prompt]:
+        """Each prompt of requests that are answered together and have as many choices a prompt. `grammars`: the text
+        of the grammar of each request. BadRequest if a prompt could never be served, or if the prompts are more than
+        workers can hold together."""
+        num_choices = requests[0].num_choices
         if limits.max_choices is not None and num_choices > limits.max_choices:
             _refuse(
                 "n", f"got {num_choices}, expected at most {limits.max_choices}, the requests a worker runs at once"
             )
 
-        most = limits.prompts_at_once(num_choices)
-        if most is not None and len(found) > most:
+        most, found = limits.prompts_at_once(num_choices), sum(request.num_prompts for request in requests)
+        if most is not None and found > most:
             each = f" of {num_choices} choices each" if num_choices > 1 else ""
-            what = (
-                f"got {len(found)} prompts{each}, expected at most {most}, which the workers run and let wait together"
-            )
-            _refuse("prompt", what)
+            what = f"got {found} prompts{each}, expected at most {most}, which the workers run and let wait together"
+            _refuse(_param(requests[0].prompt_name), what)
+        return [
+            prompt
+            for request, grammar in zip(requests, grammars, strict=True)
+            for prompt in self.prompts(request, limits, grammar)
+        ]
+
+    def prompts(self, request: AnyRequest, limits: Limits, grammar: str = "") -> list[Prompt]:
+        """Each prompt with its rules. `grammar`: the text of the one that the request asks for. BadRequest if one of
+        them could never be served."""
+        if isinstance(request, ChatRequest):
+            found = {"messages": self.chat_prompt(request, limits)}
+        else:
+            found = self.completion_prompts(request, limits)
+        num_choices, stops = request.num_choices, self._stops(request)
 
         rules = self._sampling(request, limits, grammar)
         check_drawable(rules, limits)
@@ -281,7 +288,7 @@ class Translator:
         prompts: list[Prompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
-            num_tokens = max_tokens(len(ids), asked, default, num_choices, where, limits, field)
+            num_tokens = max_tokens(len(ids), asked, request.default_tokens, num_choices, where, limits, field)
             if rules.min_tokens > num_tokens:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 _refuse("min_tokens", what)
@@ -315,6 +322,10 @@ class Translator:
         """The detokenizer for one choice of this prompt."""
         return Detokenizer() if self._tokenizer is None else self._tokenizer.detokenizer(prompt_ids, skip_special)
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself; "" if it has none. What is no whole character is shown as U+FFFD."""
+        return (self.token_bytes(token_id) or b"").decode(errors="replace")
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes of one token; None for one that has no text."""
         return None if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
@@ -323,7 +334,7 @@ class Translator:
         """Token ids of each prompt, by its name: "prompt", or "prompt[1]" if there are several."""
         found: dict[str, list[int]] = {}
         for place, each in enumerate(request.prompts):
-            where = "prompt" if request.num_prompts == 1 else f"prompt[{place}]"
+            where = request.prompt_name if request.num_prompts == 1 else f"{request.prompt_name}[{place}]"
             if isinstance(each, str):
                 each = self._encode(each, where, limits, request.add_special_tokens is not False)
             found[where] = each
@@ -340,7 +351,7 @@ class Translator:
     def _encode(self, text: str, where: str, limits: Limits, add_special_tokens: bool) -> list[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
-            _refuse("prompt", "this model has no tokenizer: got text, expected token ids")
+            _refuse(where, "this model has no tokenizer: got text, expected token ids")
 
         least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:

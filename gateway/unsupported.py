@@ -5,7 +5,7 @@ is an unknown field whose name is almost a known one. Any other unknown field is
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -16,37 +16,38 @@ from protocol.errors import BadRequest
 
 ON, OFF, ZERO, ONE = (True,), (False,), (0,), (1,)
 EMPTY: tuple[Any, ...] = ({}, [], "")
+Table = Mapping[str, tuple[Any, ...]]  # of fields that are not supported: the values, besides null, that change nothing
 
 
-def _each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+def each(names: str, neutral: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """A part of such a table: fields that have the same values."""
     return dict.fromkeys(names.split(), neutral)
 
 
-# The values, besides null, that change nothing.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **_each("return_logprob return_hidden_states", OFF),
-    **_each("return_routed_experts return_prompt_text return_cached_tokens_details", OFF),
-    **_each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
-    **_each("add_generation_prompt include_reasoning spaces_between_special_tokens", ON),
+NEUTRAL: Table = {
+    **each("return_logprob return_hidden_states", OFF),
+    **each("return_routed_experts return_prompt_text return_cached_tokens_details", OFF),
+    **each("use_beam_search include_stop_str_in_output no_stop_trim truncate_prompt_tokens", OFF),
+    **each("add_generation_prompt include_reasoning spaces_between_special_tokens", ON),
     "continue_final_message": OFF,
     "min_new_tokens": ZERO,
-    **_each("length_penalty typical_p", ONE),
-    **_each("suffix logits_processors custom_logit_processor", EMPTY),
-    **_each("guided_whitespace_pattern stop_regex repetition_detection", EMPTY),
+    **each("length_penalty typical_p", ONE),
+    **each("suffix logits_processors custom_logit_processor", EMPTY),
+    **each("guided_whitespace_pattern stop_regex repetition_detection", EMPTY),
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
-    **_each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
+    **each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
     "modalities": (["text"],),
-    **_each("tools functions", EMPTY),
-    **_each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
+    **each("tools functions", EMPTY),
+    **each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
     # Ignoring one would end the answer at another token, or let the model think longer than asked.
-    **_each("max_new_tokens thinking_token_budget", ()),
+    **each("max_new_tokens thinking_token_budget", ()),
     # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
-    **_each("extra_body sampling_params vllm_xargs", EMPTY),
+    **each("extra_body sampling_params vllm_xargs", EMPTY),
     # A session continues another request's context. An extra key keeps caches apart, like `cache_salt`.
-    **_each("session_params extra_key", EMPTY),
+    **each("session_params extra_key", EMPTY),
     # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
-    **_each("bootstrap_host bootstrap_port bootstrap_room disaggregated_params", EMPTY),
-    **_each("kv_transfer_params ec_transfer_params", EMPTY),
+    **each("bootstrap_host bootstrap_port bootstrap_room disaggregated_params", EMPTY),
+    **each("kv_transfer_params ec_transfer_params", EMPTY),
 }
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
@@ -59,13 +60,20 @@ MAX_UNKNOWN = 200  # fields that are compared with known ones; nobody writes mor
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """BadRequest for the first field that is not supported and would change the answer."""
-    for name, neutral in NEUTRAL.items():
-        is_forbidden = name in FORBIDDEN_BY and body.get(FORBIDDEN_BY[name]) == "none"
-        if not is_forbidden:
-            _refuse_unless(body, name, neutral)
-    _refuse_unless(body, "best_of", (1, body.get("n") or 1))
+    forbidden = [name for name, by in FORBIDDEN_BY.items() if body.get(by) == "none"]
+    refuse_values(body, {name: neutral for name, neutral in NEUTRAL.items() if name not in forbidden})
+    refuse_values(body, {"best_of": (1, body.get("n") or 1)})
     for name in ID_FIELDS:
         refuse_marked(name, [body.get(name)])
+
+
+def refuse_values(body: Mapping[str, Any], table: Table, inside: str = "") -> None:
+    """BadRequest for the first field of `table` that has a value which changes something. `inside`: what stands before
+    a field's name in the error."""
+    for name, neutral in table.items():
+        value = body.get(name)
+        if value is not None and not any(_same(value, each) for each in neutral):
+            raise BadRequest(f"{inside}{name}: got {short(value)}, which is not supported", param=inside + name)
 
 
 def refuse_marked(name: str, ids: Iterable[Any]) -> None:
@@ -75,21 +83,17 @@ def refuse_marked(name: str, ids: Iterable[Any]) -> None:
             raise BadRequest(f"{name}: got {short(each)}, which is not supported", param=name)
 
 
-def refuse_misspelt(body: Mapping[str, Any]) -> None:
-    """BadRequest for an unknown field that is almost a known one, unless its value would change nothing there or the
-    known field is there, too."""
-    unknown = (name for name, value in body.items() if value is not None and name not in KNOWN)
+def refuse_misspelt(
+    body: Mapping[str, Any], known: Collection[str] = KNOWN, table: Table = NEUTRAL, inside: str = ""
+) -> None:
+    """BadRequest for an unknown field that is almost a known one, unless its value would change nothing there (`table`)
+    or the known field is there, too. `inside`: see refuse_values."""
+    unknown = (name for name, value in body.items() if value is not None and name not in known)
     for name in islice(unknown, MAX_UNKNOWN):
-        meant = near_name(name, KNOWN)
-        if meant is None or meant in body or any(_same(body[name], each) for each in NEUTRAL.get(meant, ())):
+        meant = near_name(name, known)
+        if meant is None or meant in body or any(_same(body[name], each) for each in table.get(meant, ())):
             continue
-        raise BadRequest(f"{short(name)[1:-1]}: unknown field, expected {meant}", param=name)
-
-
-def _refuse_unless(body: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
-    value = body.get(name)
-    if value is not None and not any(_same(value, each) for each in neutral):
-        raise BadRequest(f"{name}: got {short(value)}, which is not supported", param=name)
+        raise BadRequest(f"{inside}{short(name)[1:-1]}: unknown field, expected {meant}", param=inside + name)
 
 
 def _same(value: Any, neutral: Any) -> bool:

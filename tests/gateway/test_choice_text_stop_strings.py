@@ -15,7 +15,7 @@ def stream(stops: list[str], pieces: list[str]) -> tuple[str, list[str], bool]:
     shown = []
     for piece in pieces:
         shown.append(scanner.feed(piece))
-        if scanner.has_matched:
+        if scanner.matched is not None:
             return "".join(shown), shown, True
     shown.append(scanner.flush())
     return "".join(shown), shown, False
@@ -75,17 +75,17 @@ def test_all_is_shown_but_what_may_become_a_stop_string(stops: list[str], text: 
     shown = ""
     for place, char in enumerate(text, start=1):
         shown += scanner.feed(char)
-        if scanner.has_matched:
+        if scanner.matched is not None:
             break
         assert shown == text[: place - longest_start(stops, text[:place])]
-    assert (shown if scanner.has_matched else shown + scanner.flush()) == first_to_complete(stops, text)
+    assert (shown if scanner.matched is not None else shown + scanner.flush()) == first_to_complete(stops, text)
 
 
 def test_choices_share_the_automaton_and_nothing_else() -> None:
     stops = StopSet(["abc"])
     one, other = StopStrings(stops), StopStrings(stops)
     assert (one.feed("ab"), other.feed("xa"), one.feed("c"), other.feed("bd")) == ("", "x", "", "abd")
-    assert one.has_matched and not other.has_matched
+    assert one.matched == "abc" and other.matched is None
 
 
 def steps_of(stops: list[str], text: str) -> int:

@@ -1,18 +1,19 @@
 """A client request's hold on workers."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 
 from gateway.choice_text import Detokenizer
 from gateway.dispatch import Dispatch
-from gateway.generation import TURN_TOKENS, Generation, Times
+from gateway.generation import ABORT, TURN_TOKENS, Batch, Generation, Times
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, Listener, RequestRecord
 from gateway.translate import Prompt
 from protocol.errors import Unavailable
-from protocol.messages_gateway import SamplingParams
+from protocol.messages_gateway import FinishReason, SamplingParams
 from runtime.clock import MonotonicClock
 
 
@@ -116,3 +117,51 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
     else:
         assert set(dispatch.cancelled) == set(dispatch.assigned) and len(dispatch.assigned) in (4, 5)
         assert starting.cancelled() or isinstance(starting.exception(), Unavailable | RuntimeError)
+
+
+async def test_prompts_that_are_aborted_before_they_are_assigned_are_cancelled() -> None:
+    dispatch, ended = Counts(), list[str]()
+    prompt = Prompt((1,) * TURN_TOKENS, SamplingParams(max_tokens=3), 1)
+    generation = Generation("r", [prompt] * 3, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
+    generation.on_end = lambda: ended.append("r")
+    starting = asyncio.ensure_future(generation.start())
+    await asyncio.sleep(0)
+    assert dispatch.assigned == ["r-0"]
+    generation.abort([1, 2])
+    await starting
+    assert dispatch.cancelled == ["r-1", "r-2"] and not ended
+    [batch] = [found async for found in once(generation)]
+    assert [(index, piece.finish_reason) for index, piece in batch] == [(1, ABORT), (2, ABORT)]
+    generation.abandon()
+    assert ended == ["r"]
+
+
+async def test_workers_are_told_of_an_abort_once() -> None:
+    dispatch = Counts()
+    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 2)
+    generation = Generation("r", [prompt] * 2, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
+    await generation.start()
+    generation.on_tokens(Delivery(3, (1, 1, 1), FinishReason.LENGTH))
+    generation.abort([1, 3])
+    generation.abort([1])
+    assert dispatch.cancelled == ["r-0"], "neither what has ended, nor what was aborted before"
+    [batch] = [found async for found in once(generation)]
+    assert [(index, piece.finish_reason) for index, piece in batch] == [(3, "length"), (1, ABORT)]
+
+
+async def once(generation: Generation) -> AsyncIterator[Batch]:
+    """The first batch alone."""
+    async for batch in generation.batches():
+        yield batch
+        return
+
+
+async def test_one_that_does_not_start_has_ended() -> None:
+    ended = list[str]()
+    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
+    dispatch = cast(Dispatch, OnePlace())
+    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), dispatch, unmeasured())
+    generation.on_end = lambda: ended.append("r")
+    with pytest.raises(Unavailable, match="full"):
+        await generation.start()
+    assert ended == ["r"]

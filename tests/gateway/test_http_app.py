@@ -249,7 +249,7 @@ REFUSALS: list[tuple[bytes, int, str | None, str]] = [
     (b'{"prompt": "a", "model": "gpt"}', 404, "model", "'story'"),
     (b'{"prompt": "a", "temperature": -1}', 400, "temperature", "got -1"),
     (b'{"prompt": "a", "logprobs": 21}', 400, "logprobs", "got 21"),
-    (b'{"prompt": "a", "echo": true}', 400, "echo", "not supported"),
+    (b'{"prompt": "a", "suffix": "b"}', 400, "suffix", "not supported"),
     (b'{"prompt": "abc", "max_tokens": 510}', 400, "max_tokens", "513"),
 ]
 

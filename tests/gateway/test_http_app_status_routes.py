@@ -128,6 +128,24 @@ async def test_the_draft_is_named(setting: Setting) -> None:
     assert None in drafts and {"algorithm": "eagle3", "folder": "/m/story-eagle3", "num_steps": 4} in drafts
 
 
+async def test_benchmarks_are_told_what_fits_and_what_drafts_gain(setting: Setting) -> None:
+    counters: dict[str, float] = {
+        "spec_proposed_1": 10,
+        "spec_accepted_1": 6,
+        "spec_proposed_2": 10,
+        "spec_accepted_2": 4,
+    }
+    await setting.add(Role.PREFILL, stats=replace(STATS, counters=counters))
+    await setting.add(Role.DECODE)
+    [state] = (await facts(setting, "/server_info", "/get_server_info"))["internal_states"]
+    assert state == {"effective_max_running_requests_per_dp": 64, "memory_usage": {"token_capacity": 1024}}
+    for _ in range(2):
+        await setting.add(Role.UNIFIED, stats=replace(STATS, counters=counters))
+    [state] = (await facts(setting, "/server_info", "/get_server_info"))["internal_states"]
+    assert state["memory_usage"] == {"token_capacity": 3 * 1024}
+    assert state["avg_spec_accept_length"] == 2.0, "one token of the target's own, and one that was proposed"
+
+
 async def test_ranks_show_their_place_and_their_idle_launches(setting: Setting) -> None:
     stats = replace(STATS, num_launches=9, counters={"idle_launches": 4})
     await setting.add_group(Role.DECODE, "d", 2, epoch=3, stats=stats)

@@ -1,5 +1,7 @@
 """The gateway serves each body that a schema of /openapi.json allows, and refuses each that it forbids."""
 
+import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from jsonschema_rs import Draft202012Validator
 
 from gateway.chat_template import ChatTemplates
 from gateway.model_folder import ModelFolder
+from gateway.native import native_call
+from gateway.native_unsupported import OF_BODY, OF_SAMPLING
 from gateway.openapi import add_schemas
 from gateway.openapi_rules import Bounds
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
@@ -38,6 +42,11 @@ UNTOLD = (
     "expected at most max_tokens",
     "ids of the vocabulary, and min_tokens",
     "is empty (0 tokens)",
+    "one for each prompt",
+    "expected the same for all prompts",
+    "got an id twice",
+    "log-probabilities of prompts are not supported",
+    "expected it in sampling_params",
 )
 
 
@@ -73,17 +82,24 @@ class World:
     def refusal(self, name: str, body: Any) -> str | None:
         """Why the gateway refuses a body; None if it serves it."""
         try:
-            if isinstance(body, dict):
-                refuse_unsupported(body)
-                refuse_misspelt(body)
-                check_list(body.get("prompt"), self.limits)
-            request: AnyRequest = parse(KINDS[name], body)
-            check_counts(request, HTTP)
-            NAMES.check(request.model)
-            self.translator.prompts(request, self.limits)
+            requests = self._native(body) if name == "GenerateRequest" else [self._openai(name, body)]
+            NAMES.check(requests[0].model)
+            self.translator.all_prompts(requests, self.limits, [""] * len(requests))
         except BadRequest as error:
             return error.message
         return None
+
+    def _openai(self, name: str, body: Any) -> AnyRequest:
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+            refuse_misspelt(body)
+            check_list(body.get("prompt"), self.limits)
+        request: AnyRequest = parse(KINDS[name], body)
+        check_counts(request, HTTP)
+        return request
+
+    def _native(self, body: Any) -> Sequence[AnyRequest]:
+        return native_call(json.dumps(body).encode(), self.limits, HTTP).requests
 
     def disagreement(self, name: str, body: Any) -> str | None:
         """What is wrong if schema and gateway do not agree."""
@@ -157,6 +173,40 @@ def test_chat(body: Any, add_bos: bool) -> None:
     assert world(True, add_bos).disagreement("ChatRequest", body) is None
 
 
+sampling: dict[str, st.SearchStrategy[Any]] = {
+    **{name: fields[name] for name in "n temperature top_p top_k min_p stop stop_token_ids ignore_eos".split()},
+    **dict.fromkeys("max_new_tokens min_new_tokens sampling_seed stream_interval".split(), numbers),
+    **dict.fromkeys("max_tokens min_tokens seed".split(), numbers),
+    **dict.fromkeys(OF_SAMPLING, flags | reals | texts),
+}
+of_native: dict[str, st.SearchStrategy[Any]] = {
+    **{name: fields[name] for name in "model cache_salt priority timeline stream add_special_tokens".split()},
+    "text": texts,
+    "input_ids": prompts,
+    "rid": texts | some(["a", "a"]),
+    "return_logprob": flags | some([True], [False, True]),
+    "top_logprobs_num": numbers | some([1], [21]),
+    "logprob_start_len": numbers | some([-1], [0]),
+    **dict.fromkeys(OF_BODY, flags | reals | texts | numbers),
+}
+
+
+@st.composite
+def native_bodies(draw: st.DrawFn) -> Any:
+    """Bodies with a few of the fields, and a few of the sampling fields."""
+    names = draw(st.lists(st.sampled_from(sorted(of_native)), max_size=2, unique=True))
+    params = draw(st.lists(st.sampled_from(sorted(sampling)), max_size=2, unique=True))
+    of_params = {name: draw(sampling[name]) for name in params}
+    fine: dict[str, Any] = draw(st.sampled_from([{"text": "a"}, {"input_ids": [1]}, {"input_ids": [[1], [2]]}, {}]))
+    shapes: list[Any] = [of_params, [of_params], [{}, of_params], None, 5, [5]]
+    return fine | {"sampling_params": draw(st.sampled_from(shapes))} | {name: draw(of_native[name]) for name in names}
+
+
+@given(native_bodies(), st.booleans(), st.booleans())
+def test_native(body: Any, has_tokenizer: bool, add_bos: bool) -> None:
+    assert world(has_tokenizer, add_bos).disagreement("GenerateRequest", body) is None
+
+
 def test_no_limit_is_known_yet() -> None:
     without = World(limits=Limits())
     for body in ({"prompt": [10**6]}, {"prompt": "a", "max_tokens": 10**6, "n": 9}):
@@ -216,6 +266,16 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         ("CompletionRequest", PROMPT | {"tools": [{}]}, False),
         ("CompletionRequest", PROMPT | {"tools": [{}], "tool_choice": "none"}, True),
         ("CompletionRequest", PROMPT | {"rid": "___decode_addr_a"}, False),
+        ("GenerateRequest", {}, False),
+        ("GenerateRequest", {"text": "a", "input_ids": [1]}, False),
+        ("GenerateRequest", {"text": "a", "input_ids": None}, True),
+        ("GenerateRequest", {"input_ids": [262]}, False),
+        ("GenerateRequest", {"input_ids": [[1], [2]], "sampling_params": [{}, {"max_new_tokens": 40}]}, True),
+        ("GenerateRequest", {"text": "a", "sampling_params": {"max_new_tokens": 64}}, False),
+        ("GenerateRequest", {"text": "a", "sampling_params": {"max_tokens": 4}}, False),
+        ("GenerateRequest", {"text": "a", "sampling_params": {"n": 9}}, False),
+        ("GenerateRequest", {"text": "a", "sampling_params": {"no_stop_trim": True}}, False),
+        ("GenerateRequest", {"text": "a", "return_hidden_states": True}, False),
     ],
 )
 def test_rules(name: str, body: Any, is_allowed: bool) -> None:
@@ -230,11 +290,15 @@ def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_bos() -> None:
     assert "is empty" in str(with_bos.refusal("CompletionRequest", {"prompt": "", "add_special_tokens": False}))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_example_of_a_field_is_served(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fine"), [("CompletionRequest", PROMPT), ("ChatRequest", CHAT), ("GenerateRequest", {})]
+)
+def test_every_example_of_a_field_is_served(name: str, fine: dict[str, Any]) -> None:
     for field, schema in world().schemas[name]["properties"].items():
         for example in schema["examples"]:
-            body = (PROMPT if name == "CompletionRequest" else CHAT) | {field: example}
+            body = fine | {field: example}
+            if name == "GenerateRequest" and field != "input_ids":
+                body = {"text": "a"} | body
             if field == "stream_options":
                 body["stream"] = True
             assert world().allows(name, body) and world().refusal(name, body) is None, body

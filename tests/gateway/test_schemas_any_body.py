@@ -50,7 +50,7 @@ def prompts_of(kind: type[CompletionRequest] | type[ChatRequest], body: Any) -> 
     try:
         refuse_unsupported(body)
         request: AnyRequest = parse(kind, body)
-        return translator().prompts(request, LIMITS)
+        return translator().all_prompts([request], LIMITS, [""])
     except BadRequest:
         return []
 

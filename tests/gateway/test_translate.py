@@ -161,7 +161,7 @@ def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
     found = translator(folder)
     limits = Limits(context_length=64, vocab_size=300, max_choices=4)
     with pytest.raises(BadRequest) as caught:
-        found.prompts(completion(**fields), limits)
+        found.all_prompts([completion(**fields)], limits, [""])
     assert caught.value.param == param
 
 

@@ -182,11 +182,11 @@ def test_more_prompts_than_all_workers_can_ever_hold_are_refused(num_prompts: in
     folder = write_folder(tmp_path)
     translator = Translator(read_model_folder(folder), None, ChatTemplates({}, {}))
     limits = Limits(places=((8, 3), (8, 3)))
-    assert len(translator.prompts(many(num_prompts, n), limits)) == num_prompts
+    assert len(translator.all_prompts([many(num_prompts, n)], limits, [""])) == num_prompts
     each = f" of {n} choices each" if n > 1 else ""
     words = f"prompt: got {num_prompts + 1} prompts{each}, expected at most {num_prompts}, which the workers run"
     with pytest.raises(BadRequest, match=words) as caught:
-        translator.prompts(many(num_prompts + 1, n), limits)
+        translator.all_prompts([many(num_prompts - 1, n), many(2, n)], limits, ["", ""])
     assert caught.value.param == "prompt"
 
 

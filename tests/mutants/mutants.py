@@ -18,6 +18,7 @@ from tests.mutants.mutants_of_leaving import LEAVING
 from tests.mutants.mutants_of_logprobs import LOGPROBS
 from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_mlps import MLPS
+from tests.mutants.mutants_of_native import NATIVE
 from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_prompt_logprobs import PROMPT_LOGPROBS
@@ -338,6 +339,7 @@ MUTANTS = (
     *BOOKS,
     *CACHES,
     *POLICIES,
+    *NATIVE,
     *PAIRING,
     *HTTP,
     *ROLES,

@@ -1,0 +1,169 @@
+"""How SGLang's native API writes an answer: each event of a stream has all text and tokens of a choice so far.
+
+What a choice has is encoded once: an event joins what is encoded already.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.answering import DONE
+from gateway.choice_text import Piece
+from gateway.generation import ABORT, Batch, Generation
+from gateway.logprobs import finite
+
+WEIGHT_VERSION = "default"  # weights never change while a worker runs; also in /model_info
+Fields = dict[str, Any]
+
+
+class _Growing:
+    """A JSON text or list that grows. `marks`: what opens and closes it."""
+
+    def __init__(self, marks: bytes) -> None:
+        self._open, self._close = marks[:1], marks[1:]
+        self._inner = bytearray()
+
+    def add(self, value: str | Sequence[Any]) -> None:
+        """Appends text to a text, or items to a list."""
+        added = orjson.dumps(value)[1:-1]
+        if self._inner and added and self._close == b"]":
+            self._inner += b","
+        self._inner += added
+
+    @property
+    def whole(self) -> orjson.Fragment:
+        """All of it."""
+        return orjson.Fragment(self._open + self._inner + self._close)
+
+
+def _text() -> _Growing:
+    return _Growing(b'""')
+
+
+def _list() -> _Growing:
+    return _Growing(b"[]")
+
+
+@dataclass
+class _Output:
+    """One choice so far. `num_sent`: tokens in its last event; -1 before the first one."""
+
+    text: _Growing = field(default_factory=_text)
+    token_ids: _Growing = field(default_factory=_list)
+    logprobs: _Growing = field(default_factory=_list)
+    top_logprobs: _Growing = field(default_factory=_list)
+    num_tokens: int = 0
+    last_token: int | None = None
+    num_sent: int = -1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the choices of one prompt are told with. `num_top`: how many of the likeliest tokens their log-probabilities
+    have; None: they have none. `interval`: how many new tokens an event of a stream has at least."""
+
+    num_top: int | None
+    interval: int
+
+
+class NativeAnswer:
+    """A Body and Chunks; see answering.py.
+
+    `is_list`: the answer is a list of choices. `names`: the id of each choice. `wanted`: of each prompt. `text_of`: the
+    text of a token, if log-probabilities name it.
+    """
+
+    def __init__(
+        self, *, is_list: bool, names: Sequence[str], wanted: Sequence[Wanted], text_of: Callable[[int], str | None]
+    ) -> None:
+        self._is_list, self._names, self._wanted, self._text_of = is_list, names, wanted, text_of
+        self._outputs = [_Output() for _ in names]
+
+    def body(self, generation: Generation, found: list[list[Piece]]) -> Any:
+        """An object for one choice; a list of them for a list of prompts, or for several choices."""
+        bodies: list[Fields] = []
+        for index, pieces in enumerate(found):
+            for piece in pieces:
+                self._take(index, piece)
+            bodies.append(self._tell(generation, index, pieces[-1].finish_reason))
+        _add_timeline(generation, bodies[-1])
+        return bodies if self._is_list else bodies[0]
+
+    def chunks(self, generation: Generation, batch: Batch) -> bytes:
+        """An event for each piece, or for several pieces of a choice that has fewer tokens than an event may have."""
+        events: list[bytes] = []
+        for place, (index, piece) in enumerate(batch, start=1):
+            self._take(index, piece)
+            output = self._outputs[index]
+            has_enough = output.num_tokens - output.num_sent >= self._wanted[generation.prompt_of(index)].interval
+            if piece.finish_reason is None and output.num_sent >= 0 and not has_enough:
+                continue
+
+            output.num_sent = output.num_tokens
+            told = self._tell(generation, index, piece.finish_reason)
+            if self._is_list:
+                told["index"] = index
+            if place == len(batch) and generation.is_drained:
+                _add_timeline(generation, told)
+            events.append(b"data: " + orjson.dumps(told) + b"\n\n")
+        return b"".join(events)
+
+    def last(self, generation: Generation) -> bytes:
+        """See Chunks."""
+        return DONE
+
+    def _take(self, index: int, piece: Piece) -> None:
+        output = self._outputs[index]
+        output.text.add(piece.text)
+        output.token_ids.add(piece.token_ids)
+        output.num_tokens += len(piece.token_ids)
+        if piece.token_ids:
+            output.last_token = piece.token_ids[-1]
+        if piece.scores:
+            scored = list(zip(piece.token_ids, piece.scores, strict=True))
+            output.logprobs.add([self._pair(token_id, each.logprob) for token_id, each in scored])
+            output.top_logprobs.add([[self._pair(*top) for top in each.top] for _, each in scored])
+
+    def _pair(self, token_id: int, logprob: float) -> list[Any]:
+        """[log-probability, token id, its text or null]."""
+        return [finite(logprob), token_id, self._text_of(token_id)]
+
+    def _tell(self, generation: Generation, index: int, finish_reason: str | None) -> Fields:
+        """The choice so far."""
+        output, num_top = self._outputs[index], self._wanted[generation.prompt_of(index)].num_top
+        num_prompt, num_cached = generation.prompt_tokens_of(index)
+        meta: Fields = {
+            "id": self._names[index],
+            "finish_reason": self._finish(generation, index, finish_reason),
+            "prompt_tokens": num_prompt,
+            "weight_version": WEIGHT_VERSION,
+            "completion_tokens": output.num_tokens,
+            "cached_tokens": num_cached,
+        }
+        if num_top is not None:
+            meta |= {"input_token_logprobs": [], "output_token_logprobs": output.logprobs.whole}
+            if num_top:
+                meta |= {"input_top_logprobs": [], "output_top_logprobs": output.top_logprobs.whole}
+        if finish_reason is not None:
+            meta["e2e_latency"] = generation.times.seconds
+        return {"text": output.text.whole, "output_ids": output.token_ids.whole, "meta_info": meta}
+
+    def _finish(self, generation: Generation, index: int, reason: str | None) -> Fields | None:
+        """Why a choice has ended, and by what."""
+        if reason is None:
+            return None
+        if reason == "length":
+            return {"type": "length", "length": self._outputs[index].num_tokens}
+        if reason == ABORT:
+            return {"type": ABORT, "message": "Aborted"}
+        cut_by = generation.cut_by(index)
+        return {"type": "stop", "matched": self._outputs[index].last_token if cut_by is None else cut_by}
+
+
+def _add_timeline(generation: Generation, told: Fields) -> None:
+    """Adds the time line to the last choice that is told, if the client asks for it."""
+    timeline = generation.timeline()
+    if timeline is not None:
+        told["meta_info"]["timeline"] = timeline

@@ -1,0 +1,130 @@
+"""Sabotages of SGLang's native API: whose tokens are told, which request is aborted, what a probe believes."""
+
+from tests.mutants.mutant import Mutant
+
+ROUTES = ("tests/gateway/test_native.py",)
+BODIES = ("tests/gateway/test_native_schemas.py",)
+GENERATIONS = ("tests/gateway/test_generation.py",)
+
+NATIVE = (
+    Mutant(
+        "the id of one prompt aborts its neighbours, too",
+        "NativeCall.ids",
+        "range(place * num_choices, (place + 1) * num_choices)",
+        "range(len(self.names) * num_choices)",
+        "others of the same call lose the rest of their answers",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "workers go on with what a client has aborted",
+        "Generation.abort",
+        "self._cancel(index)",
+        "",
+        "rows and pages are used for tokens that nobody reads",
+        tests=GENERATIONS,
+    ),
+    Mutant(
+        "a prompt that is aborted before it is assigned runs",
+        "Generation._assign_all",
+        "self._cancel(index)",
+        "",
+        "its answer has ended, and nobody would ever cancel it",
+        tests=GENERATIONS,
+    ),
+    Mutant(
+        "a generation that does not start is in flight for ever",
+        "Generation.start",
+        "self.on_end()",
+        "",
+        "no later request may have its id",
+        tests=GENERATIONS,
+    ),
+    Mutant(
+        "an answer that has ended is in flight for ever",
+        "InFlight.add",
+        "self._by_id.pop(each, None)",
+        "",
+        "no later request may have its id, and memory grows",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "two requests in flight have one id",
+        "InFlight.add",
+        "each in self._by_id",
+        "False",
+        "an abort of one of them ends the other",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "tokens behind a stop string have log-probabilities",
+        "ChoiceText.feed",
+        "tuple(logprobs[:num_used])",
+        "tuple(logprobs)",
+        "there are more of them than tokens",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "every prompt has the first one's length",
+        "NativeAnswer._tell",
+        "generation.prompt_tokens_of(index)",
+        "generation.prompt_tokens_of(0)",
+        "a client of a batch is told wrong numbers",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "the last tokens of a stream are too few for an event",
+        "NativeAnswer.chunks",
+        "piece.finish_reason is None and output.num_sent >= 0 and not has_enough",
+        "output.num_sent >= 0 and not has_enough",
+        "the client never hears the end",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "each prompt of a call follows the first one's grammar",
+        "respond",
+        "[await service.grammars.text_of(each) for each in requests]",
+        "[await service.grammars.text_of(requests[0])] * len(requests)",
+        "an answer follows another's grammar, or none",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "native sampling fields go by their own names",
+        "GenerateRequest._request",
+        "RENAMED.get(name, name)",
+        "name",
+        "nobody reads them, so an answer has as many tokens as it likes",
+        tests=BODIES,
+    ),
+    Mutant(
+        "a native request without a limit has 128 tokens",
+        "NativePrompt.default_tokens",
+        "None if self.without_limit else DEFAULT_NEW_TOKENS",
+        "DEFAULT_NEW_TOKENS",
+        "null means all that the context has room for",
+        tests=BODIES,
+    ),
+    Mutant(
+        "a sampling field beside sampling_params is ignored",
+        "refuse_unsupported_native",
+        "body.get(name) is not None",
+        "False",
+        "the answer is another than the client has asked for",
+        tests=BODIES,
+    ),
+    Mutant(
+        "a probe believes in its own token only",
+        "_works",
+        "service.metrics.num_generation_tokens > num_before",
+        "False",
+        "workers with a long line look broken, and are ended",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "probes are counted as requests",
+        "_probe",
+        "Times(service.clock, unseen, service.clock.now())",
+        "Times(service.clock, service.metrics, service.clock.now())",
+        "the latencies of an idle server are those of its probes",
+        tests=ROUTES,
+    ),
+)
