@@ -4,7 +4,8 @@ Some rules are not told, because a JSON schema cannot, or because schemathesis c
 fields than these. So the gateway may refuse a body that fits: prompt and `max_tokens` together beyond the context,
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
-the vocabulary or of one token twice, a bad word without tokens. Of `POST /generate` also: a list that has not a value
+the vocabulary or of one token twice, a bad word without tokens, `top_logprobs` without `logprobs`, `max_tokens: 0`
+without `echo`. Of `POST /generate` also: a list that has not a value
 for each prompt, an `n` that differs, an id twice, log-probabilities of prompts, a sampling field outside of
 `sampling_params`. And it serves three that do not fit: `best_of` that is what `n` is, `functions` beside
 `function_call: "none"`, and a prompt as long as the context beside `max_tokens: 0`.
@@ -153,24 +154,17 @@ def _bound_template(fields: dict[str, Schema], bounds: Bounds) -> None:
 def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
     """Rules of the numbers of tokens, and of the fields that need another one."""
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
-    is_streamed = {"required": ["stream"], "properties": {"stream": {"const": True}}}
-    rules.append(_either({"properties": {"stream_options": NULL}}, is_streamed))
-    is_whole = {"properties": {"stream": {"enum": [False, None]}}}
-    rules.append(_either({"properties": {"prompt_logprobs": NULL}}, is_whole))
+    is_streamed = {"required": ["stream"], "properties": {"stream": {"const": True}, "prompt_logprobs": NULL}}
+    rules.append(_either(is_streamed, {"properties": {"stream": {"enum": [False, None]}, "stream_options": NULL}}))
 
     most, is_asked = bounds.most_tokens, _given("max_completion_tokens", "integer")
     if most is not None:
         for name in ("max_completion_tokens", "min_tokens"):
             _limit(fields[name], most)
         rules.append(_either(is_asked, _at_most("max_tokens", most)))
-    if is_chat:
-        has_logprobs = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
-        rules.append(_either(_at_most("top_logprobs", 0), has_logprobs))
-    else:
+    if not is_chat:
         default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
         rules.append(_either(is_asked, _given("max_tokens", "integer"), _at_most("min_tokens", default)))
-        is_echo = {"required": ["echo"], "properties": {"echo": {"const": True}}}
-        rules.append(_either(is_echo, {"properties": {"max_tokens": {"minimum": 1}}}))
 
 
 def _add_unsupported(schema: Schema) -> None:

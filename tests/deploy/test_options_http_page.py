@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway import http_protocol, schemas, service
+from gateway import http_protocol, sampling_fields, schemas, service
 from gateway.http_errors import FAULTS
 from protocol.messages_gateway import FIRST_PRIORITY, LAST_PRIORITY
 from runtime.settings import Group
@@ -33,8 +33,8 @@ def test_what_is_fixed() -> None:
         ("`[` and `{` in the body", schemas.MAX_CONTAINERS),
         ("strings in the body", schemas.MAX_STRINGS),
         ("messages of a conversation", schemas.MAX_MESSAGES),
-        ("characters of a stop string", schemas.MAX_STOP_CHARS),
-        ("`stop_token_ids`", schemas.MAX_STOP_TOKEN_IDS),
+        ("characters of a stop string", sampling_fields.MAX_STOP_CHARS),
+        ("`stop_token_ids`", sampling_fields.MAX_STOP_TOKEN_IDS),
         ("distance of `priority` from 0", LAST_PRIORITY),
         ("distance of `priority` from 0", -FIRST_PRIORITY),
         ("requests that wait for the one before them on a connection", http_protocol.MAX_PIPELINED),
