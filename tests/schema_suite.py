@@ -56,7 +56,12 @@ def groups(draft: str) -> Iterator[Group]:
 def follows(text: str, group: Group) -> bool:
     """Whether a text is JSON that is valid in a group. ValidationError or ValueError says why not. jsonschema_rs reads
     patterns as ECMA does, and checks formats."""
-    value = json.loads(text)
+    value = json.loads(text, parse_float=_finite)
     if group.where not in OPTIONAL:
         jsonschema_rs.validator_for(group.schema, validate_formats=True).validate(value)
     return True
+
+
+def _finite(text: str) -> float:
+    """1e999 is a number in JSON, but not one that jsonschema_rs takes."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
