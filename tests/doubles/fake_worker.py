@@ -76,7 +76,7 @@ class Behaviour:
     fail_code: str = "internal_error"
     prompt_piece: int = 3  # tokens in one message of a prompt's log-probabilities
     prompt_late: bool = False  # these come behind the answer's tokens
-    prompt_until: int | None = None  # only the tokens before this position, then silence about the prompt
+    prompt_until: int | None = None  # a first attempt tells only the tokens before this position
     pause_s: float = 0.0
     step_s: float | None = None  # all requests decode together, a step each `step_s`; nothing of the above applies
 
@@ -267,7 +267,8 @@ class FakeWorker:
         if (asked := assign.prompt_logprobs) is None or is_late != self.behaviour.prompt_late:
             return
         sender, end = self.prefill or self, len(assign.prompt_ids) - assign.num_replayed
-        end = end if self.behaviour.prompt_until is None else min(end, self.behaviour.prompt_until)
+        if self.behaviour.prompt_until is not None and not assign.attempt:
+            end = min(end, self.behaviour.prompt_until)
         for start in range(asked.start, end, self.behaviour.prompt_piece):
             scored = prompt_scores(
                 assign.prompt_ids[start : min(end, start + self.behaviour.prompt_piece)], start, asked

@@ -194,12 +194,8 @@ def last_score(worker: FakeWorker) -> Logprobs:
 
 
 async def test_a_choice_that_gives_way_before_its_prompt_has_come(setting: Setting) -> None:
-    await setting.add_pair(Behaviour(prompt_until=2, retract_after=2))
-    first = asyncio.create_task(setting.complete(TEXT, **SCORED))
-    decode = setting.workers[1]
-    await decode.until(lambda: len(decode.assigned) == 1)
-    decode.behaviour = Behaviour()
-    [choice] = (await first).json()["choices"]
+    decode = await setting.add_pair(Behaviour(prompt_until=2, retract_after=2))
+    [choice] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
     assert choice["logprobs"]["token_logprobs"][:4] == [None, -1.0, -2.0, -3.0]
     assert [each.prompt_logprobs for each in decode.assigned] == [PromptLogprobsAsked(2), PromptLogprobsAsked(2, 2)]
 

@@ -60,7 +60,7 @@ PROMPT_LOGPROBS = (
         tests=(DEPLOYMENTS,),
     ),
     Mutant(
-        "replayed outputs count as prompt",
+        "replayed outputs are scored with the prompt",
         "ExtendChunk.scores",
         "self.req.prompt_len - self.req.num_replayed",
         "self.req.prompt_len",
