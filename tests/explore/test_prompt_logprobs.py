@@ -54,3 +54,12 @@ def test_a_launch_in_which_nobody_asks_scores_none(monkeypatch: pytest.MonkeyPat
     run = Run(replace(Workload.random(0, 6), failing=0.0), Strategy.RANDOM, 0)
     run.run()
     assert not run.cluster.failures
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_prompts_in_groups_of_ranks(seed: int) -> None:
+    """One with a draft, and one without."""
+    workload = replace(Workload.grouped(seed, 4), failing=0.0, unbuilt=0.0)
+    run = Run(with_scored_prompts(random.Random(seed), workload, 1), Strategy.RANDOM, seed)
+    run.run()
+    assert any(prompt.found for prompt in run.cluster.prompts.values())

@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.runner import ModelRunner
+from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
+from tests.checkpoints import Architecture
 from tests.cluster import Cluster
+from tests.drafts import make_draft
 from tests.parity.margins import check_logprobs, check_prompt_logprobs
 from tests.reference import reference
 
@@ -59,6 +62,21 @@ def check(cluster: Cluster, prefix: str = "r") -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_they_are_those_of_transformers(topology: str, overlap: bool, chunk_size: int) -> None:
     cluster = cluster_of(topology, overlap=overlap, chunk_size=chunk_size)
+    for index, prompt in enumerate(reference("llama").prompts):
+        cluster.assign(f"r{index}", list(prompt), PARAMS, prompt_logprobs=asked_of(index))
+    cluster.run()
+    cluster.close()
+    check(cluster)
+    assert not cluster.failures
+
+
+@pytest.mark.parametrize(("kind", "layer", "tree"), [("eagle", "qwen3", (1, 0)), ("eagle3", "llama", (3, 8))])
+def test_they_are_the_same_with_a_draft(tmp_path: Path, kind: str, layer: Architecture, tree: tuple[int, int]) -> None:
+    """Its features are the output of the final norm, or of several layers."""
+    target = reference("llama").folder
+    draft = DraftSource(kind, make_draft(tmp_path / kind, target, kind, layer))
+    runner = ModelRunner.load(target, device="cpu", dtype="float32", draft=draft)
+    cluster = Cluster(runner, "1P1D", page_size=16, num_pages=200, chunk_size=9, tree=tree)
     for index, prompt in enumerate(reference("llama").prompts):
         cluster.assign(f"r{index}", list(prompt), PARAMS, prompt_logprobs=asked_of(index))
     cluster.run()
