@@ -13,9 +13,9 @@ import zmq
 
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
+from gateway.limits import NO_LIMITS, Limits, limits_of
 from gateway.membership import Change, Membership, WorkerKey
 from gateway.retries import RetryRules
-from gateway.translate import NO_LIMITS, Limits, limits_of
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (

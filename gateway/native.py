@@ -17,6 +17,7 @@ from starlette.types import Receive
 from gateway.answering import StreamedAnswer, answer_whole
 from gateway.generation import Generation, Times
 from gateway.http_errors import json_response
+from gateway.limits import Limits, check_list
 from gateway.metrics import Metrics
 from gateway.native_answer import NativeAnswer, Wanted
 from gateway.native_schemas import RENAMED, AbortRequest, GenerateRequest, NativePrompt, NativeSampling
@@ -24,7 +25,6 @@ from gateway.native_unsupported import refuse_unsupported_native
 from gateway.openapi import NOT_JSON, Generated, body_of, errors, generation_responses
 from gateway.schemas import CompletionRequest, check_counts, parse_json, validated
 from gateway.service import Service, check_content, read_body, respond
-from gateway.translate import Limits, check_list
 from protocol.errors import BadRequest, Overloaded, Unavailable
 from runtime.settings import HttpLimits
 

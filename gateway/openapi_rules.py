@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from gateway.chat_template import RESERVED
+from gateway.limits import Limits
 from gateway.native_schemas import RENAMED
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
 from gateway.sampling_fields import INT32
 from gateway.schemas import DEFAULT_COMPLETION_TOKENS, NEED_CONTENT, KnownRole
-from gateway.translate import Limits
 from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL, Table
 from runtime.settings import HttpLimits
 

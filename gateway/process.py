@@ -16,13 +16,14 @@ from gateway.chat_template import ChatTemplates, read_template, read_template_so
 from gateway.control import Control, ControlSocket
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
+from gateway.limits import Limits
 from gateway.membership import Membership
 from gateway.metrics import Metrics, add_control
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.retries import RetryRules
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
-from gateway.translate import Limits, Translator
+from gateway.translate import Translator
 from protocol.errors import ConfigError, brief
 from protocol.prefixes import HASH_KEY_BYTES
 from runtime.address import listen, refuse_exposed, split_endpoint

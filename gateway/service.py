@@ -25,6 +25,7 @@ from gateway.generation import Generation, Times
 from gateway.grammars import GrammarChecks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
+from gateway.limits import Limits, check_list
 from gateway.logprobs import LogprobWriter
 from gateway.metrics import Metrics
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
@@ -39,7 +40,7 @@ from gateway.schemas import (
     parse,
     parse_json,
 )
-from gateway.translate import Limits, Prompt, Translator, check_list
+from gateway.translate import Prompt, Translator
 from gateway.unsupported import refuse_marked, refuse_misspelt, refuse_unsupported
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway import native
-from gateway.translate import Limits
+from gateway.limits import Limits
 from protocol.errors import QueueFull
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from gateway.chat_template import ChatTemplates
+from gateway.limits import Limits, check_list
 from gateway.model_folder import ModelFolder
 from gateway.native import native_call
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
@@ -20,7 +21,7 @@ from gateway.openapi_rules import Bounds
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import ModelNames
 from gateway.tokenizer import SpecialTokens, TextTokenizer
-from gateway.translate import Limits, Translator, check_list
+from gateway.translate import Translator
 from gateway.unsupported import NEUTRAL, refuse_misspelt, refuse_unsupported
 from protocol.errors import BadRequest
 from protocol.messages_gateway import SamplingParams

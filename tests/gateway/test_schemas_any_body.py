@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
+from gateway.limits import Limits
 from gateway.model_folder import ModelFolder
 from gateway.pairing import Need
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, parse
 from gateway.tokenizer import SpecialTokens, TextTokenizer
-from gateway.translate import Limits, Prompt, Translator
+from gateway.translate import Prompt, Translator
 from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 from protocol.messages_gateway import SamplingParams

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from gateway.control import Control
+from gateway.limits import Limits
 from gateway.service import BODIES, HUGE_BODY_BYTES, LONG_BODY_BYTES, Admission
 from gateway.tokenizer import TextTokenizer
-from gateway.translate import Limits
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits

@@ -7,10 +7,11 @@ import pytest
 from tokenizers import Encoding
 
 from gateway.chat_template import ChatTemplates, read_template_sources
+from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
-from gateway.translate import Limits, Prompt, Translator
+from gateway.translate import Prompt, Translator
 from protocol.errors import BadRequest
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason

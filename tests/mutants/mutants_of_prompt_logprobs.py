@@ -166,7 +166,7 @@ PROMPT_LOGPROBS = (
     Mutant(
         "the token that a worker must draw is part of the answer",
         "Generation._take",
-        "text.end() if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)",
+        "text.end(str(FinishReason.LENGTH)) if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)",
         "text.feed(token_ids, finish, logprobs)",
         "nobody has asked for one",
         tests=(ANSWERS,),

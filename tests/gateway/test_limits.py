@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
-from gateway.membership import Member
-from gateway.model_folder import read_model_folder
-from gateway.pairing import Need
-from gateway.schemas import CompletionRequest
-from gateway.translate import (
+from gateway.limits import (
     UNKNOWN_REST,
     ContextLengthExceeded,
     Limits,
-    Translator,
     check_ids,
     check_list,
     limits_of,
     max_tokens,
     prompt_too_long,
 )
+from gateway.membership import Member
+from gateway.model_folder import read_model_folder
+from gateway.pairing import Need
+from gateway.schemas import CompletionRequest
+from gateway.translate import Translator
 from protocol.errors import BadRequest
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, LayerGroup
