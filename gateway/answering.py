@@ -223,6 +223,7 @@ class StreamedAnswer(Response):
         super().__init__()
         self._generation = generation
         self._shape = shape
+        self._begun: set[int] = set()  # choices that have been told of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until every choice has finished, one has failed, or the client has left."""
@@ -256,8 +257,10 @@ class StreamedAnswer(Response):
         await send(_body(self._last(), more=False))
 
     async def _written(self, batch: Batch) -> bytes:
-        """The chunks of a batch. An echo with many scored tokens is written in a thread."""
-        if self._generation.num_scored > LONG and any(len(piece.logprobs) > LONG for _, piece in batch):
+        """The chunks of a batch. A choice begins with what is told of its prompt: if that is much, in a thread."""
+        begins = {index for index, _ in batch} - self._begun
+        self._begun |= begins
+        if begins and self._generation.num_scored > LONG:
             return await asyncio.to_thread(self._shape.chunks, self._generation, batch)
         return self._shape.chunks(self._generation, batch)
 

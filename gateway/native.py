@@ -23,7 +23,7 @@ from gateway.native_answer import NativeAnswer, Wanted
 from gateway.native_schemas import RENAMED, AbortRequest, GenerateRequest, NativePrompt, NativeSampling
 from gateway.native_unsupported import refuse_unsupported_native
 from gateway.openapi import NOT_JSON, Generated, body_of, errors, generation_responses
-from gateway.schemas import CompletionRequest, check_counts, parse_json, validated
+from gateway.schemas import check_counts, parse_json, validated
 from gateway.service import Service, check_content, read_body, respond
 from protocol.errors import BadRequest, Overloaded, Unavailable
 from runtime.settings import HttpLimits
@@ -40,7 +40,7 @@ class NativeCall:
     prompt."""
 
     body: GenerateRequest
-    requests: Sequence[CompletionRequest]
+    requests: Sequence[NativePrompt]
     response_id: str
     names: Sequence[str]
 
@@ -63,11 +63,11 @@ class NativeCall:
 
     async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
         """See service.Call."""
-        num_top = [each.logprobs for each in self.requests for _ in range(each.num_prompts)]
+        asked = [(each.logprobs, each.start_len) for each in self.requests for _ in range(each.num_prompts)]
         shape = NativeAnswer(
             is_list=self.body.is_list or generation.num_choices > 1,
             names=self._choice_names,
-            wanted=[Wanted(*each) for each in zip(num_top, self.body.intervals, strict=True)],
+            wanted=[Wanted(*each, interval) for each, interval in zip(asked, self.body.intervals, strict=True)],
             text_of=service.translator.token_text if self.body.return_text_in_logprobs else lambda _: None,
         )
         return StreamedAnswer(generation, shape) if self.body.stream else await answer_whole(generation, shape, receive)

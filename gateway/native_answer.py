@@ -5,6 +5,7 @@ What a choice has is encoded once: an event joins what is encoded already.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ from gateway.answering import DONE
 from gateway.choice_text import Piece
 from gateway.generation import ABORT, Batch, Generation
 from gateway.logprobs import finite
+from gateway.native_schemas import ONLY_OUTPUTS
+from gateway.prompt_part import PromptPart
 
 WEIGHT_VERSION = "default"  # weights never change while a worker runs; also in /model_info
 Fields = dict[str, Any]
@@ -62,9 +65,11 @@ class _Output:
 @dataclass(frozen=True)
 class Wanted:
     """What the choices of one prompt are told with. `num_top`: how many of the likeliest tokens their log-probabilities
-    have; None: they have none. `interval`: how many new tokens an event of a stream has at least."""
+    have; None: they have none. `start_len`: the first token of the prompt that is told with them. `interval`: how many
+    new tokens an event of a stream has at least."""
 
     num_top: int | None
+    start_len: int
     interval: int
 
 
@@ -80,6 +85,7 @@ class NativeAnswer:
     ) -> None:
         self._is_list, self._names, self._wanted, self._text_of = is_list, names, wanted, text_of
         self._outputs = [_Output() for _ in names]
+        self._prompts: dict[int, Fields] = {}  # by place, what is told of the prompt's tokens, encoded
 
     def body(self, generation: Generation, found: list[list[Piece]]) -> Any:
         """An object for one choice; a list of them for a list of prompts, or for several choices."""
@@ -132,7 +138,8 @@ class NativeAnswer:
 
     def _tell(self, generation: Generation, index: int, finish_reason: str | None) -> Fields:
         """The choice so far."""
-        output, num_top = self._outputs[index], self._wanted[generation.prompt_of(index)].num_top
+        output, place = self._outputs[index], generation.prompt_of(index)
+        num_top = self._wanted[place].num_top
         num_prompt, num_cached = generation.prompt_tokens_of(index)
         meta: Fields = {
             "id": self._names[index],
@@ -143,12 +150,29 @@ class NativeAnswer:
             "cached_tokens": num_cached,
         }
         if num_top is not None:
-            meta |= {"input_token_logprobs": [], "output_token_logprobs": output.logprobs.whole}
+            if place not in self._prompts:
+                self._prompts[place] = self._of_prompt(self._wanted[place], generation.prompt_part(index))
+            meta |= {**self._prompts[place], "output_token_logprobs": output.logprobs.whole}
             if num_top:
-                meta |= {"input_top_logprobs": [], "output_top_logprobs": output.top_logprobs.whole}
+                meta["output_top_logprobs"] = output.top_logprobs.whole
         if finish_reason is not None:
             meta["e2e_latency"] = generation.times.seconds
         return {"text": output.text.whole, "output_ids": output.token_ids.whole, "meta_info": meta}
+
+    def _of_prompt(self, wanted: Wanted, part: PromptPart | None) -> Fields:
+        """The tokens of a prompt from `start_len` on. The first of them has no log-probability: it is null."""
+        tokens, tops = list[Any](), list[Any]()
+        if part is not None and wanted.start_len != ONLY_OUTPUTS:
+            pairs = zip(part.token_ids, part.tokens(wanted.num_top or 0), strict=True)
+            for token_id, scored in islice(pairs, wanted.start_len, None):
+                if scored is None:
+                    tokens.append([None, token_id, self._text_of(token_id)])
+                    tops.append(None)
+                else:
+                    tokens.append(self._pair(token_id, scored.logprob))
+                    tops.append([self._pair(*top) for top in scored.top])
+        told = {"input_token_logprobs": tokens} | ({"input_top_logprobs": tops} if wanted.num_top else {})
+        return {name: orjson.Fragment(orjson.dumps(value)) for name, value in told.items()}
 
     def _finish(self, generation: Generation, index: int, reason: str | None) -> Fields | None:
         """Why a choice has ended, and by what."""

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from gateway.grammar_fields import SglangGrammars
-from gateway.sampling_fields import Ids, Least, Positive, SamplingFields, Seed, told
+from gateway.sampling_fields import INT32, Ids, Least, Positive, SamplingFields, Seed, told
 from gateway.schemas import MAX_SALT_CHARS, CompletionRequest
 from protocol.errors import BadRequest
-from protocol.logprobs import NumTop
+from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
 
 DEFAULT_NEW_TOKENS: Final = 128
@@ -23,6 +23,7 @@ ANY_JSON: Final = "$$ANY$$"  # SGLang's word for a JSON schema that allows every
 RENAMED: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_RID_CHARS)]
+Start = Annotated[int, Field(ge=ONLY_OUTPUTS, lt=INT32 - 1)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]
 
 
@@ -30,8 +31,12 @@ class NativeSampling(SamplingFields, SglangGrammars):
     """`sampling_params` of `POST /generate`: how the tokens of a prompt's choices are drawn."""
 
     max_new_tokens: Annotated[
-        Positive | None,
-        told(f"Tokens of a choice, at most. Absent: {DEFAULT_NEW_TOKENS}. null: all that the context has room for.", 8),
+        Least | None,
+        told(
+            f"Tokens of a choice, at most. Absent: {DEFAULT_NEW_TOKENS}. null: all that the context has room for. "
+            "0: none, where only the prompt's log-probabilities are wanted.",
+            8,
+        ),
     ] = None
     min_new_tokens: Annotated[
         Least | None,
@@ -48,6 +53,7 @@ class NativePrompt(CompletionRequest):
 
     source: str = "input_ids"
     without_limit: bool = False
+    start_len: int = ONLY_OUTPUTS
 
     @property
     def prompt_name(self) -> str:
@@ -58,6 +64,13 @@ class NativePrompt(CompletionRequest):
     def default_tokens(self) -> int | None:
         """See GenerationRequest."""
         return None if self.without_limit else DEFAULT_NEW_TOKENS
+
+    @property
+    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
+        """See GenerationRequest. The token at `start_len` is told without one, as SGLang does."""
+        if self.logprobs is None or self.start_len == ONLY_OUTPUTS:
+            return None
+        return PromptLogprobsAsked(self.logprobs, self.start_len + 1)
 
 
 class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
@@ -92,8 +105,12 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         told("With `return_logprob`: those of so many of the likeliest tokens, too. Also a list.", 5),
     ] = None
     logprob_start_len: Annotated[
-        int | Annotated[list[int], Field(min_length=1, fail_fast=True)] | None,
-        told("With `return_logprob`: -1, which means that only the answer's tokens have log-probabilities.", -1),
+        Start | Annotated[list[Start], Field(min_length=1, fail_fast=True)] | None,
+        told(
+            "With `return_logprob`: from which token on the prompt has log-probabilities, too. That token itself has "
+            "none. -1: only the answer's tokens have some. Also a list with a value for each prompt.",
+            -1,
+        ),
     ] = None
     return_text_in_logprobs: Annotated[
         bool | None, told("Log-probabilities name the text of their token, too.", True)
@@ -136,7 +153,7 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         """For each prompt, how many new tokens of a choice an event has at least."""
         return [each.stream_interval or 1 for each in self._of_each("sampling_params", NativeSampling())]
 
-    def requests(self) -> list[CompletionRequest]:
+    def requests(self) -> list[NativePrompt]:
         """What is asked for, as completions. BadRequest for fields that contradict one another."""
         if (self.text is None) == (self.input_ids is None):
             what = "neither is there" if self.text is None else "both are there"
@@ -147,14 +164,20 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         num_top = [
             top if asked else None for asked, top in zip(asks, self._of_each("top_logprobs_num", 0), strict=True)
         ]
-        salts = self._of_each("cache_salt", None)
-        self._check(sampling, asks)
+        starts, salts = self._of_each("logprob_start_len", ONLY_OUTPUTS), self._of_each("cache_salt", None)
+        _check_choices(sampling)
 
-        fields = (self.sampling_params, self.return_logprob, self.top_logprobs_num, self.cache_salt)
+        fields = (
+            self.sampling_params,
+            self.return_logprob,
+            self.top_logprobs_num,
+            self.logprob_start_len,
+            self.cache_salt,
+        )
         if not any(isinstance(value, list) for value in fields):
-            return [self._request(self.prompt_name, self.prompts, sampling[0], num_top[0], salts[0])]
+            return [self._request(self.prompt_name, self.prompts, sampling[0], num_top[0], starts[0], salts[0])]
         sources = [f"{self.prompt_name}[{place}]" for place in range(len(self.prompts))]
-        rows = zip(sources, self.prompts, sampling, num_top, salts, strict=True)
+        rows = zip(sources, self.prompts, sampling, num_top, starts, salts, strict=True)
         return [self._request(source, [prompt], *of_prompt) for source, prompt, *of_prompt in rows]
 
     def names(self, own: str) -> list[str]:
@@ -176,22 +199,15 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
             raise BadRequest(f"{name}: has {len(value)} items, expected {num_prompts}, one for each prompt", param=name)
         return value
 
-    def _check(self, sampling: Sequence[NativeSampling], asks: Sequence[bool]) -> None:
-        """Refuses what does not fit together, and log-probabilities of the prompt."""
-        numbers = {params.num_choices for params in sampling}
-        if len(numbers) > 1:
-            raise BadRequest(
-                f"sampling_params: got n of {min(numbers)} and {max(numbers)}, expected the same for all prompts",
-                param="sampling_params",
-            )
-        for asked, start in zip(asks, self._of_each("logprob_start_len", ONLY_OUTPUTS), strict=True):
-            if asked and start != ONLY_OUTPUTS:
-                what = f"got {start}, expected {ONLY_OUTPUTS}: log-probabilities of prompts are not supported"
-                raise BadRequest(f"logprob_start_len: {what}", param="logprob_start_len")
-
     def _request(
-        self, source: str, prompts: list[Any], sampling: NativeSampling, num_top: int | None, salt: str | None
-    ) -> CompletionRequest:
+        self,
+        source: str,
+        prompts: list[Any],
+        sampling: NativeSampling,
+        num_top: int | None,
+        start_len: int,
+        salt: str | None,
+    ) -> NativePrompt:
         """A completion for prompts that share all fields. Its values are checked already."""
         given = {name: value for name, value in sampling if value is not None and name != "stream_interval"}
         if given.get("json_schema") == ANY_JSON:
@@ -199,6 +215,7 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         return NativePrompt.model_construct(
             source=source,
             without_limit="max_new_tokens" in sampling.model_fields_set,
+            start_len=start_len,
             model=self.model,
             prompt=prompts,
             logprobs=num_top,
@@ -208,6 +225,16 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
             stream=self.stream,
             timeline=self.timeline,
             **{RENAMED.get(name, name): value for name, value in given.items()},
+        )
+
+
+def _check_choices(sampling: Sequence[NativeSampling]) -> None:
+    """BadRequest unless all prompts have as many choices."""
+    numbers = {params.num_choices for params in sampling}
+    if len(numbers) > 1:
+        raise BadRequest(
+            f"sampling_params: got n of {min(numbers)} and {max(numbers)}, expected the same for all prompts",
+            param="sampling_params",
         )
 
 

@@ -6,7 +6,7 @@ fields than these. So the gateway may refuse a body that fits: prompt and `max_t
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
 the vocabulary or of one token twice, a bad word without tokens, `top_logprobs` without `logprobs`, `max_tokens: 0`
 without `echo`. Of `POST /generate` also: a list that has not a value
-for each prompt, an `n` that differs, an id twice, log-probabilities of prompts, a sampling field outside of
+for each prompt, an `n` that differs, an id twice, a `logprob_start_len` beyond the prompt, a sampling field outside of
 `sampling_params`. And it serves three that do not fit: `best_of` that is what `n` is, `functions` beside
 `function_call: "none"`, and a prompt as long as the context beside `max_tokens: 0`.
 """

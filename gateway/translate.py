@@ -115,6 +115,10 @@ class Translator:
         prompts: list[Prompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
+            if (scored := request.prompt_logprobs_asked) is not None and scored.start > len(ids):
+                refuse(
+                    "logprob_start_len", f"got {scored.start - 1}, expected less than the {len(ids)} tokens of {where}"
+                )
             num_tokens = max_tokens(len(ids), asked, request.default_tokens, num_choices, where, limits, field)
             if rules.min_tokens > num_tokens:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
@@ -129,7 +133,7 @@ class Translator:
                     request.cache_salt or "",
                     request.priority or 0,
                     grammar,
-                    prompt_logprobs=request.prompt_logprobs_asked,
+                    prompt_logprobs=scored,
                     echo=self._echo(request, len(prompts), ids) if request.echo else None,
                     is_echoed_only=num_tokens == 0,
                 )

@@ -136,11 +136,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt": (ONE | {"sampling_params": {"max_new_token": 5}}, "sampling_params.max_new_token: unknown field"),
     "misspelt field": (ONE | {"sampling_param": {}}, "sampling_param: unknown field, expected sampling_params"),
     "not supported": (ONE | {"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim: got true, whi"),
-    "the prompt's": (
-        ONE | {"return_logprob": True, "logprob_start_len": 0},
-        "logprob_start_len: got 0, expected -1: log-probabilities of prompts are not supported",
+    "from before the prompt": (
+        ONE | {"return_logprob": True, "logprob_start_len": -2},
+        "logprob_start_len: got -2, expected at least -1",
     ),
-    "the prompts'": (TWO | {"return_logprob": [False, True], "logprob_start_len": [5, 7]}, "logprob_start_len: got 7"),
+    "a start for another": (TWO | {"return_logprob": True, "logprob_start_len": [5]}, "logprob_start_len: has 1 items"),
     "too many": (
         ONE | {"return_logprob": True, "top_logprobs_num": 21},
         "top_logprobs_num: got 21, expected at most 20",

@@ -48,7 +48,7 @@ UNTOLD = (
     "one for each prompt",
     "expected the same for all prompts",
     "got an id twice",
-    "log-probabilities of prompts are not supported",
+    "logprob_start_len: got",
     "expected it in sampling_params",
 )
 
