@@ -127,4 +127,28 @@ NATIVE = (
         "the latencies of an idle server are those of its probes",
         tests=ROUTES,
     ),
+    Mutant(
+        "the prompt is told from the token before",
+        "NativePrompt.prompt_logprobs_asked",
+        "self.start_len + 1",
+        "max(1, self.start_len)",
+        "a client finds a number where SGLang has null",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "the prompt is told from the next token on",
+        "NativeAnswer._of_prompt",
+        "wanted.start_len, None",
+        "wanted.start_len + 1, None",
+        "each log-probability is taken for that of the token before",
+        tests=ROUTES,
+    ),
+    Mutant(
+        "a start beyond the prompt is served",
+        "Translator.prompts",
+        "scored.start > len(ids)",
+        "False",
+        "the client gets an empty list, and takes the prompt for scored",
+        tests=ROUTES,
+    ),
 )
