@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 ROUTES = ("tests/gateway/test_native.py",)
+PROMPTS = ("tests/gateway/test_native_prompts.py",)
 BODIES = ("tests/gateway/test_native_schemas.py",)
 GENERATIONS = ("tests/gateway/test_generation.py",)
 
@@ -133,15 +134,15 @@ NATIVE = (
         "self.start_len + 1",
         "max(1, self.start_len)",
         "a client finds a number where SGLang has null",
-        tests=ROUTES,
+        tests=PROMPTS,
     ),
     Mutant(
         "the prompt is told from the next token on",
         "NativeAnswer._of_prompt",
-        "wanted.start_len, None",
-        "wanted.start_len + 1, None",
+        "islice(pairs, wanted.start_len, None)",
+        "islice(pairs, wanted.start_len + 1, None)",
         "each log-probability is taken for that of the token before",
-        tests=ROUTES,
+        tests=PROMPTS,
     ),
     Mutant(
         "a start beyond the prompt is served",
@@ -149,6 +150,6 @@ NATIVE = (
         "scored.start > len(ids)",
         "False",
         "the client gets an empty list, and takes the prompt for scored",
-        tests=ROUTES,
+        tests=PROMPTS,
     ),
 )
