@@ -23,7 +23,7 @@ from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response, json_response
 from gateway.http_protocol import BACKLOG, backlog_of
 from gateway.logprobs import LogprobWriter, ScoredToken
-from gateway.prompt_part import LONG, PromptWriter
+from gateway.prompt_part import LONG, PromptWriter, in_blocks
 from protocol.errors import BadRequest
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -112,7 +112,7 @@ class ResponseHead:
         for index, choice in enumerate(body["choices"]):
             if (part := generation.prompt_part(index)) is not None:
                 if id(part) not in written:
-                    written[id(part)] = writer.write(part)
+                    written[id(part)] = in_blocks(writer.entries(part))
                 (body if self.is_chat else choice)["prompt_logprobs"] = written[id(part)]
 
 

@@ -62,6 +62,8 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
     for keyword in _IGNORED:
         if keyword in schema:
             raise ValueError(f"got the keyword {keyword!r} of JSON Schema's draft 3, which is not supported")
+    if schema.get("uniqueItems") is False:  # as if it was not there; llguidance knows neither value
+        schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
     _check_least(schema)
     return with_exact_format(schema)
 

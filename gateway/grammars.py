@@ -4,24 +4,29 @@ what cannot be followed, off the loop, and remembered.
 
 import asyncio
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.complaints import short
 from gateway.grammar_fields import GrammarFields
 from gateway.grammar_schemas import strict_schema
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, Overloaded
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammar_limits import complaint, limits
 
 MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
 MAX_REMEMBERED_CHARS: Final = 8 * 1024 * 1024  # of what was asked for, and of the texts made of it
 MAX_TAGS: Final = 256
+MAX_RULE_CHARS: Final = 12_000_000  # rules times characters of a GBNF grammar: their conversion takes up to a second
+MAX_WAIT_S: Final = 30.0  # for the grammars of others
+_LARK: Final = re.compile(r"%llguidance\b|start\s*:")  # a line of Lark's spelling begins so
 
 
 @dataclass(frozen=True)
@@ -155,19 +160,33 @@ def _text(asked: Asked) -> str:
         return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":
         is_own_form = source.lstrip().startswith("{")  # llguidance's; neither GBNF nor Lark begins so
-        return source if is_own_form else LLMatcher.grammar_from_lark(any_to_lark(source))
+        return source if is_own_form else LLMatcher.grammar_from_lark(_lark(source))
     tags = _tags(json.loads(source) if isinstance(source, str) else source)
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _lark(source: str) -> str:
+    """EBNF in Lark's spelling. Lines are looked at one by one: a pattern for the whole text takes minutes for a long
+    run of line breaks, and lets no other thread run."""
+    if any(_LARK.match(line.lstrip()) for line in source.split("\n")):
+        return source
+    num_rules = source.count("::=")
+    if num_rules * len(source) > MAX_RULE_CHARS:
+        most = MAX_RULE_CHARS // len(source)
+        raise ValueError(f"got {num_rules} rules of {len(source)} characters in all, expected at most {most}")
+    return str(gbnf_to_lark(source))
 
 
 def _tags(source: Any) -> list[StructTag]:
     """The parts of a structural tag: {structures: [{begin, schema, end}], triggers: [...]}."""
     structures = source.get("structures") if isinstance(source, dict) else None
     triggers = source.get("triggers") if isinstance(source, dict) else None
-    if not isinstance(structures, list) or not isinstance(triggers, list) or not 0 < len(structures) <= MAX_TAGS:
-        raise ValueError(f"expected an object with 1 to {MAX_TAGS} `structures`, and `triggers`")
+    lists = (structures, triggers)
+    if not all(isinstance(each, list) and 0 < len(each) <= MAX_TAGS for each in lists):
+        raise ValueError(f"expected an object with 1 to {MAX_TAGS} `structures`, and as many `triggers`")
     found: list[StructTag] = []
+    assert isinstance(structures, list) and isinstance(triggers, list)
     for place, each in enumerate(structures):
         if not isinstance(each, dict) or not isinstance(each.get("begin"), str) or not isinstance(each.get("end"), str):
             raise ValueError(f"structures[{place}]: expected an object with the texts `begin` and `end`")
@@ -206,12 +225,12 @@ class GrammarChecks:
 
     async def text_of(self, request: GrammarFields) -> str:
         """The text of the grammar that a request asks for; "" if it asks for none. BadRequest if it cannot be
-        followed."""
+        followed, Overloaded if those of others take too long."""
         if next(_all_asked(request), None) is None:
             return ""
         wanted, key = await asyncio.to_thread(_named, request)
         if key not in self._known:
-            async with self._one:
+            async with self._turn():
                 if key not in self._known:
                     self._known[key] = await asyncio.to_thread(self.check, wanted)
                     self._num_chars += _num_chars(key, self._known[key])
@@ -222,6 +241,19 @@ class GrammarChecks:
         if isinstance(found, BadRequest):
             raise BadRequest(found.message, param=found.param)
         return found
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Waits for the grammars of others."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._one.acquire()
+        except TimeoutError:
+            raise Overloaded(f"the grammars of others have been checked for {MAX_WAIT_S:g} s; try again") from None
+        try:
+            yield
+        finally:
+            self._one.release()
 
     def check(self, wanted: Asked) -> str | BadRequest:
         """Its text, or why it cannot be followed."""

@@ -27,7 +27,8 @@ class InFlight:
 
         def leave() -> None:
             for each in ids:
-                self._by_id.pop(each, None)
+                if (owner := self._by_id.get(each)) is not None and owner[0] is generation:  # not another's by now
+                    del self._by_id[each]
 
         generation.on_end = leave
 

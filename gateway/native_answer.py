@@ -15,7 +15,8 @@ from gateway.choice_text import Piece
 from gateway.generation import ABORT, Batch, Generation
 from gateway.logprobs import finite
 from gateway.native_schemas import ONLY_OUTPUTS
-from gateway.prompt_part import PromptPart
+from gateway.prompt_part import PromptPart, in_blocks
+from protocol.logprobs import TokenLogprob
 
 WEIGHT_VERSION = "default"  # weights never change while a worker runs; also in /model_info
 Fields = dict[str, Any]
@@ -161,18 +162,21 @@ class NativeAnswer:
 
     def _of_prompt(self, wanted: Wanted, part: PromptPart | None) -> Fields:
         """The tokens of a prompt from `start_len` on. The first of them has no log-probability: it is null."""
-        tokens, tops = list[Any](), list[Any]()
-        if part is not None and wanted.start_len != ONLY_OUTPUTS:
+        is_told = part is not None and wanted.start_len != ONLY_OUTPUTS
+
+        def told(write: Callable[[int, TokenLogprob | None], Any]) -> orjson.Fragment:
+            assert part is not None
             pairs = zip(part.token_ids, part.tokens(wanted.num_top or 0), strict=True)
-            for token_id, scored in islice(pairs, wanted.start_len, None):
-                if scored is None:
-                    tokens.append([None, token_id, self._text_of(token_id)])
-                    tops.append(None)
-                else:
-                    tokens.append(self._pair(token_id, scored.logprob))
-                    tops.append([self._pair(*top) for top in scored.top])
-        told = {"input_token_logprobs": tokens} | ({"input_top_logprobs": tops} if wanted.num_top else {})
-        return {name: orjson.Fragment(orjson.dumps(value)) for name, value in told.items()}
+            return in_blocks(write(*pair) for pair in islice(pairs, wanted.start_len, None))
+
+        found: Fields = {"input_token_logprobs": told(self._token) if is_told else []}
+        return found | ({"input_top_logprobs": told(self._top) if is_told else []} if wanted.num_top else {})
+
+    def _token(self, token_id: int, scored: TokenLogprob | None) -> list[Any]:
+        return [None, token_id, self._text_of(token_id)] if scored is None else self._pair(token_id, scored.logprob)
+
+    def _top(self, _: int, scored: TokenLogprob | None) -> list[list[Any]] | None:
+        return None if scored is None else [self._pair(*top) for top in scored.top]
 
     def _finish(self, generation: Generation, index: int, reason: str | None) -> Fields | None:
         """Why a choice has ended, and by what."""

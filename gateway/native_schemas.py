@@ -66,6 +66,11 @@ class NativePrompt(CompletionRequest):
         return None if self.without_limit else DEFAULT_NEW_TOKENS
 
     @property
+    def scored_by(self) -> str:
+        """See GenerationRequest."""
+        return "logprob_start_len"
+
+    @property
     def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
         """See GenerationRequest. The token at `start_len` is told without one, as SGLang does."""
         if self.logprobs is None or self.start_len == ONLY_OUTPUTS:

@@ -1,16 +1,29 @@
 """What an answer tells of its prompt: the text before the answer, and log-probabilities of the prompt's tokens."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final
+
+import orjson
 
 from gateway.choice_text import Detokenizer
 from gateway.logprobs import ScoredToken, finite
 from protocol.errors import WireError
-from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, checked_tokens
+from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, check_tokens
 from protocol.messages_gateway import PromptLogprobs
 
 LONG = 512  # scored tokens; more are written in a thread, so that other clients' tokens do not wait for them
+BLOCK: Final = 256  # tokens that are encoded at a time
+
+
+def in_blocks(items: Iterable[Any]) -> orjson.Fragment:
+    """A list as JSON. It is encoded block by block: at no time are all its items in memory, and other threads run
+    between two blocks."""
+    rest, blocks = iter(items), list[bytes]()
+    while block := list(islice(rest, BLOCK)):
+        blocks.append(orjson.dumps(block)[1:-1])
+    return orjson.Fragment(b"[" + b",".join(blocks) + b"]")
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class PromptPart:
                 f"logprobs of prompt tokens [{news.start}, {end}), expected them from {start} on, "
                 f"of a prompt of {len(self.token_ids)} tokens"
             )
-        checked_tokens(found, self.asked.num_top, found.num_tokens)
+        check_tokens(found, self.asked.num_top, found.num_tokens)
         if end > start:
             self._pieces.append(found.part(start - news.start, found.num_tokens))
             self._num_known = end - self.asked.start
@@ -105,10 +118,10 @@ class PromptWriter:
     num_top: int
     bytes_of: Callable[[int], bytes | None]
 
-    def write(self, part: PromptPart) -> list[dict[str, Any] | None]:
+    def entries(self, part: PromptPart) -> Iterator[dict[str, Any] | None]:
         """For each token of the prompt null, or an object by token id: the token itself first, then the likeliest."""
-        pairs = zip(part.token_ids, part.tokens(self.num_top), strict=True)
-        return [None if scored is None else self._entry(token_id, scored) for token_id, scored in pairs]
+        for token_id, scored in zip(part.token_ids, part.tokens(self.num_top), strict=True):
+            yield None if scored is None else self._entry(token_id, scored)
 
     def _entry(self, token_id: int, scored: TokenLogprob) -> dict[str, Any]:
         ranked = [(token_id, scored.logprob, scored.rank)]

@@ -114,6 +114,11 @@ class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
         return "prompt"
 
     @property
+    def scored_by(self) -> str:
+        """The client's field that asks for log-probabilities of the prompts."""
+        return "prompt_logprobs"
+
+    @property
     def default_tokens(self) -> int | None:
         """Tokens of a choice, at most, if the client sets no limit. None: all that the context has room for."""
         return None
@@ -156,6 +161,11 @@ class CompletionRequest(GenerationRequest):
     def num_top_logprobs(self) -> int | None:
         """See GenerationRequest."""
         return self.logprobs
+
+    @property
+    def scored_by(self) -> str:
+        """See GenerationRequest."""
+        return "echo" if self.prompt_logprobs is None else "prompt_logprobs"
 
     @property
     def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:

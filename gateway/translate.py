@@ -32,6 +32,7 @@ from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
+MAX_SCORES = 1_000_000  # of prompts, told by one answer: each takes some 350 bytes for a moment
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class Prompt:
     prompt_logprobs: PromptLogprobsAsked | None = None  # of its own tokens
     echo: Echo | None = None
     is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
+
+    @property
+    def num_scores(self) -> int:
+        """Log-probabilities of its own tokens that the answer tells, those of the likeliest ones included."""
+        if self.prompt_logprobs is None:
+            return 0
+        times = self.num_choices if self.echo is not None else 1
+        return times * len(self.token_ids) * (1 + self.prompt_logprobs.num_top)
 
 
 class Translator:
@@ -93,11 +102,15 @@ class Translator:
             each = f" of {num_choices} choices each" if num_choices > 1 else ""
             what = f"got {found} prompts{each}, expected at most {most}, which the workers run and let wait together"
             refuse(field_of(requests[0].prompt_name), what)
-        return [
+        prompts = [
             prompt
             for request, grammar in zip(requests, grammars, strict=True)
             for prompt in self.prompts(request, limits, grammar)
         ]
+        if (num_scores := sum(prompt.num_scores for prompt in prompts)) > MAX_SCORES:
+            what = f"asks for {num_scores} log-probabilities of prompts, expected at most {MAX_SCORES}"
+            refuse(requests[0].scored_by, what)
+        return prompts
 
     def prompts(self, request: AnyRequest, limits: Limits, grammar: str = "") -> list[Prompt]:
         """Each prompt with its rules. `grammar`: the text of the one that the request asks for. BadRequest if one of

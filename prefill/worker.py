@@ -175,8 +175,8 @@ class PrefillWorker:
         """Load for the heartbeat."""
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
-            running=len(self._jobs) - len(self._waiting) - len(self._learning),
-            waiting=len(self._waiting) + len(self._learning),
+            running=len(self._jobs) - self._num_waiting,
+            waiting=self._num_waiting,
             queued_prompt_tokens=sum(job.prompt_left for job in self._jobs.values()),
             num_launches=self.planner.num_launches,
             counters={**self._sender.counters, "idle_launches": self.planner.num_idle},
@@ -243,9 +243,9 @@ class PrefillWorker:
             return  # a repeat: its job may have ended, and other requests may own its pages
 
         peer.newest = message.reservation
-        if len(self._waiting) >= self._policies.max_queued_requests:
+        if self._num_waiting >= self._policies.max_queued_requests:
             self._admit()  # many messages are read in one turn, and there may be room for their jobs
-        if full := self._policies.refusal(assign, len(self._waiting), PrefillQueueFull):
+        if full := self._policies.refusal(assign, self._num_waiting, PrefillQueueFull):
             self.outbox.decode.append((instance, JobFailed(message.reservation, full.code, full.message)))
             return
 
@@ -261,6 +261,10 @@ class PrefillWorker:
     def _queue(self, job: Job) -> None:
         assign = job.assign
         self._waiting.add(job, self._clock.now(), assign.priority, resumes=assign.resumes)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._learning)
 
     def _take_learnt(self) -> None:
         """Jobs whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""

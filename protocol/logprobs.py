@@ -6,8 +6,10 @@ likelier), then id and log-probability of each of the likeliest tokens, the like
 """
 
 import struct
+from array import array
 from dataclasses import dataclass
 from functools import cache
+from sys import byteorder
 from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field
@@ -15,6 +17,7 @@ from pydantic import Field
 from protocol.errors import WireError
 from protocol.message import MAX_BLOB_BYTES, Blob, Flag, Message, Positive
 
+WORD: Final = 4  # bytes
 MAX_TOP_LOGPROBS: Final = 20  # as in OpenAI's API
 NumTop = Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -91,24 +94,32 @@ def checked(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int
         if (asked is None) != (found is None):
             raise WireError(f"logprobs: got {'none' if found is None else 'some'}, expected the other")
         return ()
-    return checked_tokens(found, asked.num_top, num_tokens)
+    check_tokens(found, asked.num_top, num_tokens)
+    return found.tokens()
 
 
-def checked_tokens(found: Logprobs, num_top: int, num_tokens: int) -> tuple[TokenLogprob, ...]:
-    """Those of `num_tokens` tokens, with `num_top` of the likeliest ones at most. WireError as `checked` has it."""
+def check_tokens(found: Logprobs, num_top: int, num_tokens: int) -> None:
+    """WireError, as `checked` has it, unless they are those of `num_tokens` tokens, with `num_top` of the likeliest
+    ones at most. Column by column: a prompt may have many tokens."""
     if found.num_top > num_top or len(found.raw) != num_tokens * found.row_bytes:
         raise WireError(
             f"logprobs: got {len(found.raw)} bytes with {found.num_top} likeliest tokens each, "
             f"expected those of {num_tokens} tokens with {num_top} at most"
         )
-    tokens = found.tokens()
-    for token in tokens:
-        values = (token.logprob, *(value for _, value in token.top))
-        if not all(value <= 0 for value in values):  # false for a NaN, too
+    num_words = found.row_bytes // WORD
+    floats, ints = array("f", found.raw), array("i", found.raw)
+    if byteorder != "little":
+        floats.byteswap()
+        ints.byteswap()
+    for column in (0, *range(3, num_words, 2)):
+        values = floats[column::num_words]
+        if not all(map((0.0).__ge__, values)):  # false for a NaN, too
             raise WireError(f"logprobs: got {next(each for each in values if not each <= 0)}, expected at most 0")
-        if token.rank < 1 or any(token_id < 0 for token_id, _ in token.top):
-            raise WireError(f"logprobs: got rank {token.rank} or a negative id, expected a rank of at least 1 and ids")
-    return tokens
+    for column, least in ((1, 1), *((column, 0) for column in range(2, num_words, 2))):
+        lowest = min(ints[column::num_words], default=least)
+        if lowest < least:
+            what = "a rank" if column == 1 else "a token id"
+            raise WireError(f"logprobs: got {lowest}, expected {what} of at least {least}")
 
 
 def of_tokens(tokens: tuple[TokenLogprob, ...]) -> Logprobs:

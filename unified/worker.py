@@ -149,9 +149,9 @@ class UnifiedWorker:
             self.outbox.fail(assign.key, BadRequest(reason))
             return
 
-        if len(self._waiting) >= self._policies.max_queued_requests:
+        if self._num_waiting >= self._policies.max_queued_requests:
             self._admit()  # many messages are read in one turn, and there may be room for their requests
-        if full := self._policies.refusal(assign, len(self._waiting)):
+        if full := self._policies.refusal(assign, self._num_waiting):
             self.outbox.fail(assign.key, full)
             return
 
@@ -163,6 +163,10 @@ class UnifiedWorker:
     def _queue(self, request: Assigned) -> None:
         assign = request.assign
         self._waiting.add(request, self._clock.now(), assign.priority, resumes=assign.resumes)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._learning)
 
     def _take_learnt(self) -> None:
         """Requests whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""

@@ -16,6 +16,9 @@ def hostile(turn: int) -> dict[str, Fields]:
     rules = "\n".join(f'r{place} ::= "x{turn}" r{(place * 7 + 1) % 2000} | "y"' for place in range(2000))
     starts = " | ".join(f'"{place}" r{place}' for place in range(2000))
     found["EBNF of 2,000 rules"] = {"ebnf": f"root ::= {starts}\n{rules}"}
+    chain = "\n".join(f'r{place} ::= "x{turn}" r{place + 1}' for place in range(5000))
+    found["EBNF in a chain of 5,000"] = {"ebnf": f'root ::= r0\n{chain}\nr5000 ::= "y"'}
+    found["EBNF of 200,000 line breaks"] = {"ebnf": f"{turn}" + "\n" * 200_000}
     found["EBNF of 3,000 brackets"] = {"ebnf": "root ::= " + "(" * 3000 + f'"{turn}"' + ")" * 3000}
     return found
 

@@ -21,6 +21,7 @@ class Grammars:
         self._submit = submit
         self._faults: dict[str, str | None] = {}  # None: asked. The one asked for last comes last
         self._num_chars: dict[str, int] = {}
+        self.num_learnt = 0  # and those that could not be
 
     def ask(self, name: str, text: str, in_use: Callable[[], Collection[str]]) -> None:
         """Has the executor learn a grammar, unless it knows it. `in_use`: the names that requests of this worker have.
@@ -43,6 +44,7 @@ class Grammars:
 
     def learnt(self, outcome: GrammarLearnt) -> None:
         """The executor has learnt a grammar."""
+        self.num_learnt += 1
         if outcome.name in self._faults:
             self._faults[outcome.name] = outcome.fault
 

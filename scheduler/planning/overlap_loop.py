@@ -72,9 +72,11 @@ class OverlapLoop:
         """Launches what runs next and processes what is over, where possible. False when there was nothing to do."""
         has_room = len(self._planner.in_flight) < self._depth
         progressed = has_room and (self._role.launch() or self._planner.launch_idle())
+        num_learnt = self._planner.grammars.num_learnt
         for launched, result in self._planner.poll():
             self._process(launched, result)
             progressed = True
+        progressed |= self._planner.grammars.num_learnt > num_learnt  # requests wait for it
         return self._planner.collect() or progressed or (self._planner.is_called and has_room)
 
     def _process(self, launched: Launched, result: StepResult) -> None:

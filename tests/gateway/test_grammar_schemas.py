@@ -73,6 +73,11 @@ def test_options_of_llguidance_and_what_it_ignores_are_refused() -> None:
         assert strict_schema({"properties": {keyword: {"type": "integer"}}, "enum": [{keyword: 2}]})
 
 
+def test_a_keyword_that_changes_nothing_is_as_if_it_was_not_there() -> None:
+    assert strict_schema({"type": "array", "uniqueItems": False}) == strict_schema({"type": "array"})
+    assert "uniqueItems" in strict_schema({"type": "array", "uniqueItems": True}), "llguidance refuses it"
+
+
 def test_true_and_false_are_schemas_and_nothing_else_is() -> None:
     assert allowed(True, "1", '"a"', "[1]", "x") == [True, True, True, False]
     assert "expected a JSON schema" in refused(5)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from gateway import grammars
 from gateway.grammar_fields import MAX_CHOICES
 from gateway.grammars import MAX_REMEMBERED, MAX_REMEMBERED_CHARS, Asked, GrammarChecks, asked
 from gateway.schemas import ChatRequest, parse
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, Overloaded
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammar_limits import limits
 
@@ -203,3 +204,43 @@ def test_white_space_between_parts_of_json_is_bounded() -> None:
     whole = text(GrammarChecks(), {"guided_json": SCHEMA})
     compact = text(GrammarChecks(), {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}})
     assert "{0,24}" in whole and "whitespace_flexible" in compact
+
+
+def test_a_wait_for_the_grammars_of_others_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = GrammarChecks()
+    monkeypatch.setattr(grammars, "MAX_WAIT_S", 0)
+
+    async def run() -> None:
+        async with checks._turn():
+            with pytest.raises(Overloaded, match="the grammars of others"):
+                await checks.text_of(request(regex="a+"))
+        monkeypatch.undo()
+        assert await checks.text_of(request(regex="a+"))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '\n\n   start: "a"',
+        '# told\nstart : "a"',
+        '%llguidance {}\nstart: "a"',
+        'root ::= "a"',
+        "\n" * 99 + 'root ::= "a"',
+    ],
+)
+def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
+    assert text(GrammarChecks(), {"ebnf": source})
+
+
+def test_rules_that_take_long_to_convert_are_refused() -> None:
+    chain = "\n".join(f'r{place} ::= "x" r{place + 1}' for place in range(5000))
+    found = GrammarChecks().check(Asked("ebnf", "ebnf", f'root ::= r0\n{chain}\nr5000 ::= "y"'))
+    assert isinstance(found, BadRequest) and "got 5002 rules of" in found.message
+
+
+def test_triggers_have_a_bound() -> None:
+    tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"] * 257}
+    found = GrammarChecks().check(Asked("structural_tag", "tags", tag))
+    assert isinstance(found, BadRequest) and "as many `triggers`" in found.message

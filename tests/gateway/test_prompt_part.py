@@ -1,9 +1,10 @@
 """What an answer tells of its prompt, without a gateway."""
 
+import orjson
 import pytest
 
 from gateway.choice_text import ByteDetokenizer, Detokenizer, TokenBytes
-from gateway.prompt_part import EchoedTokens, PromptPart, PromptWriter, echo_of
+from gateway.prompt_part import BLOCK, EchoedTokens, PromptPart, PromptWriter, echo_of, in_blocks
 from protocol.errors import WireError
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs
@@ -121,7 +122,7 @@ def test_the_shape_of_vllm() -> None:
         )
     )
     first = {"logprob": -0.5, "rank": 1, "decoded_token": "b"}
-    assert PromptWriter(2, TOKEN_BYTES.__getitem__).write(part) == [
+    assert list(PromptWriter(2, TOKEN_BYTES.__getitem__).entries(part)) == [
         None,
         {"98": first, "99": {"logprob": -2.0, "rank": 2, "decoded_token": "c"}},
         {
@@ -130,4 +131,10 @@ def test_the_shape_of_vllm() -> None:
             "99": {"logprob": -3.0, "rank": 2, "decoded_token": "c"},
         },
     ]
-    assert PromptWriter(0, lambda _: None).write(part)[1] == {"98": first | {"decoded_token": None}}
+    assert list(PromptWriter(0, lambda _: None).entries(part))[1] == {"98": first | {"decoded_token": None}}
+
+
+@pytest.mark.parametrize("number", [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_blocks_are_one_list(number: int) -> None:
+    items = [{"a": place} if place % 3 else None for place in range(number)]
+    assert orjson.loads(orjson.dumps({"list": in_blocks(iter(items))})) == {"list": items}

@@ -128,4 +128,12 @@ GRAMMARS = (
         "all streams of a gateway would stand still while one grammar is compiled",
         tests=("tests/gateway/test_grammars.py",),
     ),
+    Mutant(
+        "a worker that has learnt a grammar sleeps",
+        "OverlapLoop.step",
+        "progressed |= self._planner.grammars.num_learnt > num_learnt",
+        "",
+        "a request with a new grammar waits for a heartbeat",
+        tests=("tests/worker/test_learning.py",),
+    ),
 )

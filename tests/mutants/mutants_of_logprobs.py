@@ -140,8 +140,8 @@ LOGPROBS = (
     ),
     Mutant(
         "a number that is no log-probability passes",
-        "checked_tokens",
-        "value <= 0",
+        "check_tokens",
+        "all(map((0.0).__ge__, values))",
         "True",
         "a NaN would become invalid JSON",
         tests=(MESSAGES,),

@@ -43,10 +43,18 @@ NATIVE = (
     Mutant(
         "an answer that has ended is in flight for ever",
         "InFlight.add",
-        "self._by_id.pop(each, None)",
-        "",
+        "owner[0] is generation",
+        "False",
         "no later request may have its id, and memory grows",
         tests=ROUTES,
+    ),
+    Mutant(
+        "an end that is told twice frees the id of another request",
+        "InFlight.add",
+        "owner[0] is generation",
+        "True",
+        "the next request cannot be aborted, and its id is given twice",
+        tests=("tests/gateway/test_in_flight.py",),
     ),
     Mutant(
         "two requests in flight have one id",
