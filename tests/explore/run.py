@@ -141,7 +141,8 @@ class Run:
             staging=self._staging() if load.num_slots else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
-            masking=partial(LatePool, self.seed, load.late_masks),
+            # A late mask is there at some look; between two looks, threads may be waited for that wait for it.
+            masking=partial(LatePool, self.seed, 1.0 if isinstance(self.schedule, Threads) else load.late_masks),
             **seated,
         )
         if self.groups is not None:
