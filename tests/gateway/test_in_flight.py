@@ -1,5 +1,6 @@
 """Ids of requests in flight."""
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -13,7 +14,7 @@ class Ending:
     """A generation that may end."""
 
     def __init__(self) -> None:
-        self.on_end = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         self.aborted: list[range] = []
 
     def abort(self, choices: range) -> None:
