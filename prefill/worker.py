@@ -159,7 +159,7 @@ class PrefillWorker:
         self._sender.pump()
         self._fail_broken()
         self._fail_late(self._clock.now())
-        self._take_learnt()
+        self._learning.settle(self._queue, self._fail)
         self._admit()
         progressed = self.loop.step()
         for launched in self.planner.in_flight:
@@ -265,14 +265,6 @@ class PrefillWorker:
     @property
     def _num_waiting(self) -> int:
         return len(self._waiting) + len(self._learning)
-
-    def _take_learnt(self) -> None:
-        """Jobs whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""
-        for job in self._learning.take():
-            if (fault := self._learning.fault(job)) is not None:
-                self._fail(job, fault)
-            else:
-                self._queue(job)
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
         job = self._jobs.get((instance, message.reservation))

@@ -66,7 +66,7 @@ class UnifiedWorker:
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
-        self._take_learnt()
+        self._learning.settle(self._queue, self._fail)
         self._admit()
         progressed = self.loop.step()
         self._tokens.flush(self.outbox)
@@ -167,14 +167,6 @@ class UnifiedWorker:
     @property
     def _num_waiting(self) -> int:
         return len(self._waiting) + len(self._learning)
-
-    def _take_learnt(self) -> None:
-        """Requests whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""
-        for request in self._learning.take():
-            if (fault := self._learning.fault(request)) is not None:
-                self._fail(request, fault)
-            else:
-                self._queue(request)
 
     def _admit(self) -> None:
         """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones

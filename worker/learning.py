@@ -49,6 +49,14 @@ class Learning(Generic[A]):
         why = self._grammars.fault(request.assign.sampling.grammar)
         return GrammarFault(why) if why else None
 
+    def settle(self, queue: Callable[[A], None], fail: Callable[[A, GrammarFault], None]) -> None:
+        """Requests whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""
+        for request in self.take():
+            if (fault := self.fault(request)) is not None:
+                fail(request, fault)
+            else:
+                queue(request)
+
     def take(self) -> list[A]:
         """The requests that wait no longer. Each is returned once."""
         over = [request for request in self._held if self.is_over(request)]

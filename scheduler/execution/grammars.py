@@ -97,9 +97,9 @@ class Masking:
 
 @dataclass(eq=False)
 class AnswerGrammars:
-    """Of one executor. `load`: the vocabulary, which is read when the first grammar is compiled. `compiling` and
-    `masking` run work on threads of their own; `wake` is called whenever some is over. `num_threads` of the library
-    make the masks of one launch."""
+    """The grammars that the answers of one executor follow. `load` reads the vocabulary, when the first grammar is
+    compiled. `compiling` and `masking` run work on threads of their own; `wake` is called whenever some is over. The
+    library makes the masks of one launch with `num_threads`."""
 
     load: Callable[[], Vocabulary]
     compiling: Pool = field(default_factory=Inline)

@@ -59,7 +59,7 @@ def test_logprobs_of_requests_that_give_way(seed: int, layers: int) -> None:
 
 def test_a_batch_in_which_nobody_asks_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
-        raise AssertionError("log-probabilities for nobody")
+        raise AssertionError("log-probabilities were computed that no request asks for")
 
     monkeypatch.setattr("model.sampler.score", forbidden)
     plain = asking(0, Workload.random(0, 6))

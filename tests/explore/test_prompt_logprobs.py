@@ -48,7 +48,7 @@ def test_requests_that_give_way_ask_once(seed: int) -> None:
 
 def test_a_launch_in_which_nobody_asks_scores_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
-        raise AssertionError("log-probabilities for nobody")
+        raise AssertionError("log-probabilities were computed that no request asks for")
 
     monkeypatch.setattr("scheduler.execution.launches.scored_forward", forbidden)
     run = Run(replace(Workload.random(0, 6), failing=0.0), Strategy.RANDOM, 0)

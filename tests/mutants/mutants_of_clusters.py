@@ -1,4 +1,4 @@
-"""Sabotages of Baton on a Ray cluster: who may join and start, how many a load needs, what a file may say."""
+"""Sabotages of Baton on a Ray cluster: which workers may join, how many a load needs, what a file may have."""
 
 from tests.mutants.mutant import Mutant
 

@@ -101,7 +101,7 @@ NATIVE = (
         "GenerateRequest._request",
         "RENAMED.get(name, name)",
         "name",
-        "nobody reads them, so an answer has as many tokens as it likes",
+        "no code reads them, so the length of the answer has no bound",
         tests=BODIES,
     ),
     Mutant(

@@ -96,7 +96,7 @@ PROMPT_LOGPROBS = (
         "PrefillWorker.process",
         "self.outbox.tell_prompts(launched, self._job_of.__contains__)",
         "",
-        "nobody else computes them",
+        "only prefill computes them, so the client waits for ever",
         tests=(DEPLOYMENTS,),
     ),
     Mutant(
@@ -168,7 +168,7 @@ PROMPT_LOGPROBS = (
         "Generation._take",
         "text.end(str(FinishReason.LENGTH)) if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)",
         "text.feed(token_ids, finish, logprobs)",
-        "nobody has asked for one",
+        "the client has asked for the prompt alone",
         tests=(ANSWERS,),
     ),
     Mutant(
