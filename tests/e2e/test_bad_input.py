@@ -106,6 +106,13 @@ def test_bad_requests(server: BatonProcess) -> None:
     assert server.log_text().count("\n") < 50 and "Traceback" not in server.log_text(), server.log_text()[-2000:]
 
 
+def test_a_huge_method(server: BatonProcess) -> None:
+    """It is refused for its first letter, or for its length if enough of it arrives at once."""
+    status, _ = status_and_body(exchange(server.url, (b"x" * 1_000_000,)))
+    assert status in (400, 431)
+    assert len(server.tokens(**KNOWN)) == 4
+
+
 def trickle(url: str, head: bytes, drop: bytes, answers: list[bytes]) -> None:
     """Sends a drop now and then until the server has had enough."""
     where = urlsplit(url)
