@@ -9,13 +9,14 @@ written in place until its prefill worker has answered CancelJob.
 
 from dataclasses import dataclass, field
 
-from protocol.errors import WireError
+from protocol.errors import Unavailable, WireError
 from protocol.fingerprint import Fingerprint
 from protocol.kv_layout import KvLayout, mismatch
 from protocol.messages_gateway import WorkerAddress
-from protocol.messages_handoff import CancelJob, Hello, HelloAccepted, HelloRefused
+from protocol.messages_handoff import CancelJob, DataCredit, Hello, HelloAccepted, HelloRefused
 from runtime.clock import Clock, Deadlines
 from transfer.landing.frame_receiver import FrameReceiver
+from transfer.landing.transfer import CreditReturned
 from transfer.offers import Agreed
 from worker.requests import Outbox
 
@@ -114,10 +115,21 @@ class PrefillPeers:
         else:
             peer.granted, peer.layout = answer.job_tokens, answer.layout
 
-    def silent(self, now: float) -> list[PrefillPeer]:
-        """Peers that have not answered the Hello in time."""
-        unanswered = (peer for peer in self.by_instance.values() if not (peer.accepted or peer.refusal))
-        return [peer for peer in unanswered if peer.answer_by <= now]
+    def give_up(self, now: float) -> list[tuple[int, Unavailable]]:
+        """Forgets peers that have not answered the Hello in time: the next request greets them again. Returns who they
+        are, and why their requests fail."""
+        given_up = list[tuple[int, Unavailable]]()
+        for peer in list(self.by_instance.values()):
+            if not (peer.accepted or peer.refusal) and peer.answer_by <= now:
+                self.lose(peer.address.instance)
+                why = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
+                given_up.append((peer.address.instance, Unavailable(why)))
+        return given_up
+
+    def return_credit(self, returned: CreditReturned) -> None:
+        """Tells a peer that bytes it has sent were taken."""
+        if (peer := self.by_instance.get(returned.sender_instance)) is not None:
+            self.outbox.prefill.append((peer.address, DataCredit(returned.reservation, returned.num_bytes)))
 
     def closed(self, address: WorkerAddress, reservation: int, cancel_job: bool = False) -> None:
         """A reservation takes no more frames. `cancel_job` sends CancelJob to the peer. While the peer may still write

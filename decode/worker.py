@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from decode.prefill_peers import HELLO_DEADLINE_S, PrefillPeers
+from decode.prefill_peers import PrefillPeers
 from decode.requests import DecodeRequest, DecodeState, Requests, reason_to_refuse
 from protocol.errors import (
     BadRequest,
@@ -18,7 +18,6 @@ from protocol.errors import (
     InternalError,
     KvNotDelivered,
     LayoutMismatch,
-    Unavailable,
     WorkerLost,
     error_from_code,
 )
@@ -27,7 +26,6 @@ from protocol.frame import LastMessage
 from protocol.logprobs import Logprobs
 from protocol.messages_gateway import Assign, CancelRequest, PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
-    DataCredit,
     HelloAccepted,
     HelloRefused,
     JobCredit,
@@ -43,7 +41,13 @@ from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from transfer.landing.frame_receiver import FrameReceiver
-from transfer.landing.transfer import CreditReturned, Delivered, FirstFrame, FrameRejected, LastInDoubt, TransferFailed
+from transfer.landing.transfer import (
+    CreditReturned,
+    FirstFrame,
+    LastInDoubt,
+    TransferEvent,
+    TransferFailed,
+)
 from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox, PhaseTimes, TokenStream, load_of
@@ -204,12 +208,8 @@ class DecodeWorker:
         events = self._receiver.poll()
         for event in events:
             if isinstance(event, CreditReturned):
-                if (peer := self._peers.by_instance.get(event.sender_instance)) is not None:
-                    self.outbox.prefill.append((peer.address, DataCredit(event.reservation, event.num_bytes)))
-            elif (
-                not isinstance(event, FrameRejected)
-                and (request := self._requests.by_reservation.get(event.reservation)) is not None
-            ):
+                self._peers.return_credit(event)
+            elif isinstance(event, TransferEvent) and (request := self._requests.by_reservation.get(event.reservation)):
                 self._on_transfer(request, event)
         return bool(events)
 
@@ -217,14 +217,10 @@ class DecodeWorker:
         for request in self._requests.late.due(now):
             self._fail(request, KvNotDelivered(request.late))
         self._peers.ask_again(now)
-        for peer in self._peers.silent(now):
-            self._peers.lose(peer.address.instance)  # the next request greets it again
-            reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
-            self._fail_all(peer.address.instance, Unavailable(reason))
+        for instance, why in self._peers.give_up(now):
+            self._fail_all(instance, why)
 
-    def _on_transfer(
-        self, request: DecodeRequest, event: FirstFrame | Delivered | TransferFailed | LastInDoubt
-    ) -> None:
+    def _on_transfer(self, request: DecodeRequest, event: TransferEvent) -> None:
         if isinstance(event, FirstFrame):
             self._phases.stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):

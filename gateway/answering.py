@@ -110,7 +110,7 @@ class ResponseHead:
     def _add_prompts(self, writer: PromptWriter, generation: Generation, body: Fields) -> None:
         written: dict[int, Any] = {}  # by id of the prompt's part: choices of one prompt share it
         for index, choice in enumerate(body["choices"]):
-            if (part := generation.prompt_part(index)) is not None:
+            if (part := generation.prompts.part(index)) is not None:
                 if id(part) not in written:
                     written[id(part)] = in_blocks(writer.entries(part))
                 (body if self.is_chat else choice)["prompt_logprobs"] = written[id(part)]
@@ -202,7 +202,7 @@ def wants_timeline(request: Request, in_body: bool | None) -> bool:
 
 async def answer_whole(generation: Generation, shape: Body, receive: Receive) -> Response:
     """Waits for all choices, and answers with one JSON body."""
-    found: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
+    found: list[list[Piece]] = [[] for _ in range(generation.prompts.num_choices)]
     with _watched(generation, receive):
         async for batch in generation.batches():
             for index, piece in batch:
@@ -211,7 +211,7 @@ async def answer_whole(generation: Generation, shape: Body, receive: Receive) ->
     if not generation.is_complete:
         return _failed(generation)
 
-    if generation.num_scored > LONG:
+    if generation.prompts.num_scored > LONG:
         return json_response(await asyncio.to_thread(shape.body, generation, found))
     return json_response(shape.body(generation, found))
 
@@ -260,7 +260,7 @@ class StreamedAnswer(Response):
         """The chunks of a batch. A choice begins with what is told of its prompt: if that is much, in a thread."""
         begins = {index for index, _ in batch} - self._begun
         self._begun |= begins
-        if begins and self._generation.num_scored > LONG:
+        if begins and self._generation.prompts.num_scored > LONG:
             return await asyncio.to_thread(self._shape.chunks, self._generation, batch)
         return self._shape.chunks(self._generation, batch)
 

@@ -14,7 +14,8 @@ import zmq
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
 from gateway.limits import NO_LIMITS, Limits, limits_of
-from gateway.membership import Change, Membership, WorkerKey
+from gateway.members import Change, WorkerKey
+from gateway.membership import Membership
 from gateway.retries import RetryRules
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES

@@ -1,16 +1,16 @@
-"""Gives requests to workers: picks a pair, starts an attempt, cancels it, and retries elsewhere when it fails.
+"""Gives requests to workers: picks a pair, passes on what it sends, and retries elsewhere when it fails.
 
-A thin loop around picking.py, requests.py and retries.py. The caller reports lost workers with `lost`.
+A thin loop around picking.py, attempts.py, requests.py and retries.py. The caller reports lost workers with `lost`.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.attempt_loads import AttemptLoads
-from gateway.membership import Membership, WorkerKey
-from gateway.pairing import Pair
+from gateway.attempts import Attempts
+from gateway.members import WorkerKey
+from gateway.membership import Membership
 from gateway.picking import Picker
-from gateway.requests import Attempt, HeldTokens, Listener, RequestRecord, Requests
+from gateway.requests import Attempt, HeldNews, Listener, RequestRecord
 from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import (
@@ -39,7 +39,6 @@ from runtime.log import Refusals, get_log
 from runtime.settings import Pairing
 from runtime.waiting_line import WaitingLine
 
-GATEWAY = "gateway"  # the worker name in the gateway's own stamps
 INVALID, FOREIGN = "tokens", "of another's request"  # kinds of refused messages
 log = get_log("gateway.dispatch")
 
@@ -63,15 +62,14 @@ class Dispatch:
         self._clock = clock
         self._rules = rules
         self._send = send
-        self._lose = lose
         self._refusals = refusals
 
-        self.loads = AttemptLoads()
+        self._attempts = Attempts(clock, send, lose)
+        self.requests, self.loads = self._attempts.requests, self._attempts.loads
         self._picker = Picker(membership, pairing, self.loads)
         self.retries = Retries()
         self._stranded: WaitingLine[Stranded] = WaitingLine()
         self._stopped: str | None = None  # if set, why no request is taken any more
-        self.requests = Requests()
 
     def stop(self, why: str) -> None:
         """Fails and cancels every request in flight, and refuses every later one."""
@@ -92,7 +90,7 @@ class Dispatch:
         everything = range(prompt.num_choices)
 
         while (pair := self._picker.pick(record, everything)) is not None:
-            if self._begin(record, everything, pair):
+            if self._attempts.begin(record, everything, pair):
                 return record
 
         self.requests.remove(record)
@@ -107,58 +105,21 @@ class Dispatch:
         if choice >= 0:
             if record.choices[choice].closed:
                 return
-            record.choices[choice].close()
-            for attempt in list(record.attempts.values()):
-                if choice in attempt.running:
-                    self._cancel_attempt(record, attempt, choice)
+            self._attempts.cancel_choice(record, choice)
             if not record.is_done:
                 return
 
-        self._forget(record)
-
-    def _begin(self, record: RequestRecord, choices: range, pair: Pair) -> bool:
-        """Starts an attempt. False if the worker turns out to be gone; the worker is then lost."""
-        prefill, key = pair.prefill, pair.decode.key
-        assigned_at = self._clock.now()
-        attempt = record.next_attempt(choices, key, prefill.key if prefill else None)
-        if not self._send(key, record.message(attempt, prefill.registered.address if prefill else None)):
-            self._lose(key)
-            return False
-
-        self.requests.begin(record, attempt)
-        self.loads.begin(attempt, pair)
-        if prefill is not None:
-            prefill.prefixes.expect(record.prefixes)
-        record.stamps.append(Stamp("assigned", assigned_at, GATEWAY))
-        return True
-
-    def _cancel_attempt(self, record: RequestRecord, attempt: Attempt, number: int = -1) -> None:
-        """Tells the attempt's worker to drop one choice, or (-1) the whole attempt."""
-        is_whole = number < 0 or record.has_ended(attempt)
-        self._send(attempt.decode, CancelRequest(record.request_id, attempt.number, -1 if is_whole else number))
-        if is_whole:
-            self._end_attempt(record, attempt)
-
-    def _end_attempt(self, record: RequestRecord, attempt: Attempt) -> None:
-        """Takes the attempt's load off its workers. Later messages of the attempt are dropped."""
-        if record.attempts.pop(attempt.number, None) is not None:
-            self.loads.end(attempt)
-
-    def _forget(self, record: RequestRecord) -> None:
-        """Ends a request: cancels what still runs of it and drops its load."""
-        for attempt in list(record.attempts.values()):
-            self._cancel_attempt(record, attempt)
-        self.requests.remove(record)
+        self._attempts.forget(record)
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
-        self._forget(record)
+        self._attempts.forget(record)
         record.listener.on_failed(error)
 
     # ---- attempts that fail ----
 
     def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
         """Keeps the outputs of the attempt's choices, and retries what is missing."""
-        self._end_attempt(record, attempt)
+        self._attempts.end(record, attempt)
         record.note_failure(attempt, error)
 
         # Choices wait from when their lost worker was last heard, else from now.
@@ -169,7 +130,7 @@ class Dispatch:
 
         ended = record.finish_what_ends(attempt.running)
         if record.is_done:
-            self._forget(record)
+            self._attempts.forget(record)
         for delivery in ended:
             record.listener.on_tokens(delivery)
 
@@ -190,7 +151,7 @@ class Dispatch:
                     waiting = replace(stranded, choices=choices)
                     self._stranded.add(waiting, waiting.since, record.prompt.priority, resumes=first.gave_way)
                     break
-                elif self._begin(record, choices, pair):
+                elif self._attempts.begin(record, choices, pair):
                     self.retries.note(record, stranded.error)
                     break
 
@@ -230,7 +191,7 @@ class Dispatch:
             return
         record, attempt = found
         if record.prompt_missing is not None:
-            attempt.held.append(HeldTokens(identity, news, stamps, num_cached))
+            attempt.held.append(HeldNews(identity, news, stamps, num_cached))
             return
         attempt.heard.add(identity)
         record.stamps += stamps
@@ -251,9 +212,9 @@ class Dispatch:
         self.loads.first_token(attempt)
 
         if delivery.finish is not None and record.has_ended(attempt):
-            self._end_attempt(record, attempt)
+            self._attempts.end(record, attempt)
             if record.is_done:
-                self._forget(record)
+                self._attempts.forget(record)
 
         record.listener.on_tokens(delivery)
 
@@ -278,11 +239,7 @@ class Dispatch:
         if message.choice not in attempt.running or record.choices[message.choice].closed:
             return
 
-        record.give_way(attempt, message.choice)
-        if record.has_ended(attempt):
-            self._end_attempt(record, attempt)
-        else:
-            self.loads.one_choice_less(attempt)
+        self._attempts.give_way(record, attempt, message.choice)
         error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
         self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
 
@@ -305,9 +262,9 @@ class Dispatch:
             if attempt.heard or not is_whole:
                 continue
             pair = self._picker.pick_ready(record, attempt.choices)
-            if pair is not None and self._begin(record, attempt.choices, pair):
+            if pair is not None and self._attempts.begin(record, attempt.choices, pair):
                 error = WorkerLeft(f"worker {key.worker_id!r} leaves")
-                self._cancel_attempt(record, attempt)
+                self._attempts.cancel(record, attempt)
                 record.note_failure(attempt, error)
                 self.retries.note(record, error)
 

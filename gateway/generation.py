@@ -1,4 +1,4 @@
-"""One client request while it is answered: its prompts at the workers, the texts of its choices, its times.
+"""One client request while it is answered: its prompts at the workers, the texts of its choices.
 
 Pieces of text are collected here between two turns of the loop and taken in batches.
 """
@@ -7,17 +7,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from gateway.call_prompts import CallPrompts
 from gateway.choice_text import ChoiceText, Detokenizer, Piece
-from gateway.dispatch import GATEWAY, Dispatch
-from gateway.metrics import Metrics
-from gateway.prompt_part import Echo, EchoedTokens, PromptPart
-from gateway.requests import Delivery, RequestRecord
+from gateway.dispatch import Dispatch
+from gateway.prompt_part import Echo, EchoedTokens
+from gateway.requests import Delivery
+from gateway.times import Times
 from gateway.translate import Prompt
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
-from protocol.worker_facts import Stamp
-from runtime.clock import Clock
 from runtime.log import get_log
 
 log = get_log("gateway.generation")
@@ -38,91 +37,8 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
     }
 
 
-class Times:
-    """What is measured of one client request: latencies for the metrics, stamps for the time line. In seconds of
-    `clock`."""
-
-    def __init__(self, clock: Clock, metrics: Metrics, received_at: float, with_timeline: bool = False) -> None:
-        self.with_timeline = with_timeline  # the client asks for it
-        self._clock, self._metrics = clock, metrics
-        self._received_at = received_at
-        self._stamps: list[Stamp] = []
-        self._first_token_at: dict[int, float] = {}  # by choice, the earliest first
-        self._last_token_at: dict[int, float] = {}  # by choice
-        self.stamp("received", received_at)
-
-    @property
-    def seconds(self) -> float:
-        """Since the request arrived."""
-        return self._clock.now() - self._received_at
-
-    def stamp(self, name: str, at: float | None = None) -> None:
-        """Adds a stamp to the time line."""
-        self._stamps.append(Stamp(name, self._clock.now() if at is None else at, GATEWAY))
-
-    def assigned(self, prompts: Sequence[Prompt]) -> None:
-        """Every prompt is at its worker."""
-        for prompt in prompts:
-            self._metrics.num_prompt_tokens += len(prompt.token_ids)
-            self._metrics.prompt_length.observe(len(prompt.token_ids))
-        self._metrics.gateway_request_s.observe(self.seconds)
-
-    def tokens(self, index: int, num_tokens: int) -> None:
-        """A choice got tokens. Those that arrive together share the time since the previous ones equally."""
-        if not num_tokens:
-            return
-        now, metrics = self._clock.now(), self._metrics
-        metrics.num_generation_tokens += num_tokens
-
-        last, self._last_token_at[index] = self._last_token_at.get(index), now
-        if last is not None:
-            metrics.inter_token_latency_s.observe((now - last) / num_tokens, num_tokens)
-            return
-
-        self._first_token_at[index] = now
-        if len(self._first_token_at) == 1:
-            self.stamp("first token out", now)
-            metrics.time_to_first_token_s.observe(now - self._received_at)
-
-    def first_chunk_written(self) -> None:
-        """The first chunk was written to the connection."""
-        if self._first_token_at:
-            first = next(iter(self._first_token_at.values()))
-            self._metrics.gateway_first_token_s.observe(self._clock.now() - first)
-
-    def choice_ended(self, index: int, text: ChoiceText) -> None:
-        """A choice has all its tokens."""
-        metrics = self._metrics
-        metrics.finished.labels(text.finish_reason).inc()
-        metrics.output_length.observe(text.num_tokens)
-        if index not in self._first_token_at:
-            return
-
-        seconds = self._last_token_at[index] - self._first_token_at[index]
-        metrics.decode_time_s.observe(seconds)
-        if text.num_tokens > 1:
-            metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
-
-    def request_ended(self, outcome: str, num_cached: int) -> None:
-        """The request has ended with this outcome of the metrics. `num_cached` of its prompt tokens were cached."""
-        self._metrics.num_cached_tokens += num_cached
-        self._metrics.requests.labels(outcome).inc()
-        if outcome == "ok":
-            self._metrics.e2e_request_latency_s.observe(self.seconds)
-
-    def timeline(self, of_workers: Iterable[Stamp]) -> list[dict[str, Any]] | None:
-        """All stamps in order, in milliseconds since the request arrived; None unless the client asked for them."""
-        if not self.with_timeline:
-            return None
-        stamps = dict.fromkeys((*self._stamps, *of_workers))  # two workers may report the same moment
-        return [
-            {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
-            for each in sorted(stamps, key=lambda each: each.at)
-        ]
-
-
 class Generation:
-    """Answers `prompts`. Choice c of prompt p has the index p * n + c. `x_request_id`: the header, for the log."""
+    """Answers `prompts`, whose choices are numbered as in CallPrompts. `x_request_id`: the header, for the log."""
 
     def __init__(
         self,
@@ -135,11 +51,10 @@ class Generation:
     ) -> None:
         self.response_id = response_id
         self.times = times
-        self.num_choices = sum(prompt.num_choices for prompt in prompts)
-        self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self.prompts = CallPrompts(prompts)
         self.error: BatonError | None = None
 
-        self._prompts, self._dispatch, self._x_request_id = prompts, dispatch, x_request_id
+        self._dispatch, self._x_request_id = dispatch, x_request_id
         self._texts = [
             ChoiceText(
                 new_detokenizer(prompt.token_ids, prompt.skip_special),
@@ -151,9 +66,8 @@ class Generation:
             for _ in range(prompt.num_choices)
         ]
         self._echoed: set[int] = set()  # choices whose answer has begun with the prompt
-        self._num_open = self.num_choices
+        self._num_open = self.prompts.num_choices
 
-        self._records: list[RequestRecord] = []  # one for each prompt that is assigned
         self._pieces: Batch = []
         self._num_waiting = 0  # tokens of these pieces
         self._max_backlog = 0
@@ -176,12 +90,12 @@ class Generation:
             self._cancel_all()
             self.on_end()
             raise
-        self.times.assigned(self._prompts)
+        self.times.assigned(self.prompts.all)
 
     async def _assign_all(self) -> None:
         """Lets other requests run after every TURN_TOKENS tokens of prompts."""
         num_tokens = 0
-        for place, prompt in enumerate(self._prompts):
+        for place, prompt in enumerate(self.prompts.all):
             num_tokens += len(prompt.token_ids)
             if num_tokens > TURN_TOKENS:
                 num_tokens = len(prompt.token_ids)
@@ -189,7 +103,7 @@ class Generation:
 
             request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices
             record = self._dispatch.assign(request_id, prompt, self, self.times.with_timeline, first_choice)
-            self._records.append(record)
+            self.prompts.records.append(record)
             for index in range(first_choice, first_choice + prompt.num_choices):
                 if self._texts[index].finish_reason == ABORT:  # before its prompt was assigned
                     self._cancel(index)
@@ -250,33 +164,14 @@ class Generation:
                 self._cancel(index)
                 self._add(index, text.end(ABORT))
 
-    def prompt_of(self, index: int) -> int:
-        """The place of the prompt that this choice continues."""
-        return index // self._prompts[0].num_choices
-
     def cut_by(self, index: int) -> str | None:
         """The stop string that has ended this choice."""
         return self._texts[index].stop_string
-
-    def prompt_tokens_of(self, index: int) -> tuple[int, int]:
-        """(tokens of the prompt of this choice, how many of them were not computed because workers had their KV)."""
-        place = self.prompt_of(index)
-        return len(self._prompts[place].token_ids), self._records[place].num_cached
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all choices until now."""
         return sum(text.num_tokens for text in self._texts)
-
-    @property
-    def num_scored(self) -> int:
-        """Prompt tokens whose log-probabilities the answer tells, once for each choice."""
-        return sum(prompt.num_choices * len(prompt.token_ids) for prompt in self._prompts if prompt.prompt_logprobs)
-
-    @property
-    def num_cached(self) -> int:
-        """Prompt tokens that workers have not computed, because they had their KV."""
-        return sum(record.num_cached for record in self._records)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -285,11 +180,11 @@ class Generation:
 
     def usage_at(self, num_tokens: int) -> dict[str, Any]:
         """The usage object when the choices had `num_tokens` tokens together."""
-        return usage_of(self.num_prompt_tokens, num_tokens, self.num_cached)
+        return usage_of(self.prompts.num_tokens, num_tokens, self.prompts.num_cached)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
-        return self.times.timeline(stamp for record in self._records for stamp in record.stamps)
+        return self.times.timeline(stamp for record in self.prompts.records for stamp in record.stamps)
 
     # ---- for the worker side ----
 
@@ -309,7 +204,7 @@ class Generation:
         finish: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        text, prompt = self._texts[index], self._prompts[self.prompt_of(index)]
+        text, prompt = self._texts[index], self.prompts.of(index)
         if text.finish_reason is not None or self.error is not None:
             return
 
@@ -328,16 +223,9 @@ class Generation:
             self._leave()
             self._on_full()
 
-    def prompt_part(self, index: int) -> PromptPart | None:
-        """The log-probabilities of the prompt of a choice, if they are asked for. None, too, where the choice was
-        aborted before they were there."""
-        place = self.prompt_of(index)
-        part = self._records[place].prompt_part if place < len(self._records) else None
-        return part if part is not None and part.missing is None else None
-
     def _echo(self, index: int, echo: Echo) -> Piece:
         """The prompt, as an answer begins with it."""
-        part = self.prompt_part(index)
+        part = self.prompts.part(index)
         told = EchoedTokens(part, echo) if part is not None and echo.offsets is not None else ()
         return Piece(echo.text, (), None, told)
 
@@ -364,15 +252,15 @@ class Generation:
         if self._outcome:
             return
         self._outcome = outcome
-        self.times.request_ended(outcome, self.num_cached)
-        error, records = self.error, self._records
+        self.times.request_ended(outcome, self.prompts.num_cached)
+        error, records = self.error, self.prompts.records
         fields = {
             "request_id": ",".join(record.request_id for record in records[:MAX_LOGGED]),
             "attempt": max((record.num_attempts for record in records), default=1) - 1,
             "worker": ",".join(dict.fromkeys(pair for record in records[:MAX_LOGGED] for pair in record.pairs)),
             "x_request_id": self._x_request_id,
-            "prompt_tokens": self.num_prompt_tokens,
-            "choices": self.num_choices,
+            "prompt_tokens": self.prompts.num_tokens,
+            "choices": self.prompts.num_choices,
             "tokens_out": self.num_tokens,
             "outcome": outcome,
             "seconds": round(self.times.seconds, 3),
@@ -388,11 +276,9 @@ class Generation:
 
     def _cancel(self, index: int) -> None:
         """The workers stop this choice."""
-        place = self.prompt_of(index)
-        if place < len(self._records):
-            record = self._records[place]
+        if (record := self.prompts.record_of(index)) is not None:
             self._dispatch.cancel(record.request_id, index - record.first_choice)
 
     def _cancel_all(self) -> None:
-        for record in self._records:
+        for record in self.prompts.records:
             self._dispatch.cancel(record.request_id)

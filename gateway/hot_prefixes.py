@@ -11,7 +11,7 @@ for each, and after seven of them another worker learns it.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from protocol.prefixes import STRIDE
 
 LAUNCH_TOKENS: Final = 256  # a forward reads all weights, which takes about as long as computing so many tokens

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from gateway.docs_page import DOCS_HEADERS, docs_page
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
-from gateway.membership import Member, Stage
+from gateway.members import Member, Stage
 from gateway.native import add_native
 from gateway.native_answer import WEIGHT_VERSION
 from gateway.near_names import near_path

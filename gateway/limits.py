@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NoReturn
 
-from gateway.membership import Member
+from gateway.members import Member
 from protocol.errors import BadRequest
 from protocol.kv_layout import full_pages, longest_choices, pages_for
 from protocol.messages_gateway import Role, SamplingParams

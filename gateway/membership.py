@@ -29,19 +29,15 @@ A new gateway knows no epochs, so the ranks of a group gather there once more. P
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import cached_property
+from dataclasses import replace
 from types import MappingProxyType
 
 from gateway.differences import difference_from
 from gateway.groups import Asking, Groups, over
-from gateway.prefixes import KnownPrefixes
+from gateway.members import Change, Loss, Member, Stage, WorkerKey, missing_role
 from protocol.messages_gateway import (
     Heartbeat,
     Leave,
-    Leaving,
-    Left,
     PeerLost,
     Refused,
     Register,
@@ -49,97 +45,13 @@ from protocol.messages_gateway import (
     Role,
     ToWorker,
     Welcome,
-    WorkerAddress,
 )
 from protocol.messages_group import GroupPlace
-from protocol.worker_facts import WorkerStats
 from runtime.settings import GatewaySettings
 
 # Losses, and workers kept waiting, that are remembered. Without a bound, workers that come and go would fill memory.
 MOST_LOSSES = 10_000
 LEAD_S = 0.1  # less than a worker waits between two heartbeats: as many are missing as at the limit itself
-
-
-@dataclass(frozen=True)
-class WorkerKey:
-    """One process: its stable worker id, and the instance drawn at its start."""
-
-    worker_id: str
-    instance: int
-
-    @cached_property
-    def identity(self) -> bytes:
-        """The routing id of the worker's socket."""
-        return f"{self.worker_id}#{self.instance}".encode()
-
-    @staticmethod
-    def named_in(message: WorkerAddress | Heartbeat | Leaving | Left) -> "WorkerKey":
-        """The process that a message names."""
-        return WorkerKey(message.worker_id, message.instance)
-
-    @staticmethod
-    def of(identity: bytes) -> "WorkerKey":
-        """The process whose socket has this routing id. ValueError if it is not an `identity`."""
-        worker_id, _, instance = identity.decode().rpartition("#")
-        return WorkerKey(worker_id, int(instance))
-
-
-class Stage(StrEnum):
-    """How far a member is on its way out."""
-
-    READY = "ready"
-    LEAVING = "leaving"  # it was told to end; requests that it has begun still need it
-    FREE = "free"  # it was told that nothing needs it any more
-
-
-@dataclass(frozen=True)
-class Member:
-    """A worker that was admitted. `last_seen`: the time when it joined, or of its last Register or Heartbeat.
-    `session`: the number of the session that its Register opened. `prefixes`: what it has cached; the membership adds
-    to it."""
-
-    registered: Register
-    stats: WorkerStats
-    last_seen: float
-    launch_age_s: float = 0.0
-    session: int = 1
-    prefixes: KnownPrefixes = field(default_factory=KnownPrefixes, compare=False)
-    stage: Stage = Stage.READY
-
-    @property
-    def key(self) -> WorkerKey:
-        """The process."""
-        return WorkerKey.named_in(self.registered.address)
-
-    @property
-    def role(self) -> Role:
-        """Its role."""
-        return self.registered.role
-
-    @property
-    def place(self) -> GroupPlace | None:
-        """Its place in its group. None: it has no group."""
-        return self.registered.place
-
-
-@dataclass(frozen=True)
-class Change:
-    """The result of one event: messages to send, and members that were lost or admitted."""
-
-    outgoing: tuple[tuple[WorkerKey, ToWorker], ...] = ()
-    lost: tuple[Member, ...] = ()
-    is_orderly: bool = False  # those that are lost were told to end, and have left
-    joined: tuple[Member, ...] = ()
-    kept_waiting: str = ""  # why a worker got no answer; set only the first time
-    gathering: str = ""  # the same, of a rank that waits for the others of its group
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Why a process is lost, and when it was last heard."""
-
-    reason: str
-    last_seen: float
 
 
 class Membership:
@@ -189,13 +101,7 @@ class Membership:
     @property
     def missing(self) -> str | None:
         """One sentence that names the missing role, or None if requests can be served."""
-        roles = {member.role for member in self.ready}
-        if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles:
-            return None
-        if not roles:
-            return "no worker is ready" if self._seen_roles else "no worker is ready yet"
-        role = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
-        return f"no {role} worker is ready" if role in self._seen_roles else f"no {role} worker is ready yet"
+        return missing_role({member.role for member in self.ready}, self._seen_roles)
 
     def register(self, message: Register, now: float, session: int = 1) -> Change:
         """Admits the worker (Welcome), refuses it with a reason, or does not answer while its id is in use or ranks of

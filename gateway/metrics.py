@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from gateway.control import Control
 from gateway.http_errors import FAULTS
 from gateway.http_protocol import BACKLOG, STALLED
-from gateway.membership import Member
+from gateway.members import Member
 from protocol.messages_gateway import FinishReason
 from protocol.worker_facts import TIME_EDGES_S
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Receive
 
 from gateway.answering import StreamedAnswer, answer_whole
-from gateway.generation import Generation, Times
+from gateway.generation import Generation
 from gateway.http_errors import json_response
 from gateway.limits import Limits, check_list
 from gateway.metrics import Metrics
@@ -25,6 +25,7 @@ from gateway.native_unsupported import refuse_unsupported_native
 from gateway.openapi import NOT_JSON, Generated, body_of, errors, generation_responses
 from gateway.schemas import check_counts, parse_json, validated
 from gateway.service import Service, check_content, read_body, respond
+from gateway.times import Times
 from protocol.errors import BadRequest, Overloaded, Unavailable
 from runtime.settings import HttpLimits
 
@@ -65,7 +66,7 @@ class NativeCall:
         """See service.Call."""
         asked = [(each.logprobs, each.start_len) for each in self.requests for _ in range(each.num_prompts)]
         shape = NativeAnswer(
-            is_list=self.body.is_list or generation.num_choices > 1,
+            is_list=self.body.is_list or generation.prompts.num_choices > 1,
             names=self._choice_names,
             wanted=[Wanted(*each, interval) for each, interval in zip(asked, self.body.intervals, strict=True)],
             text_of=service.translator.token_text if self.body.return_text_in_logprobs else lambda _: None,

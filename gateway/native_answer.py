@@ -104,7 +104,9 @@ class NativeAnswer:
         for place, (index, piece) in enumerate(batch, start=1):
             self._take(index, piece)
             output = self._outputs[index]
-            has_enough = output.num_tokens - output.num_sent >= self._wanted[generation.prompt_of(index)].interval
+            has_enough = (
+                output.num_tokens - output.num_sent >= self._wanted[generation.prompts.place_of(index)].interval
+            )
             if piece.finish_reason is None and output.num_sent >= 0 and not has_enough:
                 continue
 
@@ -139,9 +141,9 @@ class NativeAnswer:
 
     def _tell(self, generation: Generation, index: int, finish_reason: str | None) -> Fields:
         """The choice so far."""
-        output, place = self._outputs[index], generation.prompt_of(index)
+        output, place = self._outputs[index], generation.prompts.place_of(index)
         num_top = self._wanted[place].num_top
-        num_prompt, num_cached = generation.prompt_tokens_of(index)
+        num_prompt, num_cached = generation.prompts.tokens_of(index)
         meta: Fields = {
             "id": self._names[index],
             "finish_reason": self._finish(generation, index, finish_reason),
@@ -152,7 +154,7 @@ class NativeAnswer:
         }
         if num_top is not None:
             if place not in self._prompts:
-                self._prompts[place] = self._of_prompt(self._wanted[place], generation.prompt_part(index))
+                self._prompts[place] = self._of_prompt(self._wanted[place], generation.prompts.part(index))
             meta |= {**self._prompts[place], "output_token_logprobs": output.logprobs.whole}
             if num_top:
                 meta["output_top_logprobs"] = output.top_logprobs.whole

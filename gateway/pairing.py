@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gateway.hot_prefixes import HotPrefixes
-from gateway.membership import Member, WorkerKey
+from gateway.members import Member, WorkerKey
 from protocol.kv_layout import full_pages, pages_for_choices
 from protocol.messages_gateway import Role
 from runtime.settings import Pairing

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from gateway.membership import Member, Membership, Stage, WorkerKey
+from gateway.members import Member, Stage, WorkerKey
+from gateway.membership import Membership
 from gateway.pairing import Load, Pair, Pairer
 from gateway.requests import RequestRecord
 from protocol.prefixes import packed, prefix_hashes

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
 from gateway.prompt_part import PromptPart
 from gateway.translate import Prompt
@@ -125,7 +125,7 @@ class Fresh(NamedTuple):
 NOTHING: Final = Fresh((), None)
 
 
-class HeldTokens(NamedTuple):
+class HeldNews(NamedTuple):
     """A worker's news of a choice, as it came."""
 
     identity: bytes
@@ -148,7 +148,7 @@ class Attempt:
     retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
     heard: set[bytes] = field(default_factory=set)  # routing ids of those that have sent tokens
-    held: list[HeldTokens] = field(default_factory=list)  # that wait for the log-probabilities of the prompt
+    held: list[HeldNews] = field(default_factory=list)  # that wait for the log-probabilities of the prompt
 
     def __post_init__(self) -> None:
         self.identities = tuple(key.identity for key in self.workers)

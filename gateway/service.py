@@ -21,7 +21,7 @@ from starlette.types import Receive
 
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
-from gateway.generation import Generation, Times
+from gateway.generation import Generation
 from gateway.grammars import GrammarChecks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
@@ -40,6 +40,7 @@ from gateway.schemas import (
     parse,
     parse_json,
 )
+from gateway.times import Times
 from gateway.translate import Prompt, Translator
 from gateway.unsupported import refuse_marked, refuse_misspelt, refuse_unsupported
 from protocol.errors import Overloaded, UnknownModel

@@ -7,21 +7,18 @@ It decides what to compute next and when pages are given back. transfer/states.p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import repeat
 
 from prefill.decode_peers import DecodePeers
+from prefill.jobs import Job, first_tokens
 from protocol.errors import BadRequest, BatonError, KvNotDelivered, PrefillQueueFull, WireError
 from protocol.fingerprint import Fingerprint
-from protocol.logprobs import Logprobs
-from protocol.messages_gateway import ChoiceTokens, FirstToken, PeerLost, ToWorker, WorkerAddress
+from protocol.messages_gateway import PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
     CancelJob,
     DataCredit,
     Hello,
     JobCredit,
     JobFailed,
-    JobFinishedEarly,
     JobStopped,
     KvDelivered,
     PrefillJob,
@@ -35,52 +32,11 @@ from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import SendTransfer, Target
-from transfer.states import TransferState, least
+from transfer.sending.transfer import Target
+from transfer.states import TransferState
 from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Assigned, Outbox, PhaseTimes, assign_fault, is_too_early, next_chunks
-
-
-@dataclass(eq=False)
-class Job(Assigned):
-    """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
-
-    target: Target
-    hidden: bytes = b""  # see LastMessage
-    logprobs: tuple[Logprobs, ...] = ()  # of the first tokens, if it asks for them
-    transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
-
-    @property
-    def transfer_state(self) -> TransferState:
-        """The state on which the ranks of its transfer agree."""
-        return least(each.state for each in self.transfers)
-
-    @property
-    def first_token(self) -> FirstToken:
-        """The message with the first token of every choice, once these are drawn."""
-        choices = tuple(
-            ChoiceTokens(
-                request_id=req.request_id,
-                attempt=req.attempt,
-                choice=req.choice,
-                seq=req.num_replayed,
-                token_ids=(req.outputs[-1],),
-                finish=req.finish or "",
-                logprobs=logprobs,
-            )
-            for req, logprobs in zip(self.reqs, self.logprobs or repeat(None), strict=False)
-        )
-        return FirstToken(choices, tuple(self.stamps), self.num_cached)
-
-    @property
-    def finished_early(self) -> JobFinishedEarly:
-        """The message that the first token has ended every choice."""
-        first_tokens = tuple(req.outputs[-1] for req in self.reqs)
-        return JobFinishedEarly(
-            self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached, self.logprobs
-        )
-
+from worker.requests import Outbox, PhaseTimes, assign_fault, is_too_early, next_chunks
 
 # At decode a level of priority is worth a second. Here jobs have a deadline, and few wait: it is worth less.
 JOB_LEVEL_S = 0.1
@@ -157,8 +113,7 @@ class PrefillWorker:
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._sender.pump()
-        self._fail_broken()
-        self._fail_late(self._clock.now())
+        self._fail_hopeless(self._clock.now())
         self._learning.settle(self._queue, self._fail)
         self._admit()
         progressed = self.loop.step()
@@ -207,20 +162,9 @@ class PrefillWorker:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
         self.outbox.tell_prompts(launched, self._job_of.__contains__)
-        if launched.hidden:
-            ended = [chunk.req for chunk in launched.chunks if chunk.samples]
-            for req, hidden in zip(ended, launched.hidden, strict=True):
-                if (job := self._job_of.get(req)) is not None and self._peers.has_draft(job.target.peer.instance):
-                    job.hidden = hidden
-        firsts: dict[Job, list[int]] = {}
-        for req, run in drawn:
-            if (job := self._job_of.get(req)) is not None:
-                firsts.setdefault(job, []).extend(run)
-                if (logprobs := launched.next_logprobs(req)) is not None:
-                    job.logprobs += (logprobs,)
-        for job, first_tokens in firsts.items():
+        for job, tokens in first_tokens(launched, drawn, self._job_of).items():
             self._phases.stamp(job, "prompt computed", launched.computed_at)
-            self._on_first_tokens(job, first_tokens)
+            self._on_first_tokens(job, tokens)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the jobs of a launch that raised."""
@@ -306,8 +250,8 @@ class PrefillWorker:
                 if job is not None and job.moves_kv:
                     self._sender.layer_ready(job.target, layer, chunk.end)
 
-    def _on_first_tokens(self, job: Job, first_tokens: list[int]) -> None:
-        for req, token in zip(job.reqs, first_tokens, strict=True):
+    def _on_first_tokens(self, job: Job, tokens: list[int]) -> None:
+        for req, token in zip(job.reqs, tokens, strict=True):
             req.append((token,))
         del self._computing[job]
         self.planner.book.keep(job.prompt.held, job.cache_key)
@@ -318,24 +262,22 @@ class PrefillWorker:
             self.outbox.decode.append((job.target.peer.instance, job.finished_early))
             self._end(job)
         else:
-            self.outbox.decode.append((job.target.peer.instance, JobCredit(job.target.reservation)))
-            stamps = tuple(job.stamps)
-            self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden, job.logprobs)
+            instance, stamps = job.target.peer.instance, tuple(job.stamps)
+            self.outbox.decode.append((instance, JobCredit(job.target.reservation)))
+            hidden = job.hidden if self._peers.has_draft(instance) else b""
+            self._sender.finish(job.target, tuple(tokens), stamps, job.num_cached, hidden, job.logprobs)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
-    def _fail_broken(self) -> None:
+    def _fail_hopeless(self, now: float) -> None:
         for target in self._sender.broken():
             job = self._jobs[target.peer.instance, target.reservation]
             self._fail(job, KvNotDelivered(f"the connection to {target.peer.worker_id} that carries KV was lost"))
-
-    def _fail_late(self, now: float) -> None:
         for job in self._late.due(now):
             who = job.target.peer.worker_id
             self._fail(job, KvNotDelivered(f"no KvDelivered from {who} in {DELIVERY_DEADLINE_S:.0f} s"))
 
     def _fail(self, job: Job, error: BatonError) -> None:
-        failed = JobFailed(job.target.reservation, error.code, error.message)
-        self.outbox.decode.append((job.target.peer.instance, failed))
+        self.outbox.decode.append((job.target.peer.instance, job.failed(error)))
         self._end(job)
 
     def _end(self, job: Job) -> None:

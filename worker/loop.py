@@ -318,16 +318,7 @@ class WorkerLoop:
             self._tell_gateway(CacheFlushed(message.number))
             return
 
-        if isinstance(message, PeerLost):
-            say, event = (log.info, "peer left") if message.has_left else (log.warning, "peer lost")
-            say(event, worker=message.worker_id, instance=message.instance)
-        elif isinstance(message, Assign):
-            worker = "" if message.prefill is None else message.prefill.worker_id
-            log.debug("request assigned", request_id=message.request_id, attempt=message.attempt, prefill=worker)
-        elif isinstance(message, CancelRequest):
-            ids = {"request_id": message.request_id, "attempt": message.attempt}
-            log.debug("request cancelled", **ids, choice=message.choice)
-
+        _log_news(message)
         self.core.on_gateway(message)
         if isinstance(message, PeerLost):
             self.link.flush()
@@ -394,3 +385,15 @@ class WorkerLoop:
 
     def _tell_gateway(self, message: ToGateway) -> None:
         self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))
+
+
+def _log_news(message: ToWorker) -> None:
+    if isinstance(message, PeerLost):
+        say, event = (log.info, "peer left") if message.has_left else (log.warning, "peer lost")
+        say(event, worker=message.worker_id, instance=message.instance)
+    elif isinstance(message, Assign):
+        worker = "" if message.prefill is None else message.prefill.worker_id
+        log.debug("request assigned", request_id=message.request_id, attempt=message.attempt, prefill=worker)
+    elif isinstance(message, CancelRequest):
+        ids = {"request_id": message.request_id, "attempt": message.attempt}
+        log.debug("request cancelled", **ids, choice=message.choice)

@@ -14,15 +14,12 @@ from protocol.prefixes import packed
 from scheduler.plan import (
     Done,
     GrammarLearnt,
-    Grant,
-    Join,
     LayerWritten,
     Operation,
     Outcome,
-    Plan,
     StepResult,
 )
-from scheduler.planning.chunks import ExtendChunk, chunk_of
+from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.draft_writes import DraftWrites
 from scheduler.planning.grammars import Grammars
 from scheduler.planning.growth import Growth
@@ -30,7 +27,8 @@ from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.launched import Launched, Results
-from scheduler.planning.req import Req, join_of
+from scheduler.planning.plans import Plans
+from scheduler.planning.req import Req
 from scheduler.planning.roster import Roster
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs, Spills
@@ -77,9 +75,7 @@ class Planner:
         self._executor = executor
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
-
-        self._grants: list[Grant] = []  # for the next plan
-        self._hidden: dict[Req, bytes] = {}  # with which choices join; see Join
+        self._plans = Plans(book, self.roster, self.spills)
 
     # ---- memory ----
 
@@ -130,7 +126,7 @@ class Planner:
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
         """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
         self.spills.forget(req)
-        self._hidden.pop(req, None)
+        self._plans.forget(req)
         if req.holding is not None:
             self._unseat(req, is_read)
 
@@ -147,12 +143,6 @@ class Planner:
             oldest = min(oldest, self.in_flight[0].ticket)
         return self.book.collect(oldest - 1)
 
-    def _grant(self, held: Holding) -> None:
-        """Tells the executor of a holding's pages with the next plan, unless it knows them."""
-        num_known, held.num_granted = held.num_granted, len(held.pages)
-        if num_known < len(held.pages):
-            self._grants.append(Grant(held.row, held.generation, num_known, tuple(held.pages[num_known:])))
-
     # ---- who decodes ----
 
     def join(self, reqs: Sequence[Req], hidden: bytes = b"") -> None:
@@ -165,7 +155,7 @@ class Planner:
             if req.holding is not None:
                 self._growth.watch(req)
                 if hidden and req.holding.has_draft:
-                    self._hidden[req] = hidden
+                    self._plans.join_with(req, hidden)
 
     def make_room(self) -> list[Req]:
         """Finds pages for the next launch. Returns the choices that have to begin again elsewhere, for lack of them.
@@ -175,7 +165,7 @@ class Planner:
         goes to host memory, or it begins again. Nobody comes back before the others have pages.
         """
         for req in self._growth.grow_due():
-            self._grant(req.held)
+            self._plans.grant(req.held)
             self.roster.stay(req)
         if not self._growth.short:
             self.spills.copy_back()
@@ -217,23 +207,8 @@ class Planner:
     ) -> Launched:
         """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
         `resting`, also from decodes(), do not decode in this launch, but in the next one."""
-        leaves, joins = self.roster.change(decodes, resting)
-        for req in joins:
-            self._grant(req.held)
-        for chunk in chunks:
-            self._grant(chunk.req.held)
-        plan = Plan(
-            ticket=self.book.next_ticket(),
-            num_decodes=len(decodes),
-            grants=tuple(self._grants),
-            leaves=leaves,
-            joins=tuple([self._join(req) for req in joins]),
-            chunks=tuple([chunk_of(chunk, self.layout.lookahead) for chunk in chunks]),
-            relay=relay,
-            ships=ships,
-            num_steps=self.speculation.next_steps(len(decodes)),
-        )
-        self._grants.clear()
+        num_steps = self.speculation.next_steps(len(decodes))
+        plan = self._plans.next(chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps)
         launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps)
         launched.count_progress()
         if decodes:
@@ -257,10 +232,6 @@ class Planner:
         self.num_idle += 1
         self.launch()
         return True
-
-    def _join(self, req: Req) -> Join:
-        hidden, num_redrawn = self._hidden.pop(req, b""), self.spills.num_redrawn(req)
-        return join_of(req, num_redrawn=num_redrawn, hidden=hidden, lookahead=self.layout.lookahead)
 
     def poll(self) -> list[tuple[Launched, StepResult]]:
         """Takes what the executor reports. Returns the launches that are over, and their results."""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from decode.requests import DecodeRequest, DecodeState
-from prefill.worker import Job
+from prefill.jobs import Job
 from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import cast
 
 from gateway.control import Control, ControlSocket
-from gateway.membership import Membership, WorkerKey
+from gateway.members import WorkerKey
+from gateway.membership import Membership
 from gateway.retries import RetryRules
 from gateway.translate import Prompt
 from protocol.logprobs import PromptLogprobsAsked

@@ -14,7 +14,8 @@ from itertools import count
 from random import Random
 
 from gateway.dispatch import Dispatch
-from gateway.membership import Membership, WorkerKey
+from gateway.members import WorkerKey
+from gateway.membership import Membership
 from gateway.requests import Delivery
 from gateway.retries import RetryRules
 from gateway.translate import Prompt

@@ -12,10 +12,11 @@ from starlette.types import Message
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole
 from gateway.choice_text import Detokenizer
 from gateway.control import Control, ControlSocket
-from gateway.generation import Generation, Times
+from gateway.generation import Generation
 from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.retries import RetryRules
+from gateway.times import Times
 from gateway.translate import Prompt
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, SamplingParams, ToGateway, Tokens, ToWorker
 from runtime.clock import MonotonicClock

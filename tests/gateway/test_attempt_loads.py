@@ -1,5 +1,5 @@
 from gateway.attempt_loads import AttemptLoads
-from gateway.membership import Member
+from gateway.members import Member
 from gateway.pairing import Load, Need, Pair, decode_load, prefill_load
 from gateway.requests import Attempt
 from protocol.messages_gateway import Role

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from protocol.fingerprint import Fingerprint
 from protocol.message import MAX_STRANGER_BYTES, VERSION
 from protocol.messages_gateway import (

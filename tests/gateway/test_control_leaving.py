@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.membership import Stage, WorkerKey
+from gateway.members import Stage, WorkerKey
 from protocol.errors import Unavailable, WorkerLeft
 from protocol.messages_gateway import (
     Assign,

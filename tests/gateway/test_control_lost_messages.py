@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from protocol.messages_gateway import Heartbeat, RegisterAgain, Role, Tokens
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting

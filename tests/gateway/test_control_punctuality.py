@@ -5,7 +5,8 @@ import math
 import pytest
 
 from gateway.control import LATE_S, LEAST_PAUSE_S, MOST_LATE, TICK_S, Punctuality
-from gateway.membership import Membership, WorkerKey
+from gateway.members import WorkerKey
+from gateway.membership import Membership
 from protocol.messages_gateway import Heartbeat
 from runtime.settings import GatewaySettings
 from tests.gateway.worker_ends import STATS, register

@@ -1,4 +1,4 @@
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 

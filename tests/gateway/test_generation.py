@@ -8,9 +8,10 @@ import pytest
 
 from gateway.choice_text import Detokenizer
 from gateway.dispatch import Dispatch
-from gateway.generation import ABORT, TURN_TOKENS, Batch, Generation, Times
+from gateway.generation import ABORT, TURN_TOKENS, Batch, Generation
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, Listener, RequestRecord
+from gateway.times import Times
 from gateway.translate import Prompt
 from protocol.errors import Unavailable
 from protocol.messages_gateway import FinishReason, SamplingParams

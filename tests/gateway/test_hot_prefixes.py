@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway import hot_prefixes
 from gateway.hot_prefixes import LAUNCH_TOKENS, HotPrefixes
-from gateway.membership import Member, WorkerKey
+from gateway.members import Member, WorkerKey
 from gateway.pairing import Need, Pairer
 from protocol.messages_gateway import Role
 from protocol.prefixes import STRIDE

@@ -15,7 +15,7 @@ from gateway.limits import (
     max_tokens,
     prompt_too_long,
 )
-from gateway.membership import Member
+from gateway.members import Member
 from gateway.model_folder import read_model_folder
 from gateway.pairing import Need
 from gateway.schemas import CompletionRequest

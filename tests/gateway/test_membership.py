@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from gateway.membership import LEAD_S, MOST_LOSSES, Change, Membership, WorkerKey
+from gateway.members import Change, WorkerKey
+from gateway.membership import LEAD_S, MOST_LOSSES, Membership
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
 from protocol.messages_gateway import Heartbeat, PeerLost, Refused, RegisterAgain, Role, Welcome

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.groups import ASKS_WITHIN_S, MOST_GROUPS
-from gateway.membership import MOST_LOSSES, Change, Member, Membership, WorkerKey
+from gateway.members import Change, Member, WorkerKey
+from gateway.membership import MOST_LOSSES, Membership
 from protocol.fingerprint import Fingerprint, WeightsPrint
 from protocol.messages_gateway import Heartbeat, PeerLost, Refused, Register, RegisterAgain, Role, Welcome
 from protocol.messages_group import GroupPlace

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.membership import Member
+from gateway.members import Member
 from gateway.metrics import WorkerCollector, shown
 from protocol.messages_gateway import Role
 from protocol.messages_group import GroupPlace

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import Member
+from gateway.members import Member
 from gateway.pairing import Load, Loads, Need, Pair, Pairer, cost, decode_load, one_choice_less, prefill_load
 from protocol.messages_gateway import Role
 from protocol.prefixes import STRIDE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from gateway.pairing import Load
 from gateway.prefixes import KnownPrefixes
 from protocol.messages_gateway import Heartbeat, Left, Role, Welcome

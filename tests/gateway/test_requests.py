@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.membership import WorkerKey
+from gateway.members import WorkerKey
 from gateway.pairing import Need
 from gateway.requests import Delivery, RequestRecord, Requests
 from gateway.translate import Prompt

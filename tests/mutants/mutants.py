@@ -249,7 +249,7 @@ MUTANTS = (
     ),
     Mutant(
         "the executor reads the planner's lists",
-        "Planner._grant",
+        "Plans.grant",
         "tuple(held.pages[num_known:])",
         "held.pages",
         "it would see pages of later plans, and nothing at all from another process",

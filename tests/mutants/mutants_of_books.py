@@ -93,7 +93,7 @@ BOOKS = (
     ),
     Mutant(
         "pages are added in front of those that a row has",
-        "Planner._grant",
+        "Plans.grant",
         "Grant(..., num_known, __pages)",
         "Grant(..., 0, __pages)",
         "the KV of the prompt's first tokens is lost",

@@ -99,8 +99,8 @@ HANDOFF = (
     ),
     _mutant(
         "decode returns no credit for frames",
-        "DecodeWorker._receive",
-        "event.sender_instance",
+        "PrefillPeers.return_credit",
+        "returned.sender_instance",
         "-1",
         "the sender waits for ever",
     ),
@@ -171,9 +171,9 @@ HANDOFF = (
     ),
     _mutant(
         "frames that were lost with their connection are not missed",
-        "PrefillWorker.step",
-        "self._fail_broken()",
-        "",
+        "PrefillWorker._fail_hopeless",
+        "self._sender.broken()",
+        "()",
         "decode waits for them until a deadline",
     ),
     Mutant(
@@ -290,8 +290,8 @@ HANDOFF = (
     ),
     _mutant(
         "a prefill worker that has left one greeting unanswered is never greeted again",
-        "DecodeWorker._fail_late",
-        "self._peers.lose(...)",
+        "PrefillPeers.give_up",
+        "self.lose(...)",
         "peer.refusal = 'it was silent'",
         "after a partition of some seconds it gets no request from this decode worker any more",
         ("tests/explore_handoff/test_partition.py",),

@@ -54,7 +54,7 @@ LEAVING = (
     Mutant(
         "what moves runs twice",
         "Dispatch.move_off",
-        "self._cancel_attempt(record, attempt)",
+        "self._attempts.cancel(record, attempt)",
         "pass",
         "the worker that leaves computes for nobody, and is never let go",
         (),

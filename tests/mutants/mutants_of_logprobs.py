@@ -37,8 +37,8 @@ LOGPROBS = (
     Mutant(
         "the last message forgets the log-probabilities of first tokens",
         "PrefillWorker._on_first_tokens",
-        "self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden, job.logprobs)",
-        "self._sender.finish(job.target, tuple(first_tokens), stamps, job.num_cached, job.hidden)",
+        "self._sender.finish(job.target, tuple(tokens), stamps, job.num_cached, hidden, job.logprobs)",
+        "self._sender.finish(job.target, tuple(tokens), stamps, job.num_cached, hidden)",
         "decode's repeat of the first token may arrive before prefill's message",
         tests=(SCHEDULES,),
     ),

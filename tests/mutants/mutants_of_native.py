@@ -75,8 +75,8 @@ NATIVE = (
     Mutant(
         "every prompt has the first one's length",
         "NativeAnswer._tell",
-        "generation.prompt_tokens_of(index)",
-        "generation.prompt_tokens_of(0)",
+        "generation.prompts.tokens_of(index)",
+        "generation.prompts.tokens_of(0)",
         "a client of a batch is told wrong numbers",
         tests=ROUTES,
     ),

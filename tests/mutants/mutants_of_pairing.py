@@ -127,7 +127,7 @@ PAIRING = (
     ),
     Mutant(
         "a worker is not known to learn what it has got",
-        "Dispatch._begin",
+        "Attempts.begin",
         "prefill.prefixes.expect(record.prefixes)",
         "pass",
         "until the news, prompts that begin alike are computed by several workers",

@@ -157,7 +157,7 @@ ROLES = (
     Mutant(
         "job credit is not given back",
         "PrefillWorker._on_first_tokens",
-        "self.outbox.decode.append((job.target.peer.instance, JobCredit(...)))",
+        "self.outbox.decode.append((instance, JobCredit(...)))",
         "",
         "decode holds jobs back until earlier ones have ended",
         tests=("tests/prefill/test_worker.py",),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from gateway.control import Control, ControlSocket
-from gateway.membership import Membership, WorkerKey
+from gateway.members import WorkerKey
+from gateway.membership import Membership
 from gateway.requests import Delivery
 from gateway.retries import RetryRules
 from gateway.translate import Prompt

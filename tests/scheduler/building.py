@@ -59,7 +59,7 @@ def grow(planner: Planner, req: Req, num_tokens: int) -> bool:
     """Adds pages until `num_tokens` tokens fit, as make_room does when a context grows. False: no room."""
     if planner.book.grow(req.held, num_tokens) is None:
         return False
-    planner._grant(req.held)
+    planner._plans.grant(req.held)
     return True
 
 

@@ -97,7 +97,8 @@ class LastInDoubt:
     reservation: int
 
 
-ReceiverEvent = FirstFrame | Delivered | TransferFailed | LastInDoubt | CreditReturned | FrameRejected
+TransferEvent = FirstFrame | Delivered | TransferFailed | LastInDoubt  # of one reservation
+ReceiverEvent = TransferEvent | CreditReturned | FrameRejected
 
 
 class ReceiveTransfer:
