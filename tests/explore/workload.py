@@ -166,11 +166,12 @@ class Workload:
         return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, num_slots=num_slots, costs=None)
 
     def with_draft(self, seed: int) -> "Workload":
-        """The same with a draft. Half of the requests may run to their limits."""
+        """The same with a draft. Half of the requests may run to their limits; answers in a grammar end with EOS."""
         rng = random.Random(f"steps {seed}")
+        endless = [rng.random() < 0.5 and not each.params.grammar for each in self.arrivals]
         arrivals = tuple(
-            replace(each, params=replace(each.params, eos_token_ids=())) if rng.random() < 0.5 else each
-            for each in self.arrivals
+            replace(each, params=replace(each.params, eos_token_ids=())) if is_endless else each
+            for each, is_endless in zip(self.arrivals, endless, strict=True)
         )
         num_steps = rng.choice((0, 1, 2, 3, 3, 5))
         varied_steps = seed if rng.random() < 0.4 else None
