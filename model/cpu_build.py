@@ -23,6 +23,7 @@ SOURCES: Final = {  # each file and its flags
     "cpu_kernels.c": _ANY_ORDER,
     "cpu_layers.c": _ANY_ORDER,
     "cpu_products.c": _ONE_ORDER,
+    "cpu_products_bf16.c": _ONE_ORDER,
     "cpu_team.c": _ONE_ORDER,
 }
 BUILD_LIMIT_S: Final = 120.0

@@ -15,27 +15,6 @@
 #define HALF (HEAD_DIM / 2)
 #define SMALL 8192  // elements of a part: fewer are not worth another thread
 
-static inline float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t to_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-// bfloat16 is the upper half of a float32; rounded to nearest, ties to even, NaN kept.
-static inline float widen(uint16_t half) { return from_bits((uint32_t)half << 16); }
-
-static inline uint16_t narrow(float value) {
-    uint32_t bits = to_bits(value);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
-}
-
 #ifdef ACT_BF16
 #define READ(x) widen(x)
 #define WRITE(x) narrow(x)

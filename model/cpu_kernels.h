@@ -3,6 +3,7 @@
 #ifndef CPU_KERNELS_H
 #define CPU_KERNELS_H
 #include <stdint.h>
+#include <string.h>
 
 #ifdef ACT_BF16
 typedef uint16_t act;
@@ -15,6 +16,27 @@ typedef uint16_t kv;
 #else
 typedef float kv;
 #endif
+
+static inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// bfloat16 is the upper half of a float32; rounded to nearest, ties to even, NaN kept.
+static inline float widen(uint16_t half) { return from_bits((uint32_t)half << 16); }
+
+static inline uint16_t narrow(float value) {
+    uint32_t bits = to_bits(value);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
+}
 
 void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t width, float eps, int threads);
 

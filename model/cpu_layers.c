@@ -3,14 +3,12 @@
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
-#ifndef ACT_BF16
-
 typedef struct {
-    const float *input_norm;
+    const act *input_norm;
     linear qkv;               // q, k and v side by side
-    const float *qk_norm;     // or NULL
+    const act *qk_norm;     // or NULL
     linear output;
-    const float *mlp_norm;
+    const act *mlp_norm;
     linear gate_up;           // gate and up side by side
     linear down;
 } layer;
@@ -25,14 +23,14 @@ typedef struct {
 } decodes;
 
 // x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. `scratch` has room for the
-// widest of a layer's values: see floats_of_a_row in cpu_layers.py.
-void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const decodes *d, float *x, float *scratch,
+// widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
+void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const decodes *d, act *x, act *scratch,
                    int64_t rows, int threads) {
     for (int64_t i = 0; i < num_layers; i++) {
         const layer *l = &layers[i];
         const int64_t hidden = l->output.outputs, width = l->qkv.outputs, inner = l->down.inputs;
         const int64_t q_size = d->num_heads * d->head_dim, kv_size = d->num_kv_heads * d->head_dim;
-        float *normed = scratch, *qkv = normed + rows * hidden, *q = qkv + rows * width, *attended = q + rows * q_size;
+        act *normed = scratch, *qkv = normed + rows * hidden, *q = qkv + rows * width, *attended = q + rows * q_size;
 
         rms_norm(x, l->input_norm, normed, rows, hidden, d->eps, threads);
         product(&l->qkv, normed, 0, qkv, rows, threads);
@@ -42,12 +40,10 @@ void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, co
                d->num_heads, d->num_kv_heads, d->page_size, threads);
         product(&l->output, attended, x, x, rows, threads);
 
-        float *gate_up = normed + rows * hidden, *inner_values = gate_up + 2 * rows * inner;
+        act *gate_up = normed + rows * hidden, *inner_values = gate_up + 2 * rows * inner;
         rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
         product(&l->gate_up, normed, 0, gate_up, rows, threads);
         gated(gate_up, gate_up + inner, inner_values, rows, inner, 2 * inner, threads);
         product(&l->down, inner_values, x, x, rows, threads);
     }
 }
-
-#endif

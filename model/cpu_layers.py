@@ -61,15 +61,15 @@ class CpuLayers:
 
     kernels: CpuKernels
     layers: "ctypes.Array[CLayer]"
-    floats_of_a_row: int  # of the widest values that a layer has at a time
+    numbers_of_a_row: int  # of the widest values that a layer has at a time
 
     @classmethod
     def of(cls, kernels: CpuKernels, layers: Sequence[CLayer]) -> "CpuLayers":
         """`layers` in their order. All have the same sizes."""
         first = layers[0]
         attention = first.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
-        floats = first.output.outputs + max(attention, 3 * first.down.inputs)
-        return cls(kernels, (CLayer * len(layers))(*layers), floats)
+        numbers = first.output.outputs + max(attention, 3 * first.down.inputs)
+        return cls(kernels, (CLayer * len(layers))(*layers), numbers)
 
     def takes(self, plan: object) -> bool:
         """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
@@ -77,7 +77,7 @@ class CpuLayers:
 
     def run(self, x_TE: Tensor, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> Tensor:
         """The output (T, E) of the last layer. Writes K and V of every layer."""
-        assert plan.paged is not None and x_TE.dtype == torch.float32
+        assert plan.paged is not None
         kernels, paged, x_TE = self.kernels, plan.paged, x_TE.contiguous()
         starts, bits = (None, None) if paged.tree_mask is None else (each.data_ptr() for each in paged.tree_mask)
         tables_DP, lengths_D = paged.tables_DP, paged.seq_lens_D
@@ -89,7 +89,7 @@ class CpuLayers:
         )  # fmt: skip
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
-        scratch = torch.empty(num_rows * self.floats_of_a_row)
+        scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
         kernels.library.decode_layers(
             self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
             _POINTER(scratch.data_ptr()), _LONG(num_rows), kernels.threads.for_rows(num_rows),

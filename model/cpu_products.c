@@ -1,21 +1,20 @@
 // Products of float32 rows with bfloat16 weights, for CPUs without instructions for bfloat16: half the bytes of float32.
 // A weight is widened in a register, so a product is exact in float32, and sums are float32.
 //
-// Packed weights (see pack_weight in cpu_products.py): panels of 16 outputs; in a panel, for each pair of inputs the 16
-// outputs' two weights side by side, the first in the lower half of 32 bits. Outputs are padded with zeros, and so is
-// the last pair of an odd number of inputs.
+// Packed weights: see cpu_products.h.
 //
 // Each output is one sum, taken from the first input to the last by fused multiply-adds. So it depends neither on the
 // number of rows beside it nor on threads. Compile without -fassociative-math. Without AVX2 and FMA there are no such
 // products here.
 #include "cpu_products.h"
 
+#ifndef ACT_BF16
+
 #include <math.h>
 #include <string.h>
 
 #include "cpu_team.h"
 
-#define PANEL 16
 #define MOST_ROWS 5           // of a tile: ten sums, two vectors of weights and one of inputs fit into 16 registers
 #define ROWS_BYTES (1 << 18)  // of inputs that stay in the cache while panels pass by
 #define PARTS 4               // of a product, for each thread: a thread that is held up leaves the rest to others
@@ -39,7 +38,6 @@ static inline vector multiply_add(vector x, vector w, vector sum) { return _mm25
 static inline void store(float *to, vector sum) { _mm256_storeu_ps(to, sum); }
 
 static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t panel_size(const linear *l) { return (l->inputs + 1) / 2 * 2 * PANEL; }
 
 // The sums of `rows` rows by `panels` panels, both known to the compiler, so that they stay in registers. Those of panel
 // p and row r go to sums[p][r].
@@ -169,4 +167,5 @@ void product(const linear *l, const float *x, const float *residual, float *out,
     __builtin_trap();
 }
 
+#endif
 #endif

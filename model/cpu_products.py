@@ -1,7 +1,8 @@
-"""Products of float32 rows with weights that stay bfloat16 in memory (cpu_products.c), and their threads.
+"""Products with weights that are bfloat16 in memory, and their threads.
 
-A CPU without instructions for bfloat16 computes such a model in float32. A decode step reads every weight, so weights
-of two bytes instead of four halve its time. A row's result depends neither on the rows beside it nor on threads.
+On a CPU with instructions for bfloat16 the rows are bfloat16, too (cpu_products_bf16.c). On one without them they are
+float32 (cpu_products.c): a decode step reads every weight, so weights of two bytes instead of four halve its time. A
+row's result depends neither on the rows beside it nor on threads.
 Shapes: T tokens, I inputs, O outputs.
 """
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from model.linear import Linear
 
-PANEL: Final = 16  # outputs that lie side by side, as in cpu_products.c
+PANEL: Final = 16  # outputs that lie side by side, as in cpu_products.h
+STEP: Final = 32  # inputs are padded to a multiple of it
 
 
 @dataclass(eq=False)
@@ -41,7 +43,7 @@ class CLinear(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Bfloat16Linear:
-    """A Linear in float32 whose weight is bfloat16, packed for cpu_products.c."""
+    """A Linear whose weight is bfloat16, packed for cpu_products.h. `dtype` is that of its rows."""
 
     library: ctypes.CDLL
     threads: Threads
@@ -49,6 +51,7 @@ class Bfloat16Linear:
     bias_O: Tensor | None
     inputs: int
     outputs: int
+    dtype: torch.dtype
 
     @property
     def in_c(self) -> CLinear:
@@ -65,20 +68,20 @@ class Bfloat16Linear:
 
     def _product(self, x_TI: Tensor, residual_TO: Tensor | None) -> Tensor:
         x_TI = x_TI.contiguous()
-        assert x_TI.dtype == torch.float32 and x_TI.dim() == 2 and x_TI.shape[1] == self.inputs
+        assert x_TI.dtype == self.dtype and x_TI.dim() == 2 and x_TI.shape[1] == self.inputs
         rows = x_TI.shape[0]
-        y_TO = torch.empty((rows, self.outputs))
+        y_TO = torch.empty((rows, self.outputs), dtype=self.dtype)
         residual = None if residual_TO is None else residual_TO.data_ptr()
         self.library.product(self.in_c, x_TI.data_ptr(), residual, y_TO.data_ptr(), rows, self.threads.for_rows(rows))
         return y_TO
 
 
-def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads) -> Bfloat16Linear:
-    """`linear` for cpu_products.c. Weights that bfloat16 cannot hold are rounded to it; the bias is float32."""
+def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype: torch.dtype) -> Bfloat16Linear:
+    """`linear` for rows of `dtype`. Weights that bfloat16 cannot hold are rounded to it; the bias is float32."""
     outputs, inputs = linear.weight_OI.shape
-    panels, pairs = -(-outputs // PANEL), -(-inputs // 2)
+    panels, pairs = -(-outputs // PANEL), -(-inputs // STEP) * STEP // 2
     padded = torch.zeros((panels * PANEL, pairs * 2), dtype=torch.bfloat16)
     padded[:outputs, :inputs] = linear.weight_OI
     packed = padded.view(panels, PANEL, pairs, 2).transpose(1, 2).contiguous()
     bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
-    return Bfloat16Linear(library, threads, packed, bias_O, inputs, outputs)
+    return Bfloat16Linear(library, threads, packed, bias_O, inputs, outputs, dtype)

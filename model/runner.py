@@ -138,9 +138,9 @@ class ModelRunner:
     decoder: Decoder
     attention: AttentionBackend
     checkpoint: Checkpoint
-    packed: bool = False  # linears hold copies of the weights, laid out for oneDNN or cpu_products.c
+    packed: bool = False  # linears hold copies of the weights, laid out for cpu_products.py or oneDNN
     widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
-    narrow: bool = False  # and the weights of linears stay bfloat16 in memory
+    narrow: bool = False  # linears are those of cpu_products.py: their weights are bfloat16 in memory, widened or not
     check_weights: bool = False  # the fingerprint covers every byte of the weights
     max_graphed: int = 0
     draft: LoadedDraft | None = None
@@ -187,17 +187,18 @@ class ModelRunner:
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
         threads = Threads()
-        products = _kernels(config, torch.float32, name, threads) if widen and cpu_kernels else None
+        rows = torch.float32 if widen else TORCH_DTYPES[name]
+        products = _kernels(config, rows, name, threads) if can and cpu_kernels else None
         narrow = products is not None and products.has_products
         own_bytes = weight_bytes * (2 if widen and not narrow else 1)
         packed = can and worth_packing(
             own_bytes, available_bytes(on), workers_on_host, WIDENED_SHARE if widen else PACKED_SHARE
         )
         widened, narrow = widen and packed, narrow and packed
-        compute = torch.float32 if widened else TORCH_DTYPES[name]
+        compute = rows if packed else TORCH_DTYPES[name]
         packing: Pack | None = pack if packed else None
         if narrow and products is not None:
-            packing = partial(pack_bfloat16, library=products.library, threads=threads)
+            packing = partial(pack_bfloat16, library=products.library, threads=threads, dtype=compute)
 
         def computing(of: ModelConfig) -> tuple[Passes, AttentionBackend]:
             """The passes and the attention of a model with this configuration."""

@@ -9,21 +9,26 @@ from torch import Tensor
 
 from model.attention_cpu import CpuPlan
 from model.inputs import ModelInput
+from model.linear import has_fast_bfloat16
 from model.runner import ModelRunner
 from tests.checkpoints import Architecture, make_checkpoint
 from tests.model.driving import Lanes, random_prompt
 
 
-@pytest.fixture(autouse=True)
-def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU without instructions for it."""
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: False)
+@pytest.fixture(autouse=True, params=["bfloat16", "float32"])
+def rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> torch.dtype:
+    """What a CPU computes in: one with instructions for bfloat16, and one without them."""
+    dtype: torch.dtype = getattr(torch, request.param)
+    if dtype is torch.bfloat16 and not has_fast_bfloat16():
+        pytest.skip("this CPU has no instructions for bfloat16")
+    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: dtype is torch.bfloat16)
+    return dtype
 
 
 def load(folder: Path) -> ModelRunner:
     runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
     if not runner.narrow:
-        pytest.skip("this CPU has no AVX2 and FMA")
+        pytest.skip("this CPU has no instructions for the products")
     return runner
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,8 +15,40 @@ from model.fake import FakeRunner
 from model.linear import Linear
 
 CONFIG = FakeRunner().config
-KERNELS = load_kernels(CONFIG, torch.float32, "bfloat16")
-needs_products = pytest.mark.skipif(not KERNELS.has_products, reason="this CPU has no AVX2 and FMA")
+KINDS = {  # the dtype of rows, and what the compiler is told
+    "float32": (torch.float32, ""),
+    "bfloat16": (torch.bfloat16, ""),
+    "bfloat16 without tiles": (torch.bfloat16, "-DNO_TILES"),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of product on this CPU."""
+
+    dtype: torch.dtype
+    kernels: CpuKernels
+
+    def packed(self, linear: Linear, threads: int = 1) -> Bfloat16Linear:
+        """`linear` for rows of this kind."""
+        return pack_bfloat16(linear, self.kernels.library, FixedThreads(threads), self.dtype)
+
+    def rows(self, rows: int, inputs: int) -> Tensor:
+        """Random rows."""
+        return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows * inputs)).to(self.dtype)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    dtype, told = KINDS[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        if told:
+            patch.setenv("CC", f"{find_compiler()[0]} {told}")
+        kernels = load_kernels(CONFIG, dtype, "bfloat16")
+    if not kernels.has_products:
+        pytest.skip("this CPU has no instructions for them")
+    return Kind(dtype, kernels)
+
 
 SIZES = [  # (outputs, inputs): of one panel, of several, and none that is whole
     (1, 1), (1, 2), (3, 5), (15, 7), (16, 8), (17, 31), (31, 64), (33, 3), (48, 96), (63, 33), (64, 512), (65, 100),
@@ -41,79 +74,89 @@ def random_linear(outputs: int, inputs: int, *, bias: bool = False) -> Linear:
     return Linear(weight, torch.randn(outputs, generator=generator) if bias else None)
 
 
-def packed(linear: Linear, threads: int = 1, kernels: CpuKernels = KERNELS) -> Bfloat16Linear:
-    return pack_bfloat16(linear, kernels.library, FixedThreads(threads))
-
-
-def random_rows(rows: int, inputs: int) -> Tensor:
-    return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows * inputs))
-
-
-@needs_products
 @pytest.mark.parametrize("outputs, inputs", SIZES)
-def test_every_number_of_rows_gives_the_bits_of_each_row_alone(outputs: int, inputs: int) -> None:
+def test_every_number_of_rows_gives_the_bits_of_each_row_alone(kind: Kind, outputs: int, inputs: int) -> None:
     linear = random_linear(outputs, inputs, bias=outputs % 2 == 1)
-    x, residual = random_rows(33, inputs), random_rows(33, outputs)
-    one = packed(linear)
-    alone = torch.cat([one(x[row : row + 1]) for row in range(33)])
-    added = torch.cat([one.added_to(residual[row : row + 1], x[row : row + 1]) for row in range(33)])
+    x, residual = kind.rows(50, inputs), kind.rows(50, outputs)
+    one = kind.packed(linear)
+    alone = torch.cat([one(x[row : row + 1]) for row in range(50)])
+    added = torch.cat([one.added_to(residual[row : row + 1], x[row : row + 1]) for row in range(50)])
 
     exact = x.double() @ linear.weight_OI.double().T + (0 if linear.bias_O is None else linear.bias_O.double())
     scale = (x.abs().double() @ linear.weight_OI.abs().double().T).max()
-    assert float((alone.double() - exact).abs().max()) <= 1e-6 * float(scale)
-    assert torch.equal(added, alone + residual)
-    for rows in range(34):
+    for found, expected in ((alone, exact), (added, exact + residual.double())):
+        rounding = torch.finfo(kind.dtype).eps / 2 * expected.abs()  # once
+        assert bool(((found.double() - expected).abs() <= 1e-6 * scale + rounding).all())
+    for rows in range(51):
         for threads in (1, 2, 3):
-            product = packed(linear, threads)
+            product = kind.packed(linear, threads)
             assert torch.equal(product(x[:rows]), alone[:rows])
             assert torch.equal(product.added_to(residual[:rows], x[:rows]), added[:rows])
 
 
-@needs_products
-@pytest.mark.parametrize("rows", [127, 128, 400])
-def test_more_rows_than_the_cache_holds(rows: int) -> None:
+@pytest.mark.parametrize("rows", [127, 128, 400, 600])
+def test_more_rows_than_a_part_has(kind: Kind, rows: int) -> None:
     linear = random_linear(96, 700)
-    x = random_rows(rows, 700)
-    alone = torch.cat([packed(linear)(x[row : row + 1]) for row in range(rows)])
-    assert all(torch.equal(packed(linear, threads)(x), alone) for threads in (1, 3))
+    x, residual = kind.rows(rows, 700), kind.rows(rows, 96)
+    one = kind.packed(linear)
+    added = torch.cat([one.added_to(residual[row : row + 1], x[row : row + 1]) for row in range(rows)])
+    for threads in (1, 3):
+        assert torch.equal(kind.packed(linear, threads).added_to(residual, x), added)
 
 
-@needs_products
+def test_more_weights_than_the_cache_holds(kind: Kind) -> None:
+    linear, x = random_linear(400, 2048), kind.rows(20, 2048)
+    alone = torch.cat([kind.packed(linear)(x[row : row + 1]) for row in range(20)])
+    assert all(torch.equal(kind.packed(linear, threads)(x), alone) for threads in (1, 2))
+
+
+def test_the_residual_may_be_the_output(kind: Kind) -> None:
+    """As in the layers of a decode: also where a tile of rows starts among those of the one before."""
+    product = kind.packed(random_linear(40, 33))
+    for rows in (1, 16, 17, 40):
+        x, residual = kind.rows(rows, 33), kind.rows(rows, 40)
+        expected = product.added_to(residual, x)
+        at = residual.data_ptr()
+        product.library.product(product.in_c, x.data_ptr(), at, at, rows, 1)
+        assert torch.equal(residual, expected)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(value: float) -> None:
-    linear, x = random_linear(40, 33), random_rows(9, 33)
-    healthy = packed(linear)(x)
-    x[4, 32] = value
-    y = packed(linear)(x)
-    assert not y[4].isfinite().any()
-    others = [row for row in range(9) if row != 4]
+@pytest.mark.parametrize("row", [4, 20, 38])
+def test_what_is_not_finite_stays_in_its_row(kind: Kind, value: float, row: int) -> None:
+    linear, x = random_linear(40, 33), kind.rows(39, 33)
+    healthy = kind.packed(linear)(x)
+    x[row, 32] = value
+    y = kind.packed(linear)(x)
+    assert not y[row].isfinite().any()
+    others = [other for other in range(39) if other != row]
     assert torch.equal(y[others], healthy[others])
 
 
-@needs_products
-def test_what_follows_the_last_input_is_not_read() -> None:
+def test_what_follows_the_last_input_is_not_read(kind: Kind) -> None:
     """An odd number of inputs: the weight beside the last one is 0, and 0 times NaN would be NaN."""
     linear = random_linear(20, 5)
-    wide = torch.full((7, 6), float("nan"))
+    wide = torch.full((7, 6), float("nan"), dtype=kind.dtype)
     x = wide.flatten()[:35].view(7, 5)
-    x.copy_(random_rows(7, 5))
-    assert packed(linear)(x).isfinite().all()
+    x.copy_(kind.rows(7, 5))
+    assert kind.packed(linear)(x).isfinite().all()
 
 
-@needs_products
-def test_a_weight_is_rounded_once() -> None:
-    """One that bfloat16 cannot hold is rounded to it; extreme ones are kept."""
-    values = torch.tensor([[1 + 2**-9, 3.0e38, 1e-40, -0.0]])
-    product = packed(Linear(values))
-    assert torch.equal(torch.cat([product(row[None]) for row in torch.eye(4)])[:, 0], values.bfloat16().float()[0])
+def test_a_weight_is_rounded_once(kind: Kind) -> None:
+    """One that bfloat16 cannot hold is rounded to it; large ones and signs are kept. Instructions for bfloat16 take
+    numbers below 1e-38 for 0."""
+    values = torch.tensor([[1 + 2**-9, 3.0e38, -0.0, 1.5e-38]])
+    product = kind.packed(Linear(values))
+    one_each = torch.eye(4, dtype=kind.dtype)
+    found = torch.cat([product(row[None]) for row in one_each])[:, 0]
+    assert torch.equal(found, values[0].bfloat16().to(kind.dtype))
 
 
-@needs_products
-def test_memory_that_is_not_contiguous() -> None:
-    linear, x = random_linear(24, 10), random_rows(10, 8).T
+def test_memory_that_is_not_contiguous(kind: Kind) -> None:
+    linear, x = random_linear(24, 10), kind.rows(10, 8).T
     columns = Linear(torch.cat((linear.weight_OI, linear.weight_OI), dim=1)[:, 10:])
-    assert torch.equal(packed(columns)(x), packed(linear)(x.contiguous()))
-    assert packed(linear).packed.numel() == 2 * 16 * 10, "two bytes a weight, and padding to a whole panel"
+    assert torch.equal(kind.packed(columns)(x), kind.packed(linear)(x.contiguous()))
+    assert kind.packed(linear).packed.numel() == 2 * 16 * 32, "two bytes a weight, padded to whole panels and steps"
 
 
 def test_threads_by_rows() -> None:
@@ -132,7 +175,8 @@ def test_a_cpu_without_the_instructions_has_no_products(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", f"{find_compiler()[0]} -DNO_PRODUCTS")
-    assert not load_kernels(CONFIG, torch.float32, "bfloat16").has_products
+    for dtype in (torch.float32, torch.bfloat16):
+        assert not load_kernels(CONFIG, dtype, "bfloat16").has_products
 
 
 TEAM = """

@@ -119,7 +119,7 @@ def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
         for name, (_, shape) in own.checkpoint.tensors.items()
         if name.endswith(("proj.weight", "lm_head.weight"))
     )
-    in_float32 = numbers - of_linears if own.narrow else numbers if own.widened else 0
+    in_float32 = (numbers - of_linears if own.narrow else numbers) if own.widened else 0
     assert own.private_weight_bytes == 2 * numbers + 2 * in_float32
     monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 16)
     tight = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
