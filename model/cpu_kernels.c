@@ -179,6 +179,7 @@ void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const
 
 #define BLOCK 16  // slots whose scores are held at a time
 #define GROUP 8   // query heads that read K and V together
+#define MOST_GROUPS 8  // of a part
 #define CHUNK 32  // elements of V that are summed in registers
 _Static_assert(D % 2 == 0, "head halves are turned into one another");
 
@@ -223,67 +224,84 @@ static inline block block_at(const kv *pages, const int64_t *table, int64_t star
     return (block){k, k + page_size * token_stride, count, start + count};
 }
 
-// Pages lie anywhere, and a head's part of a slot is short: the hardware does not guess what comes next.
-static inline void fetch(block next, int64_t token_stride) {
-    for (int64_t slot = 0; slot < next.count; slot++) {
-        for (int64_t byte = 0; byte < (int64_t)(D * sizeof(kv)); byte += 64) {
+// Pages lie anywhere: the hardware does not guess what comes next. `bytes` of each slot are fetched.
+static inline void fetch(block next, int64_t from, int64_t end, int64_t token_stride, int64_t bytes) {
+    for (int64_t slot = from; slot < end; slot++) {
+        for (int64_t byte = 0; byte < bytes; byte += 64) {
             __builtin_prefetch((const char *)(next.k + slot * token_stride) + byte);
             __builtin_prefetch((const char *)(next.v + slot * token_stride) + byte);
         }
     }
 }
 
-// Query heads of one kv head over the slots of its pages that are seen: softmax(q k) v, in one pass, the sums rescaled
-// whenever a new maximum comes (Milakov and Gimelshein 2018). `query` is scaled already; `heads` is GROUP at most.
-static inline void attend_heads(const float (*query)[D], int64_t heads, const kv *pages, const int64_t *table,
-                                view seen, int64_t page_size, int64_t token_stride, float (*sum)[D]) {
-    float best[GROUP], total[GROUP], score[GROUP][BLOCK];
-    for (int64_t head = 0; head < heads; head++) {
-        best[head] = -INFINITY;
-        total[head] = 0.0f;
-        for (int d = 0; d < D; d++) sum[head][d] = 0.0f;
-    }
-    block now = block_at(pages, table, 0, seen, page_size, token_stride);
-    while (now.count) {
-        block next = block_at(pages, table, now.end, seen, page_size, token_stride);
-        fetch(next, token_stride);
-        for (int64_t slot = 0; slot < now.count; slot++) {
-            float k[D];
-            for (int d = 0; d < D; d++) k[d] = READ_KV(now.k[slot * token_stride + d]);
-            for (int64_t head = 0; head < heads; head++) {
-                float dot = 0.0f;
-                for (int d = 0; d < D; d++) dot += query[head][d] * k[d];
-                score[head][slot] = dot;
-            }
+// Query heads that read one kv head, and their softmax(q k) v over the slots so far, the sums rescaled whenever a new
+// maximum comes (Milakov and Gimelshein 2018). `query` is scaled already.
+typedef struct {
+    int64_t heads, first, kv_head;  // query heads [first, first + heads)
+    float best[GROUP], total[GROUP], query[GROUP][D], sum[GROUP][D];
+} group;
+
+// Goes over one block. The compiler knows `heads`, so that a slot's K and V are widened once for all of them and sums
+// stay in registers.
+static inline __attribute__((always_inline)) void pass_block(group *g, const int heads, const kv *k_at, const kv *v_at,
+                                                             int64_t count, int64_t token_stride) {
+    float score[GROUP][BLOCK];
+    for (int64_t slot = 0; slot < count; slot++) {
+        float k[D];
+        for (int d = 0; d < D; d++) k[d] = READ_KV(k_at[slot * token_stride + d]);
+#pragma GCC unroll 8
+        for (int head = 0; head < heads; head++) {
+            float dot = 0.0f;
+            for (int d = 0; d < D; d++) dot += g->query[head][d] * k[d];
+            score[head][slot] = dot;
         }
-        for (int64_t head = 0; head < heads; head++) {
-            float high = best[head], weight = 0.0f;
-            for (int64_t slot = 0; slot < now.count; slot++) high = score[head][slot] > high ? score[head][slot] : high;
-            if (high > best[head]) {
-                float shrink = exponential(best[head] - high);
-                best[head] = high;
-                total[head] *= shrink;
-                for (int d = 0; d < D; d++) sum[head][d] *= shrink;
-            }
-            for (int64_t slot = 0; slot < now.count; slot++) {
-                score[head][slot] = exponential(score[head][slot] - high);
-                weight += score[head][slot];
-            }
-            total[head] += weight;
-            for (int first = 0; first < D; first += CHUNK) {
-                float part[CHUNK];
-                int width = D - first < CHUNK ? D - first : CHUNK;
-                for (int d = 0; d < width; d++) part[d] = sum[head][first + d];
-                for (int64_t slot = 0; slot < now.count; slot++)
-                    for (int d = 0; d < width; d++)
-                        part[d] += score[head][slot] * READ_KV(now.v[slot * token_stride + first + d]);
-                for (int d = 0; d < width; d++) sum[head][first + d] = part[d];
-            }
-        }
-        now = next;
     }
-    for (int64_t head = 0; head < heads; head++)
-        for (int d = 0; d < D; d++) sum[head][d] /= total[head];
+
+    for (int head = 0; head < heads; head++) {
+        float high = g->best[head], weight = 0.0f;
+        for (int64_t slot = 0; slot < count; slot++) high = score[head][slot] > high ? score[head][slot] : high;
+        if (high > g->best[head]) {
+            float shrink = exponential(g->best[head] - high);
+            g->best[head] = high;
+            g->total[head] *= shrink;
+            for (int d = 0; d < D; d++) g->sum[head][d] *= shrink;
+        }
+        for (int64_t slot = 0; slot < count; slot++) {
+            score[head][slot] = exponential(score[head][slot] - high);
+            weight += score[head][slot];
+        }
+        g->total[head] += weight;
+    }
+
+    for (int first = 0; first < D; first += CHUNK) {
+        float part[GROUP][CHUNK];
+        const int width = D - first < CHUNK ? D - first : CHUNK;
+#pragma GCC unroll 8
+        for (int head = 0; head < heads; head++)
+            for (int d = 0; d < width; d++) part[head][d] = g->sum[head][first + d];
+        for (int64_t slot = 0; slot < count; slot++) {
+            float v[CHUNK];
+            for (int d = 0; d < width; d++) v[d] = READ_KV(v_at[slot * token_stride + first + d]);
+#pragma GCC unroll 8
+            for (int head = 0; head < heads; head++)
+                for (int d = 0; d < width; d++) part[head][d] += score[head][slot] * v[d];
+        }
+#pragma GCC unroll 8
+        for (int head = 0; head < heads; head++)
+            for (int d = 0; d < width; d++) g->sum[head][first + d] = part[head][d];
+    }
+}
+
+static void pass(group *g, block now, int64_t token_stride) {
+    const kv *k = now.k + g->kv_head * D, *v = now.v + g->kv_head * D;
+    switch (g->heads) {
+#define HEADS(heads)                                              \
+    case heads:                                                   \
+        pass_block(g, heads, k, v, now.count, token_stride); \
+        break;
+        HEADS(1) HEADS(2) HEADS(3) HEADS(4) HEADS(5) HEADS(6) HEADS(7) HEADS(8)
+        default: __builtin_trap();
+    }
 }
 
 typedef struct {
@@ -292,25 +310,50 @@ typedef struct {
     const int64_t *tables, *lengths, *tree_starts, *tree_bits;
     act *out;
     int64_t table_stride, num_heads, num_kv_heads, page_size;
+    int64_t groups, parts;  // of a request
 } attend_job;
 
-// Part i is one kv head of one request.
+// Part i is some groups of one request. Neighbouring groups read neighbouring memory, so they go over a block in turn.
 static void part_of_attention(const void *work, int64_t index) {
     const attend_job job = *(const attend_job *)work;
-    const int64_t request = index / job.num_kv_heads, kv_head = index % job.num_kv_heads;
-    const int64_t shared_by = job.num_heads / job.num_kv_heads, length = job.lengths[request];
+    const int64_t request = index / job.parts, part = index % job.parts, token_stride = job.num_kv_heads * D;
+    const int64_t shared_by = job.num_heads / job.num_kv_heads, of_kv_head = job.groups / job.num_kv_heads;
+    const int64_t start = job.groups * part / job.parts, count = job.groups * (part + 1) / job.parts - start;
+    const int64_t length = job.lengths[request], *table = job.tables + request * job.table_stride;
     const float scale = 1.0f / sqrtf(D);
     view seen = {length, length, 0};
     if (job.tree_starts) seen.tree_start = job.tree_starts[request], seen.bits = (uint64_t)job.tree_bits[request];
 
-    for (int64_t first = 0; first < shared_by; first += GROUP) {
-        const int64_t heads = lesser(shared_by - first, GROUP);
-        const int64_t at = (request * job.num_heads + kv_head * shared_by + first) * D;
-        float query[GROUP][D], sum[GROUP][D];
-        for (int64_t i = 0; i < heads * D; i++) query[i / D][i % D] = READ(job.q[at + i]) * scale;
-        attend_heads(query, heads, job.pages + kv_head * D, job.tables + request * job.table_stride, seen,
-                     job.page_size, job.num_kv_heads * D, sum);
-        for (int64_t i = 0; i < heads * D; i++) job.out[at + i] = WRITE(sum[i / D][i % D]);
+    group groups[MOST_GROUPS];
+    for (int64_t i = 0; i < count; i++) {
+        group *g = &groups[i];
+        g->kv_head = (start + i) / of_kv_head;
+        const int64_t within = (start + i) % of_kv_head * GROUP;
+        g->first = g->kv_head * shared_by + within, g->heads = lesser(shared_by - within, GROUP);
+        const act *q = job.q + (request * job.num_heads + g->first) * D;
+        for (int64_t head = 0; head < g->heads; head++) {
+            g->best[head] = -INFINITY, g->total[head] = 0.0f;
+            for (int d = 0; d < D; d++) g->query[head][d] = READ(q[head * D + d]) * scale, g->sum[head][d] = 0.0f;
+        }
+    }
+
+    const int64_t kv_first = start / of_kv_head, kv_last = (start + count - 1) / of_kv_head;
+    const int64_t bytes = (kv_last + 1 - kv_first) * D * sizeof(kv);
+    block now = block_at(job.pages, table, 0, seen, job.page_size, token_stride);
+    while (now.count) {
+        block next = block_at(job.pages, table, now.end, seen, job.page_size, token_stride), ahead = next;
+        ahead.k += kv_first * D, ahead.v += kv_first * D;
+        for (int64_t i = 0; i < count; i++) {
+            fetch(ahead, ahead.count * i / count, ahead.count * (i + 1) / count, token_stride, bytes);
+            pass(&groups[i], now, token_stride);
+        }
+        now = next;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const group *g = &groups[i];
+        act *out = job.out + (request * job.num_heads + g->first) * D;
+        for (int64_t head = 0; head < g->heads; head++)
+            for (int d = 0; d < D; d++) out[head * D + d] = WRITE(g->sum[head][d] / g->total[head]);
     }
 }
 
@@ -320,7 +363,12 @@ static void part_of_attention(const void *work, int64_t index) {
 void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
             const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t requests, int64_t num_heads,
             int64_t num_kv_heads, int64_t page_size, int threads) {
-    const attend_job job = {q,   pages,        tables,    lengths,      tree_starts, tree_bits,
-                            out, table_stride, num_heads, num_kv_heads, page_size};
-    team_run(part_of_attention, &job, requests * num_kv_heads, threads);
+    const int64_t shared_by = num_heads / num_kv_heads, groups = num_kv_heads * ((shared_by + GROUP - 1) / GROUP);
+    // Enough parts for all threads; a part of fewer groups reads less of each line of memory that it opens.
+    const int64_t wanted = threads < 2 ? 1 : (4 * threads + requests - 1) / (requests ? requests : 1);
+    const int64_t least = (groups + MOST_GROUPS - 1) / MOST_GROUPS;
+    const int64_t parts = lesser(groups, wanted < least ? least : wanted);
+    const attend_job job = {q,   pages,        tables,    lengths,      tree_starts, tree_bits, out, table_stride,
+                            num_heads, num_kv_heads, page_size, groups, parts};
+    team_run(part_of_attention, &job, requests * parts, threads);
 }

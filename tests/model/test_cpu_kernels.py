@@ -81,7 +81,10 @@ def test_tree_masks(page_size: int) -> None:
     check_alone_or_together(make, page_size, trees=True)
 
 
-@pytest.mark.parametrize("heads", [(8, 1), (18, 2)])
+HEADS = [(8, 1), (18, 2), (51, 3), (20, 10), (9, 9)]  # up to 17 that share a kv head, more kv heads than a part has
+
+
+@pytest.mark.parametrize("heads", HEADS)
 def test_numbers_of_heads(heads: tuple[int, int]) -> None:
     case = make_case(((9, 9), (12, 40)), (31, 2, 64), page_size=16, heads=heads)
     assert worst(case, kernels_for(heads=heads)) < 1e-5
@@ -125,18 +128,19 @@ def test_what_is_not_finite_stays_so_and_with_its_request(value: float) -> None:
     assert torch.equal(out[[0, 2]], healthy[[0, 2]])
 
 
-def test_a_request_does_not_depend_on_its_neighbours_or_on_threads() -> None:
-    case = make_case((), (40, 7, 333, 20), page_size=16)
-    kernels = kernels_for()
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_request_does_not_depend_on_its_neighbours_or_on_threads(heads: tuple[int, int]) -> None:
+    case = make_case((), (40, 7, 333, 20), page_size=16, heads=heads)
+    kernels = kernels_for(heads=heads)
     before = torch.get_num_threads()
     try:
         found = []
-        for threads in (1, 2):
+        for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             found.append(attended(case, kernels))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(*found)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     alone = torch.empty_like(case.q_THD[2:3])
     kernels.attend(case.q_THD[2:3], case.kv_layer, case.inp.page_table_BP[2:3], case.inp.seq_lens_B[2:3], None, alone)
     assert torch.equal(alone[0], found[0][2])
