@@ -168,6 +168,9 @@ class WorkerSettings(ProcessSettings):
         "tokens of one prompt in one prefill step; 0 takes whole prompts")] = 2048
     max_prefill_tokens: Annotated[Positive | None, _memory("tokens of all prompts in one prefill step",
         unset="--chunked-prefill-size; one prompt at a time if that is 0")] = None
+    mixed_chunk_size: Annotated[Positive | None, _memory(
+        "tokens of all prompts in one step of a unified worker if others decode in it, or wait for it",
+        unset="512 on a CPU, --max-prefill-tokens on a GPU")] = None
     enable_mixed_chunk: Annotated[bool, _memory(
         "a unified worker computes prompts in the same steps in which it decodes; false: in turns")] = True
     schedule_policy: Annotated[SchedulePolicy, _memory(

@@ -98,7 +98,7 @@ class UnifiedWorker:
             self._computing,
             self._chunk_size,
             num_mixed,
-            self._policies.max_prefill_tokens,
+            self._policies.prefill_tokens(self._chunk_size, beside_decodes=bool(decodes)),
             lookahead=self.planner.book.lookahead,
         )
         if not chunks and not decodes:

@@ -18,7 +18,14 @@ class Policies:
     schedule_policy: SchedulePolicy = "fcfs"
     max_queued_requests: int = 2048
     max_prefill_tokens: int | None = None
+    mixed_chunk_size: int | None = None  # None: not bounded further
     enable_mixed_chunk: bool = True
+
+    def prefill_tokens(self, chunk_size: int, *, beside_decodes: bool) -> int | None:
+        """Most tokens of all prompts in one launch, for which others that decode may wait; None: one whole prompt."""
+        most = self.max_prefill_tokens or chunk_size or None
+        bound = self.mixed_chunk_size if beside_decodes else None
+        return min(most, bound) if most and bound else most
 
     def prefix(self, planner: Planner) -> Callable[[Assigned], int] | None:
         """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""

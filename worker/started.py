@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import zmq
 
@@ -14,6 +15,8 @@ from runtime.settings import WorkerSettings
 from scheduler.planning.planner import Planner
 from worker.loop import Core, PeerLink
 from worker.policies import Policies
+
+CPU_MIXED_CHUNK: Final = 512  # tokens; more at a time are hardly faster on a CPU, and others wait longer for them
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Started:
             schedule_policy=settings.schedule_policy,
             max_queued_requests=settings.max_queued_requests,
             max_prefill_tokens=settings.max_prefill_tokens,
+            mixed_chunk_size=settings.mixed_chunk_size or (CPU_MIXED_CHUNK if self.kv.device.type == "cpu" else None),
             enable_mixed_chunk=settings.enable_mixed_chunk,
         )
 

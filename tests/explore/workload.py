@@ -275,6 +275,7 @@ def random_policies(rng: random.Random) -> Policies:
         schedule_policy=rng.choice(("fcfs", "lpm")),
         max_queued_requests=rng.choice((1, 2, 2048, 2048, 2048, 2048)),
         max_prefill_tokens=rng.choice((None, 3, 20, 100)),
+        mixed_chunk_size=rng.choice((None, None, 5, 40)),
         enable_mixed_chunk=rng.random() < 0.7,
     )
 

@@ -197,6 +197,26 @@ def test_requests_that_come_together_are_not_refused_while_there_is_room() -> No
     assert [each.request_id for each in worker.outbox.gateway if isinstance(each, RequestFailed)] == ["9"]
 
 
+def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
+    cluster = make_cluster("1U", chunk_size=9, policies=Policies(mixed_chunk_size=4))
+    worker = unified(cluster)
+    assign_three(cluster, 1)
+    alone, beside = set(), set()
+
+    def is_done() -> bool:
+        for launch in cluster.executor(worker).launches:
+            assert launch.batch is not None
+            inp = launch.batch.input
+            if inp.extend_lens:
+                (beside if inp.num_decodes else alone).add(sum(inp.extend_lens) + inp.num_decodes)
+        return cluster.at_rest()
+
+    cluster.run(is_done)
+    assert max(alone) == 9 and max(beside) == 4
+    expect_exact(cluster, "victim", VICTIM, PARAMS)
+    expect_others(cluster)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) -> None:
     cluster = make_cluster("1U", chunk_size=7, overlap=overlap, policies=Policies(enable_mixed_chunk=False))

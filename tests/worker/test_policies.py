@@ -22,6 +22,22 @@ def test_a_request_is_refused_when_as_many_wait_as_may(kind: type[QueueFull]) ->
         assert refused.message == "the worker's waiting line is full (--max-queued-requests 3)"
 
 
+def test_what_a_launch_takes_of_prompts() -> None:
+    """Less if others decode beside it; without chunks it is one whole prompt."""
+    for policies, chunk_size, alone, beside in (
+        (Policies(), 64, 64, 64),
+        (Policies(), 0, None, None),
+        (Policies(max_prefill_tokens=100), 64, 100, 100),
+        (Policies(mixed_chunk_size=50), 64, 64, 50),
+        (Policies(mixed_chunk_size=50), 7, 7, 7),
+        (Policies(mixed_chunk_size=50), 0, None, None),
+        (Policies(max_prefill_tokens=100, mixed_chunk_size=50), 0, 100, 50),
+        (Policies(max_prefill_tokens=30, mixed_chunk_size=50), 64, 30, 30),
+    ):
+        assert policies.prefill_tokens(chunk_size, beside_decodes=False) == alone
+        assert policies.prefill_tokens(chunk_size, beside_decodes=True) == beside
+
+
 def test_one_that_has_begun_elsewhere_is_never_refused() -> None:
     for assign in (replace(ASSIGN, resumes=True), replace(ASSIGN, num_replayed=1)):
         assert Policies(max_queued_requests=1).refusal(assign, 99) is None
