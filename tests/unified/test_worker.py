@@ -201,7 +201,8 @@ def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
     cluster = make_cluster("1U", chunk_size=9, policies=Policies(mixed_chunk_size=4))
     worker = unified(cluster)
     assign_three(cluster, 1)
-    alone, beside = set(), set()
+    alone: set[int] = set()
+    beside: set[int] = set()
 
     def is_done() -> bool:
         for launch in cluster.executor(worker).launches:
