@@ -90,6 +90,7 @@ class CpuLayers:
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
         scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
+        kernels.threads.before_long_call()
         kernels.library.decode_layers(
             self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
             _POINTER(scratch.data_ptr()), _LONG(num_rows), kernels.threads.for_rows(num_rows),

@@ -7,6 +7,7 @@ Shapes: T tokens, I inputs, O outputs.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +22,11 @@ STEP: Final = 32  # inputs are padded to a multiple of it
 
 @dataclass(eq=False)
 class Threads:
-    """How many threads a forward uses. Few rows may be faster on one: the others need not be woken."""
+    """How a forward shares a CPU with others: how many threads it uses, and what it calls before it leaves Python for
+    long, so that others may have the interpreter meanwhile."""
 
-    alone_up_to: int = 0  # rows
+    alone_up_to: int = 0  # rows. Few may be faster on one thread: the others need not be woken
+    before_long_call: Callable[[], None] = lambda: None
 
     def for_rows(self, rows: int) -> int:
         """Threads for a forward of so many rows."""

@@ -166,6 +166,8 @@ class Decoder:
             x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
             return x_TE if wanted_L is None else x_TE.index_select(0, wanted_L), []
 
+        if self.at_once is not None:
+            self.at_once.kernels.threads.before_long_call()
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
         inputs = []

@@ -42,7 +42,7 @@ from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
 from scheduler.execution.streams_cuda import CudaStream
-from scheduler.execution.thread_choice import choose_threads
+from scheduler.execution.thread_choice import choose_threads, wake_beside_layers
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
@@ -261,6 +261,7 @@ def build_executor(
     )
 
     forward, schedule = open_streams(runner.device, wake)
+    wake_beside_layers(runner, forward)
     on_device = runner.device.type == "cuda"
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored or (host_bytes and on_device) else None
     kv = (MirroredKv if is_mirrored else PagedKv)(layout, size.num_pages, runner.device)

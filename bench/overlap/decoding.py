@@ -21,6 +21,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
+from scheduler.execution.thread_choice import wake_beside_layers
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
@@ -152,6 +153,7 @@ class Decoding:
     def run(self, steps: int) -> float:
         """Mean seconds between the completions of two launches, over `steps` launches. Messages are encoded, as in a
         worker's loop."""
+        wake_beside_layers(self.executor.runner, self.executor.device.forward)  # workers take turns with one runner
         first = self._num_completed + LEAD
         while self._num_completed < first:
             self._turn()

@@ -34,7 +34,7 @@ from runtime.clock import MonotonicClock
 from runtime.process_life import StopSignal
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, Segment
-from scheduler.execution.thread_choice import EVERY_ROW
+from scheduler.execution.thread_choice import EVERY_ROW, wake_beside_layers
 from unified.worker import UnifiedWorker
 from worker.loop import PeerLink, WorkerLoop
 
@@ -154,6 +154,7 @@ def where(runner: ModelRunner, batch: int, context: int, rounds: int, *, alone: 
     wake = Wake()
     stream = ProbedStream(wake.set, waited)
     executor = executor_of(runner, batch, context + outputs, stream)
+    wake_beside_layers(runner, stream)
 
     try:
         seen = _serve(runner, executor, stream, wake, (batch, context, outputs), rounds)

@@ -122,11 +122,16 @@ class HostStream(Stream):
     """One thread that runs segments in order. It calls `on_event` whenever it reaches an event.
 
     `niceness` lets the threads that move messages and KV go first on a shared core.
+
+    With `tells_late` it waits with that call if there is more to run, until a segment calls `tell`: just before it leaves
+    Python for long. Otherwise whoever is woken takes the interpreter when the next launch needs it.
     """
 
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._on_event = on_event
+        self.tells_late = False
+        self._untold = False  # an event is reached, and `on_event` not yet called; the thread's own
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         tid = self._thread.native_id
@@ -139,6 +144,7 @@ class HostStream(Stream):
         def run() -> None:
             for segment in segments:
                 segment(*used)
+            self.tell()
 
         self._queue.put(run)
 
@@ -148,16 +154,29 @@ class HostStream(Stream):
 
         def reach() -> None:
             event.set()
-            if self._on_event is not None:
-                self._on_event()
+            self._untold = True
+            if not self.tells_late or self._queue.empty():
+                self.tell()
 
         self._queue.put(reach)
         return event
 
+    def tell(self) -> None:
+        """Called on its thread: calls `on_event` if it has not done so since it reached an event."""
+        if self._untold:
+            self._untold = False
+            if self._on_event is not None:
+                self._on_event()
+
     def wait(self, event: Event) -> None:
         """Later segments run after `event`."""
+
+        def stand() -> None:
+            self.tell()
+            event.synchronize()
+
         if not event.done():
-            self._queue.put(event.synchronize)
+            self._queue.put(stand)
 
     def mark(self) -> Event:
         """An event that is done: everything before it has run. Calls `on_event`."""
@@ -173,6 +192,7 @@ class HostStream(Stream):
     def _run(self) -> None:
         while (segment := self._queue.get()) is not None:
             segment()
+        self.tell()
 
 
 def give_way() -> None:

@@ -1,6 +1,7 @@
-"""How many threads a decode uses on a CPU: measured once, at the start.
+"""How a decode shares a CPU: how many threads it uses, and when the loop is woken beside it.
 
-A product of few rows may take less time than waking another thread. Prompts always use all threads.
+The number of threads is measured once, at the start. A product of few rows may take less time than waking another
+thread. Prompts always use all threads.
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +13,10 @@ from model.collectives import outside_steps
 from model.cpu_products import Threads
 from model.inputs import ModelInput, padding
 from model.paged_kv import PagedKv
-from model.runner import Runner
+from model.runner import ModelRunner, Runner
 from protocol.errors import InternalError
 from runtime.clock import Clock
-from scheduler.execution.streams import Stream
+from scheduler.execution.streams import HostStream, Stream
 
 ROWS: Final = (1, 4, 16)
 ROUNDS: Final = 4  # one thread and all take turns; the fastest forward of each counts
@@ -76,6 +77,17 @@ def choose_threads(
     times = tuple(ForwardTimes(rows, fastest[rows, True], fastest[rows, False]) for rows in ROWS)
     threads.alone_up_to = alone_up_to(times)
     return times
+
+
+def wake_beside_layers(runner: Runner, forward: Stream) -> None:
+    """Has the loop woken when the next decode has entered its layers, which run without the interpreter.
+
+    Woken before, the loop takes the interpreter from the steps that lead there. Only for a runner whose decodes have
+    such layers, without a draft: its forwards come in several parts, and tokens would wait for the first.
+    """
+    if isinstance(runner, ModelRunner) and isinstance(forward, HostStream):
+        if runner.decoder.at_once is not None and runner.draft is None:
+            forward.tells_late, runner.threads.before_long_call = True, forward.tell
 
 
 def _decodes(rows: int, kv: PagedKv) -> ModelInput:

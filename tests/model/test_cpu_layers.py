@@ -114,3 +114,18 @@ def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     assert not at_once.takes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
     decode = runner.forward(lanes.model_input([], [apart]), lanes.kv)
     torch.testing.assert_close(runner.forward(mixed, lanes.kv)[1:], decode)
+
+
+def test_what_waits_is_told_before_the_layers(tmp_path: Path) -> None:
+    """Once a forward: of decodes, and of chunks."""
+    runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
+    lanes = Lanes(runner, 16)
+    inp = decodes(lanes, (12,))
+    prompt = lanes.lane(random_prompt(20, 307, 1), 4)
+    told: list[Tensor] = []
+    runner.threads.before_long_call = lambda: told.append(lanes.kv.device_bytes.clone())
+    for each in (inp, lanes.model_input([(prompt, 20)], [])):
+        told.clear()
+        before = lanes.kv.device_bytes.clone()
+        runner.forward(each, lanes.kv)
+        assert len(told) == 1 and torch.equal(told[0], before) and not torch.equal(lanes.kv.device_bytes, before)

@@ -7,6 +7,8 @@ LAYERS = "tests/model/test_cpu_layers.py"
 RUNNER = "tests/model/test_runner.py"
 CHOICE = "tests/scheduler/execution/test_thread_choice.py"
 BOOT = "tests/worker/test_boot.py"
+STREAMS = "tests/scheduler/execution/test_streams.py"
+POLICIES = "tests/worker/test_policies.py"
 
 ON_A_CPU = (
     Mutant(
@@ -88,5 +90,45 @@ ON_A_CPU = (
         "False",
         "its start takes longer for nothing",
         tests=(BOOT,),
+    ),
+    Mutant(
+        "an event that is not told at the next long call is not told",
+        "HostStream.launch",
+        "self.tell()",
+        "pass",
+        "the loop sleeps beside a launch that is over",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "who tells late tells only when more work is there",
+        "HostStream.record",
+        "not self.tells_late or self._queue.empty()",
+        "not self.tells_late",
+        "the last token of a stream waits for the next request",
+        tests=(STREAMS,),
+    ),
+    Mutant(
+        "a decode calls nothing before its layers",
+        "CpuLayers.run",
+        "kernels.threads.before_long_call()",
+        "pass",
+        "the loop is woken when the launch is over",
+        tests=(LAYERS,),
+    ),
+    Mutant(
+        "a launch with chunks calls nothing before its layers",
+        "Decoder._layers",
+        "self.at_once.kernels.threads.before_long_call()",
+        "pass",
+        "the loop is woken when the launch is over",
+        tests=(LAYERS,),
+    ),
+    Mutant(
+        "prompts beside decodes fill the launch",
+        "Policies.prefill_tokens",
+        "self.mixed_chunk_size if beside_decodes else None",
+        "None",
+        "streams wait for 2,048 tokens of others' prompts",
+        tests=(POLICIES,),
     ),
 )

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from scheduler.execution.streams import BESIDE_NICENESS, FORWARD_NICENESS, HostStream, InlineStream, give_way
+from scheduler.execution.streams import BESIDE_NICENESS, FORWARD_NICENESS, HostEvent, HostStream, InlineStream, give_way
 
 
 def gated(gate: threading.Event) -> Callable[[], None]:
@@ -103,6 +103,31 @@ def test_an_event_is_done_before_the_loop_is_woken() -> None:
     gate.set()
     stream.close()
     assert seen == [True]
+
+
+def test_who_tells_late_tells_when_the_next_work_says_so() -> None:
+    """Or at its end, or before it waits for another stream. Without later work, at once."""
+    calls: list[str] = []
+    woken = threading.Semaphore(0)
+    stream = HostStream("test", on_event=lambda: (calls.append("wake"), woken.release())[0])
+    stream.tells_late = True
+    gate, other = threading.Event(), HostEvent()
+    stream.launch([gated(gate)])
+    stream.record()
+    stream.launch([lambda: calls.append("prepared"), stream.tell, lambda: calls.append("computed")])
+    stream.record()
+    stream.launch([lambda: calls.append("silent")])
+    stream.record()
+    stream.wait(other)
+    gate.set()
+    for _ in range(3):
+        assert woken.acquire(timeout=60)
+    assert calls == ["prepared", "wake", "computed", "silent", "wake", "wake"] and not other.done()
+    other.set()
+    stream.record()
+    assert woken.acquire(timeout=60)
+    stream.close()
+    assert len(calls) == 7
 
 
 def test_close_finishes_what_was_launched() -> None:

@@ -1,6 +1,6 @@
 """Threads of small decodes: the choice from times, and the list of forwards that is timed."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,18 @@ from model.collectives import outside_steps
 from model.cpu_products import Threads
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.runner import ModelRunner
+from model.runner import ModelRunner, Runner
 from protocol.errors import InternalError
 from protocol.messages_group import StepShape
-from scheduler.execution.streams import InlineStream
-from scheduler.execution.thread_choice import ROUNDS, ROWS, ForwardTimes, alone_up_to, choose_threads
+from scheduler.execution.streams import HostStream, InlineStream
+from scheduler.execution.thread_choice import (
+    ROUNDS,
+    ROWS,
+    ForwardTimes,
+    alone_up_to,
+    choose_threads,
+    wake_beside_layers,
+)
 from tests.checkpoints import make_checkpoint
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
@@ -93,3 +100,19 @@ def test_a_model(tmp_path: Path) -> None:
     times = choose_threads(runner, runner.threads, kv, InlineStream(), VirtualClock())
     assert runner.threads.alone_up_to == max(ROWS) and {each.alone_s for each in times} == {0.0}
     assert not kv.layer(0).any()
+
+
+@pytest.mark.parametrize("kind", ["layers at once", "one by one", "with a draft", "no model"])
+def test_the_loop_is_woken_beside_layers_that_run_at_once(kind: str, tmp_path: Path) -> None:
+    model = ModelRunner.load(make_checkpoint(tmp_path / "m", "qwen3"), device="cpu", dtype="bfloat16")
+    if model.decoder.at_once is None:
+        pytest.skip("this CPU has no instructions for the products")
+    runner: Runner = FakeRunner() if kind == "no model" else model
+    if kind == "one by one":
+        runner = replace(model, decoder=replace(model.decoder, at_once=None))
+    elif kind == "with a draft":
+        runner = replace(model, draft=object())  # type: ignore[arg-type]
+    stream = HostStream("forward")
+    wake_beside_layers(runner, stream)
+    stream.close()
+    assert stream.tells_late == (model.threads.before_long_call == stream.tell) == (kind == "layers at once")
