@@ -123,8 +123,8 @@ class HostStream(Stream):
 
     `niceness` lets the threads that move messages and KV go first on a shared core.
 
-    With `tells_late` it waits with that call if there is more to run, until a segment calls `tell`: just before it leaves
-    Python for long. Otherwise whoever is woken takes the interpreter when the next launch needs it.
+    With `tells_late` it waits with that call if there is more to run, until a segment calls `tell`, just before it
+    leaves Python for long. Otherwise whoever is woken takes the interpreter when the next launch needs it.
     """
 
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:

@@ -85,9 +85,10 @@ def wake_beside_layers(runner: Runner, forward: Stream) -> None:
     Woken before, the loop takes the interpreter from the steps that lead there. Only for a runner whose decodes have
     such layers, without a draft: its forwards come in several parts, and tokens would wait for the first.
     """
-    if isinstance(runner, ModelRunner) and isinstance(forward, HostStream):
-        if runner.decoder.at_once is not None and runner.draft is None:
-            forward.tells_late, runner.threads.before_long_call = True, forward.tell
+    if not isinstance(runner, ModelRunner) or not isinstance(forward, HostStream):
+        return
+    if runner.decoder.at_once is not None and runner.draft is None:
+        forward.tells_late, runner.threads.before_long_call = True, forward.tell
 
 
 def _decodes(rows: int, kv: PagedKv) -> ModelInput:

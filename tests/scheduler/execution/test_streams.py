@@ -109,7 +109,12 @@ def test_who_tells_late_tells_when_the_next_work_says_so() -> None:
     """Or at its end, or before it waits for another stream. Without later work, at once."""
     calls: list[str] = []
     woken = threading.Semaphore(0)
-    stream = HostStream("test", on_event=lambda: (calls.append("wake"), woken.release())[0])
+
+    def on_event() -> None:
+        calls.append("wake")
+        woken.release()
+
+    stream = HostStream("test", on_event)
     stream.tells_late = True
     gate, other = threading.Event(), HostEvent()
     stream.launch([gated(gate)])
