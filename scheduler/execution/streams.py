@@ -144,7 +144,8 @@ class HostStream(Stream):
         def run() -> None:
             for segment in segments:
                 segment(*used)
-            self.tell()
+            if self._queue.empty():
+                self.tell()
 
         self._queue.put(run)
 
