@@ -241,66 +241,66 @@ typedef struct {
     float best[GROUP], total[GROUP], query[GROUP][D], sum[GROUP][D];
 } group;
 
-// Goes over one block. The compiler knows `heads`, so that a slot's K and V are widened once for all of them and sums
-// stay in registers.
-static inline __attribute__((always_inline)) void pass_block(group *g, const int heads, const kv *k_at, const kv *v_at,
-                                                             int64_t count, int64_t token_stride) {
-    float score[GROUP][BLOCK];
+// Goes over one block, with the query heads [from, from + heads) of the group. The compiler knows `heads`, so that a
+// slot's K and V are widened once for all of them and sums stay in registers.
+static inline __attribute__((always_inline)) void pass_block(group *g, int64_t from, const int heads, const kv *k_at,
+                                                             const kv *v_at, int64_t count, int64_t token_stride) {
+    float score[4][BLOCK], *best = g->best + from, *total = g->total + from, (*sum)[D] = g->sum + from;
+    const float(*query)[D] = (const float(*)[D])(g->query + from);
     for (int64_t slot = 0; slot < count; slot++) {
         float k[D];
         for (int d = 0; d < D; d++) k[d] = READ_KV(k_at[slot * token_stride + d]);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int head = 0; head < heads; head++) {
             float dot = 0.0f;
-            for (int d = 0; d < D; d++) dot += g->query[head][d] * k[d];
+            for (int d = 0; d < D; d++) dot += query[head][d] * k[d];
             score[head][slot] = dot;
         }
     }
 
     for (int head = 0; head < heads; head++) {
-        float high = g->best[head], weight = 0.0f;
+        float high = best[head], weight = 0.0f;
         for (int64_t slot = 0; slot < count; slot++) high = score[head][slot] > high ? score[head][slot] : high;
-        if (high > g->best[head]) {
-            float shrink = exponential(g->best[head] - high);
-            g->best[head] = high;
-            g->total[head] *= shrink;
-            for (int d = 0; d < D; d++) g->sum[head][d] *= shrink;
+        if (high > best[head]) {
+            float shrink = exponential(best[head] - high);
+            best[head] = high;
+            total[head] *= shrink;
+            for (int d = 0; d < D; d++) sum[head][d] *= shrink;
         }
         for (int64_t slot = 0; slot < count; slot++) {
             score[head][slot] = exponential(score[head][slot] - high);
             weight += score[head][slot];
         }
-        g->total[head] += weight;
+        total[head] += weight;
     }
 
     for (int first = 0; first < D; first += CHUNK) {
-        float part[GROUP][CHUNK];
+        float part[4][CHUNK];
         const int width = D - first < CHUNK ? D - first : CHUNK;
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int head = 0; head < heads; head++)
-            for (int d = 0; d < width; d++) part[head][d] = g->sum[head][first + d];
+            for (int d = 0; d < width; d++) part[head][d] = sum[head][first + d];
         for (int64_t slot = 0; slot < count; slot++) {
             float v[CHUNK];
             for (int d = 0; d < width; d++) v[d] = READ_KV(v_at[slot * token_stride + first + d]);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int head = 0; head < heads; head++)
                 for (int d = 0; d < width; d++) part[head][d] += score[head][slot] * v[d];
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int head = 0; head < heads; head++)
-            for (int d = 0; d < width; d++) g->sum[head][first + d] = part[head][d];
+            for (int d = 0; d < width; d++) sum[head][first + d] = part[head][d];
     }
 }
 
 static void pass(group *g, block now, int64_t token_stride) {
     const kv *k = now.k + g->kv_head * D, *v = now.v + g->kv_head * D;
-    switch (g->heads) {
-#define HEADS(heads)                                              \
-    case heads:                                                   \
-        pass_block(g, heads, k, v, now.count, token_stride); \
-        break;
-        HEADS(1) HEADS(2) HEADS(3) HEADS(4) HEADS(5) HEADS(6) HEADS(7) HEADS(8)
-        default: __builtin_trap();
+    for (int64_t first = 0, heads; first < g->heads; first += heads) {
+        const int64_t left = g->heads - first;
+        heads = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        if (heads == 4) pass_block(g, first, 4, k, v, now.count, token_stride);
+        else if (heads == 2) pass_block(g, first, 2, k, v, now.count, token_stride);
+        else pass_block(g, first, 1, k, v, now.count, token_stride);
     }
 }
 
