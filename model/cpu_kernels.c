@@ -1,5 +1,5 @@
 // The parts of a forward on a CPU that only move memory, each in one pass: norms, rotation and placing of K and V, the
-// gate, and attention of decodes over paged KV. Products stay with torch. Everything is float32 inside.
+// gate, and attention of decodes over paged KV. Everything is float32 inside.
 //
 // Built by model/cpu_kernels.py for one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of
 // pages (PAGE_BF16 or float32). Pointers are to row-major memory; strides count elements. Rows and requests are
@@ -207,7 +207,7 @@ static inline int64_t run_end(view seen, int64_t slot) {
     return lesser(from + (hidden ? __builtin_ctzll(hidden) : 64), seen.length);
 }
 
-// What one step of attend_heads reads: slots that follow one another in a page, all of them seen. `end` is behind them.
+// What one pass_block reads: slots that follow one another in a page, all of them seen. `end` is behind them.
 typedef struct {
     const kv *k, *v;
     int64_t count, end;
@@ -224,12 +224,13 @@ static inline block block_at(const kv *pages, const int64_t *table, int64_t star
     return (block){k, k + page_size * token_stride, count, start + count};
 }
 
-// Pages lie anywhere: the hardware does not guess what comes next. `bytes` of each slot are fetched.
-static inline void fetch(block next, int64_t from, int64_t end, int64_t token_stride, int64_t bytes) {
+// Pages lie anywhere: the hardware does not guess what comes next. Of slots [from, end) of the block, `bytes` are fetched
+// from the element `at` on.
+static inline void fetch(block next, int64_t from, int64_t end, int64_t token_stride, int64_t at, int64_t bytes) {
     for (int64_t slot = from; slot < end; slot++) {
         for (int64_t byte = 0; byte < bytes; byte += 64) {
-            __builtin_prefetch((const char *)(next.k + slot * token_stride) + byte);
-            __builtin_prefetch((const char *)(next.v + slot * token_stride) + byte);
+            __builtin_prefetch((const char *)(next.k + slot * token_stride + at) + byte);
+            __builtin_prefetch((const char *)(next.v + slot * token_stride + at) + byte);
         }
     }
 }
@@ -341,10 +342,9 @@ static void part_of_attention(const void *work, int64_t index) {
     const int64_t bytes = (kv_last + 1 - kv_first) * D * sizeof(kv);
     block now = block_at(job.pages, table, 0, seen, job.page_size, token_stride);
     while (now.count) {
-        block next = block_at(job.pages, table, now.end, seen, job.page_size, token_stride), ahead = next;
-        ahead.k += kv_first * D, ahead.v += kv_first * D;
+        block next = block_at(job.pages, table, now.end, seen, job.page_size, token_stride);
         for (int64_t i = 0; i < count; i++) {
-            fetch(ahead, ahead.count * i / count, ahead.count * (i + 1) / count, token_stride, bytes);
+            fetch(next, next.count * i / count, next.count * (i + 1) / count, token_stride, kv_first * D, bytes);
             pass(&groups[i], now, token_stride);
         }
         now = next;

@@ -93,7 +93,8 @@ class CpuKernels:
 
     @property
     def has_products(self) -> bool:
-        """Whether the library has products with bfloat16 weights, which needs a CPU with AVX2 and FMA."""
+        """Whether the library has products with bfloat16 weights. Rows of float32 need a CPU with AVX2 and FMA, rows of
+        bfloat16 one with AVX512's instructions for it."""
         return bool(self.library.has_products())
 
     def waited_s(self) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.linear import Linear
@@ -83,8 +84,9 @@ def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype:
     """`linear` for rows of `dtype`. Weights that bfloat16 cannot hold are rounded to it; the bias is float32."""
     outputs, inputs = linear.weight_OI.shape
     panels, pairs = -(-outputs // PANEL), -(-inputs // STEP) * STEP // 2
-    padded = torch.zeros((panels * PANEL, pairs * 2), dtype=torch.bfloat16)
-    padded[:outputs, :inputs] = linear.weight_OI
-    packed = padded.view(panels, PANEL, pairs, 2).transpose(1, 2).contiguous()
+    padded = linear.weight_OI.bfloat16()
+    if (outputs, inputs) != (panels * PANEL, pairs * 2):
+        padded = F.pad(padded, (0, pairs * 2 - inputs, 0, panels * PANEL - outputs))
+    packed = padded.reshape(panels, PANEL, pairs, 2).transpose(1, 2).contiguous()
     bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
     return Bfloat16Linear(library, threads, packed, bias_O, inputs, outputs, dtype)

@@ -1,10 +1,10 @@
 // Products of bfloat16 rows with bfloat16 weights, for CPUs with instructions for them: AMX's tiles, or else AVX512's dot
 // products. Sums are float32; bias and residual are added to them, and the result is rounded once.
 //
-// Packed weights: see cpu_products.h. 32 inputs of a panel are one tile of weights, and so is a register of two inputs.
+// Packed weights: see cpu_products.h. 32 inputs of a panel are one tile, two inputs are one register.
 //
-// Each output is one sum, taken from the first input to the last. It depends neither on the rows beside it nor on
-// threads. Compile without -fassociative-math.
+// Each output is summed in one fixed order, which depends neither on the rows beside it nor on threads. Tiles and dot
+// products have different orders. Compile without -fassociative-math.
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
@@ -14,12 +14,12 @@
 
 #include "cpu_team.h"
 
-#define PARTS (int64_t)4      // of a product's panels, for each thread: a thread that is held up leaves the rest to others
+#define PARTS (int64_t)4       // of a product's panels, for each thread: one that is held up leaves the rest to others
 #define GROUP_BYTES (1 << 19)  // of weights that stay in the cache while rows pass by
-#define ROWS 256              // of a part, at least, if there are as many
-#define TILE 16               // rows of a tile, and panels' outputs
+#define ROWS 256               // of a part, at least, if there are as many
+#define TILE 16                // rows of a tile
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(NO_PRODUCTS)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(NO_PRODUCTS)
 #include <immintrin.h>
 
 #if defined(__AMX_BF16__) && defined(__linux__) && !defined(NO_TILES)
@@ -146,6 +146,7 @@ static void set_tiles(int64_t rows) {
         uint8_t rows[16];
     } config = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = tile < 6 ? rows : 16;
+    __asm__ volatile("" ::: "memory");  // a compiler may not know that all of it is read
     _tile_loadconfig(&config);
 }
 

@@ -160,14 +160,15 @@ class Decoder:
     ) -> tuple[Tensor, list[Tensor]]:
         """The output of the last layer, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
         that of these rows only, (L, E)."""
+        in_one_call = on_layer is None and not feature_layers and not inp.extend_lens
+        if self.at_once is not None and not in_one_call:
+            self.at_once.kernels.threads.before_long_call()
         through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
-        if self.at_once is not None and on_layer is None and not feature_layers and self.at_once.takes(through.plan):
+        if self.at_once is not None and in_one_call and self.at_once.takes(through.plan):
             x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
             return x_TE if wanted_L is None else x_TE.index_select(0, wanted_L), []
 
-        if self.at_once is not None:
-            self.at_once.kernels.threads.before_long_call()
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
         inputs = []

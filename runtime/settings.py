@@ -169,7 +169,8 @@ class WorkerSettings(ProcessSettings):
     max_prefill_tokens: Annotated[Positive | None, _memory("tokens of all prompts in one prefill step",
         unset="--chunked-prefill-size; one prompt at a time if that is 0")] = None
     mixed_chunk_size: Annotated[Positive | None, _memory(
-        "tokens of all prompts in one step of a unified worker if others decode in it, or wait for it",
+        "tokens of prompts in one step of a unified worker if others decode in it, or wait for it; whole prompts stay"
+        " whole",
         unset="512 on a CPU, --max-prefill-tokens on a GPU")] = None
     enable_mixed_chunk: Annotated[bool, _memory(
         "a unified worker computes prompts in the same steps in which it decodes; false: in turns")] = True

@@ -98,7 +98,7 @@ class UnifiedWorker:
             self._computing,
             self._chunk_size,
             num_mixed,
-            self._policies.prefill_tokens(self._chunk_size, beside_decodes=bool(decodes)),
+            self._policies.launch_tokens(self._chunk_size, len(decodes)),
             lookahead=self.planner.book.lookahead,
         )
         if not chunks and not decodes:
@@ -171,7 +171,7 @@ class UnifiedWorker:
     def _admit(self) -> None:
         """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones
         back."""
-        budget = self._policies.max_prefill_tokens
+        budget = self._policies.launch_tokens(self._chunk_size, len(self.planner.decodes()))
         while (request := self._waiting.first()) is not None:
             if is_too_early(request, self._being_computed(), self.planner, self._chunk_size, budget):
                 return

@@ -21,11 +21,13 @@ class Policies:
     mixed_chunk_size: int | None = None  # None: not bounded further
     enable_mixed_chunk: bool = True
 
-    def prefill_tokens(self, chunk_size: int, *, beside_decodes: bool) -> int | None:
-        """Most tokens of all prompts in one launch, for which others that decode may wait; None: one whole prompt."""
+    def launch_tokens(self, chunk_size: int, num_decodes: int) -> int | None:
+        """Most tokens of one launch, decodes in it included; None: one whole prompt. So many choices decode in it, or
+        wait for it."""
         most = self.max_prefill_tokens or chunk_size or None
-        bound = self.mixed_chunk_size if beside_decodes else None
-        return min(most, bound) if most and bound else most
+        if not (most and num_decodes and self.mixed_chunk_size):
+            return most
+        return min(most, self.mixed_chunk_size + (num_decodes if self.enable_mixed_chunk else 0))
 
     def prefix(self, planner: Planner) -> Callable[[Assigned], int] | None:
         """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""

@@ -6,6 +6,7 @@ Spill                   on the staging stream, behind the launches that have wri
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import assert_never
 
 from torch import Tensor
@@ -69,5 +70,11 @@ class Copies:
         """Enqueues `run` with tensors of page numbers, which live until it is done."""
         tensors = tuple(int64_column(pages, self._device.kv.device) for pages in numbers)
         stream.wait(self._device.schedule.record())
-        stream.launch([self._device.guarded(run)], *tensors)
+
+        @wraps(run)
+        def told(*numbers: Tensor) -> None:
+            stream.tell()
+            run(*numbers)
+
+        stream.launch([self._device.guarded(told)], *tensors)
         self._in_flight.append((copy.ticket, stream.record(), tensors))

@@ -72,6 +72,10 @@ class Stream(Protocol):
         """Called within a segment: an event that is done when the segment's work so far has completed."""
         ...
 
+    def tell(self) -> None:
+        """Called within a segment that takes long: tells of events before it that were reached and not told yet."""
+        return
+
     def to_host(self, source: Tensor) -> Tensor:
         """Called within a segment: a host tensor that holds `source` once an event after the segment is done.
 
@@ -124,7 +128,8 @@ class HostStream(Stream):
     `niceness` lets the threads that move messages and KV go first on a shared core.
 
     With `tells_late` it waits with that call if there is more to run, until a segment calls `tell`, just before it
-    leaves Python for long. Otherwise whoever is woken takes the interpreter when the next launch needs it.
+    leaves Python for long, or copies much. Otherwise whoever is woken takes the interpreter when the next launch needs
+    it.
     """
 
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:
@@ -163,7 +168,7 @@ class HostStream(Stream):
         return event
 
     def tell(self) -> None:
-        """Called on its thread: calls `on_event` if it has not done so since it reached an event."""
+        """Calls `on_event` if it has not done so since it reached an event."""
         if self._untold:
             self._untold = False
             if self._on_event is not None:

@@ -80,7 +80,8 @@ def choose_threads(
 
 
 def wake_beside_layers(runner: Runner, forward: Stream) -> None:
-    """Has the loop woken when the next decode has entered its layers, which run without the interpreter.
+    """Has the loop woken when the next decode has entered its layers, which run without the interpreter, or when a
+    launch with chunks begins.
 
     Woken before, the loop takes the interpreter from the steps that lead there. Only for a runner whose decodes have
     such layers, without a draft: its forwards come in several parts, and tokens would wait for the first.

@@ -123,6 +123,7 @@ class SimulatedStream:
     views: list[StaleView] = field(default_factory=list)  # of what this schedule stream reads and others write
     _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
     _num_launches: int = 0
+    tell = staticmethod(lambda: None)  # whoever waits looks by itself
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Queues the segments."""
@@ -138,8 +139,7 @@ class SimulatedStream:
         position = max((made_at.setdefault(each, self.simulation.position) for each in used), default=0)
         for segment in segments:
             name = f"{self.name} launch {self._num_launches} {_name(segment)}"
-            held = tuple(_Weak.of(each) for each in used)
-            self.items.append(_Segment(name, segment, held, position, clock))
+            self.items.append(_Segment(name, segment, tuple(_Weak.of(each) for each in used), position, clock))
         self.simulation.note(f"host queues {self.name} launch {self._num_launches}")
         self.simulation.point()
 

@@ -75,6 +75,9 @@ class TimedStream:
         """Nobody blocks in a simulated world."""
         assert self._free_at <= self._agenda.now, "somebody blocks"
 
+    def tell(self) -> None:
+        """Whoever waits looks by itself."""
+
     def mark(self) -> Event:
         """Within a segment: some time before the launch ends, after the marks before."""
         self._mark_at += (self._ends_at - self._mark_at) * 0.6 * self._rng.random()

@@ -125,9 +125,9 @@ ON_A_CPU = (
     ),
     Mutant(
         "prompts beside decodes fill the launch",
-        "Policies.prefill_tokens",
-        "self.mixed_chunk_size if beside_decodes else None",
-        "None",
+        "Policies.launch_tokens",
+        "most and num_decodes and self.mixed_chunk_size",
+        "False",
         "streams wait for 2,048 tokens of others' prompts",
         tests=(POLICIES,),
     ),

@@ -209,7 +209,7 @@ def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
             assert launch.batch is not None
             inp = launch.batch.input
             if inp.extend_lens:
-                (beside if inp.num_decodes else alone).add(sum(inp.extend_lens) + inp.num_decodes)
+                (beside if inp.num_decodes else alone).add(sum(inp.extend_lens))
         return cluster.at_rest()
 
     cluster.run(is_done)

@@ -1,5 +1,7 @@
 """The executor: copies of pages, and layers that leave as they are written."""
 
+import threading
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from runtime.clock import Clock
 from scheduler.execution.executor import Executor
-from scheduler.execution.streams import InlineStream
+from scheduler.execution.streams import HostStream, InlineStream
 from scheduler.plan import Chunk, CopyPages, Done, Fill, Grant, LayerWritten, Plan, Spill, StageIn, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from tests.doubles.clock import VirtualClock
@@ -178,3 +180,25 @@ def test_a_result_says_when_its_layers_were_computed_if_the_executor_can_tell(cl
     launched = planner.launch(prompt_chunk(admitted(planner)))
     _, result = finish(planner, executor)
     assert result.computed_at == launched.computed_at == (None if clock is None else clock.now())
+
+
+def test_a_copy_tells_what_was_reached_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take long, and the tokens of the launch before it must not wait for it."""
+    order: list[str] = []
+    gate = threading.Event()
+    stream = HostStream("forward", lambda: order.append("told"))
+    stream.tells_late = True
+    executor = make_executor(stream)
+    stream.launch([lambda: order.append("launched") if gate.wait(60) else None])
+    stream.record()
+    copy_pages = executor.kv.copy_pages
+
+    def copied(*pages: torch.Tensor) -> None:
+        order.append("copied")
+        copy_pages(*pages)
+
+    monkeypatch.setattr(executor.kv, "copy_pages", copied)
+    executor.submit(CopyPages(1, (1,), (2,)))
+    gate.set()
+    executor.close()
+    assert order[:3] == ["launched", "told", "copied"]
