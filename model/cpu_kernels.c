@@ -50,8 +50,6 @@ static inline float exponential(float x) {
     return p * from_bits((uint32_t)(power + 127) << 23);
 }
 
-static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Rows [from, to) of a job, part by part.
 typedef struct {
     int64_t rows, parts;

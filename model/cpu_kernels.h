@@ -17,6 +17,8 @@ typedef uint16_t kv;
 typedef float kv;
 #endif
 
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static inline float from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);

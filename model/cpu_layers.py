@@ -62,14 +62,15 @@ class CpuLayers:
     kernels: CpuKernels
     layers: "ctypes.Array[CLayer]"
     numbers_of_a_row: int  # of the widest values that a layer has at a time
+    dtype: torch.dtype  # of its activations
 
     @classmethod
-    def of(cls, kernels: CpuKernels, layers: Sequence[CLayer]) -> "CpuLayers":
-        """`layers` in their order. All have the same sizes."""
+    def of(cls, kernels: CpuKernels, layers: Sequence[CLayer], dtype: torch.dtype) -> "CpuLayers":
+        """`layers` in their order. All have the same sizes, and activations of `dtype`."""
         first = layers[0]
         attention = first.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
         numbers = first.output.outputs + max(attention, 3 * first.down.inputs)
-        return cls(kernels, (CLayer * len(layers))(*layers), numbers)
+        return cls(kernels, (CLayer * len(layers))(*layers), numbers, dtype)
 
     def takes(self, plan: object) -> bool:
         """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
@@ -77,7 +78,7 @@ class CpuLayers:
 
     def run(self, x_TE: Tensor, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> Tensor:
         """The output (T, E) of the last layer. Writes K and V of every layer."""
-        assert plan.paged is not None
+        assert plan.paged is not None and x_TE.dtype == self.dtype
         kernels, paged, x_TE = self.kernels, plan.paged, x_TE.contiguous()
         starts, bits = (None, None) if paged.tree_mask is None else (each.data_ptr() for each in paged.tree_mask)
         tables_DP, lengths_D = paged.tables_DP, paged.seq_lens_D

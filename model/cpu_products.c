@@ -37,8 +37,6 @@ static inline vector second(pairs w) {
 static inline vector multiply_add(vector x, vector w, vector sum) { return _mm256_fmadd_ps(x, w, sum); }
 static inline void store(float *to, vector sum) { _mm256_storeu_ps(to, sum); }
 
-static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // The sums of `rows` rows by `panels` panels, both known to the compiler, so that they stay in registers. Those of panel
 // p and row r go to sums[p][r].
 static inline __attribute__((always_inline)) void tile(const linear *l, const float *x, int64_t panel, const int rows,

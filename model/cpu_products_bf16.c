@@ -33,8 +33,6 @@
 
 int has_products(void) { return 1; }
 
-static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // The sums of some rows by some panels: sums[panel][row][output].
 typedef float sums_of[4][2 * TILE][PANEL];
 
@@ -173,12 +171,16 @@ static void copy_tail(const linear *l, const bf16 *x, int64_t rows, tail_of tail
         body                                                                           \
     }
 
-static void four_panels(const linear *l, const bf16 *x, const bf16 *weight, tail_of *tails, sums_of sums) {
-    const int64_t size = panel_size(l), below = 0;
+static inline void zero_sums(void) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+}
+
+static void four_panels(const linear *l, const bf16 *x, const bf16 *weight, tail_of *tails, sums_of sums) {
+    const int64_t size = panel_size(l), below = 0;
+    zero_sums();
     EACH_STEP({
         _tile_loadd(4, a, stride);
         _tile_loadd(6, w, 64);
@@ -211,10 +213,7 @@ static void one_panel(const linear *l, const bf16 *x, const bf16 *weight, tail_o
 static void two_by_two(const linear *l, const bf16 *x, int64_t below, const bf16 *weight, const bf16 *second,
                        tail_of *tails, sums_of sums) {
     const int64_t other = second - weight;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_sums();
     EACH_STEP({
         _tile_loadd(4, a, stride);
         _tile_loadd(6, w, 64);

@@ -229,7 +229,7 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes) -> CpuLayers | None
         if len(products) < len(linears):
             return None
         in_c.append(CLayer.of(layer.input_norm_E, layer.qk_norm_ND, layer.mlp_norm_E, products))
-    return CpuLayers.of(passes, in_c)
+    return CpuLayers.of(passes, in_c, products[0].dtype)
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,9 @@ class HostStream(Stream):
 
     `niceness` lets the threads that move messages and KV go first on a shared core.
 
-    With `tells_late` it waits with that call if there is more to run, until a segment calls `tell`, just before it
-    leaves Python for long, or copies much. Otherwise whoever is woken takes the interpreter when the next launch needs
-    it.
+    With `tells_late` and more work in the queue, it puts that call off until the work calls `tell`. Work does so before
+    it runs C code or a copy for long. An earlier call would wake a thread that holds the interpreter's lock while the
+    next launch needs it.
     """
 
     def __init__(self, name: str, on_event: Callable[[], None] | None = None, niceness: int = 0) -> None:

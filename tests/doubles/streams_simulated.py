@@ -123,7 +123,7 @@ class SimulatedStream:
     views: list[StaleView] = field(default_factory=list)  # of what this schedule stream reads and others write
     _inserted: list[_Item] = field(default_factory=list)  # by the segment that runs now
     _num_launches: int = 0
-    tell = staticmethod(lambda: None)  # whoever waits looks by itself
+    tell = staticmethod(lambda: None)  # the scheduler polls here: nobody has to wake it
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Queues the segments."""

@@ -76,7 +76,7 @@ class TimedStream:
         assert self._free_at <= self._agenda.now, "somebody blocks"
 
     def tell(self) -> None:
-        """Whoever waits looks by itself."""
+        """The scheduler polls here: nobody has to wake it."""
 
     def mark(self) -> Event:
         """Within a segment: some time before the launch ends, after the marks before."""

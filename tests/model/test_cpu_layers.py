@@ -17,7 +17,7 @@ from tests.model.driving import Lanes, random_prompt
 
 @pytest.fixture(autouse=True, params=["bfloat16", "float32"])
 def rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> torch.dtype:
-    """What a CPU computes in: one with instructions for bfloat16, and one without them."""
+    """The dtype of activations: bfloat16 on a CPU with instructions for it, float32 on one without."""
     dtype: torch.dtype = getattr(torch, request.param)
     if dtype is torch.bfloat16 and not has_fast_bfloat16():
         pytest.skip("this CPU has no instructions for bfloat16")

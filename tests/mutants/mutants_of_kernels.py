@@ -92,7 +92,7 @@ ON_A_CPU = (
         tests=(BOOT,),
     ),
     Mutant(
-        "an event that is not told at the next long call is not told",
+        "an event before a last launch without an event is never told",
         "HostStream.launch",
         "self.tell()",
         "pass",
@@ -100,7 +100,7 @@ ON_A_CPU = (
         tests=(STREAMS,),
     ),
     Mutant(
-        "who tells late tells only when more work is there",
+        "an event behind which nothing is queued is told late",
         "HostStream.record",
         "not self.tells_late or self._queue.empty()",
         "not self.tells_late",

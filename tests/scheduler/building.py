@@ -135,7 +135,7 @@ class ManualStream:
             self.run_one()
 
     def tell(self) -> None:
-        """Whoever waits looks by itself."""
+        """The scheduler polls here: nobody has to wake it."""
 
     def mark(self) -> Event:
         return InlineStream().record()
