@@ -156,7 +156,7 @@ explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and d
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
-gpu: $(READY) ## on a GPU machine, 25 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu PLAN=lease)
+gpu: $(READY) ## on a GPU machine, 15 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu PLAN=lease)
 	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(MINUTES)' $(if $(PLAN),--plan '$(PLAN)')
 
 test-gpu: $(READY) ## the tests that need a CUDA device

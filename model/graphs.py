@@ -13,17 +13,18 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from model.collectives import Collectives, agree, outside_steps
+from model.cuda_capture import Capture, CudaCapture, Run
 from model.inputs import ModelInput, padding
 from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from protocol.errors import GroupBroken
+from protocol.errors import ConfigError, GroupBroken
 from runtime.log import get_log
 
 T = TypeVar("T")
@@ -36,10 +37,6 @@ WHY_CHARS: Final = 200  # of the reason why there are no graphs
 
 class NoGraph(RuntimeError):
     """No rank of the group has this graph, because one of them could not capture it."""
-
-
-Run = Callable[[], None]
-Capture = Callable[[Run], Run]  # takes a run to capture, returns its replay
 
 
 def bucket_sizes(max_batch: int) -> tuple[int, ...]:
@@ -99,22 +96,6 @@ def is_close(found_BN: Tensor, wanted_BN: Tensor) -> bool:
         torch.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * largest)
         for found, wanted in zip(found_blocks, wanted_blocks, strict=True)
     )
-
-
-class CudaCapture:
-    """Makes CUDA graphs that share memory: they never run at the same time, and none reads what another has left."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def __call__(self, run: Run) -> Run:
-        """A graph of `run`, which the caller has run before. Errors of torch pass through."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
-        self._pool = graph.pool()
-        replay: Run = graph.replay
-        return replay
 
 
 class Graphs:
@@ -193,6 +174,8 @@ class Graphs:
             done = act()
         except Exception as caught:  # noqa: BLE001 - raised again, after the other ranks know of it
             error = caught
+        if isinstance(error, ConfigError):
+            raise error
         device = self._results[0].device
         if not agree(self._collectives, error is None, device):
             raise NoGraph(str(error) if error else "another rank of the group has no such graph") from error
@@ -271,6 +254,7 @@ class GraphedRunner:
         `width` is how many tokens of a request a speculative launch verifies. Without `trees`, decodes with a tree mask
         run without graphs. Each graph must give the runner's result.
         If one differs or cannot be captured, a warning is logged and decodes run without graphs; `why_none` says why.
+        ConfigError as from CudaCapture.
         """
         drafts = [self.draft] if isinstance(self.draft, GraphedDraft) else []
         few = bucket_sizes(max_batch)
@@ -286,7 +270,7 @@ class GraphedRunner:
             self._capture_target(kv, lanes, sizes(0))
             for draft in drafts:
                 draft.capture(kv, lanes, sizes(ahead))
-        except GroupBroken:
+        except (ConfigError, GroupBroken):
             raise
         except Exception as error:  # noqa: BLE001 - a driver, an allocator or a kernel may raise anything
             why = str(error)[:WHY_CHARS] or type(error).__name__
@@ -306,7 +290,7 @@ class GraphedRunner:
         enter different collectives."""
         try:
             self._graphs.capture(kv, lanes, sizes)
-        except (NoGraph, GroupBroken):
+        except (ConfigError, NoGraph, GroupBroken):
             raise
         except Exception as error:
             if self.collectives is None:

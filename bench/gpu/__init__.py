@@ -1,1 +1,1 @@
-"""`make gpu`: eight steps that measure a GPU machine in 25 minutes."""
+"""`make gpu`: eight steps that measure a GPU machine in 15 minutes."""

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu` (`make gpu`): all measurements of a GPU machine, step by step, in 25 minutes.
+"""`python -m bench.gpu` (`make gpu`): all measurements of a GPU machine, step by step, in 15 minutes.
 
 Each step has its own process and time limit. A step that fails or hangs is reported, and the others go on. The folder
 OUT holds figures.jsonl and page.md, which grow with every figure, and log.txt with all output.
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, to see that it runs"
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for figures, page and log")
-    parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 25)")
+    parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 15)")
     parser.add_argument(
         "--plan", choices=("lease",), help="print the calls for a machine that is lent, and run nothing"
     )

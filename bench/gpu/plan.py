@@ -1,10 +1,10 @@
-"""The steps of `make gpu`, the most valuable first, and how they share 25 minutes, or calls of nine. Pure."""
+"""The steps of `make gpu`, the most valuable first, and how they share 15 minutes, or calls of nine. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-TOTAL_S: Final = 25 * 60.0
+TOTAL_S: Final = 15 * 60.0
 STEP_S: Final = 8 * 60.0
 CALL_S: Final = 9 * 60.0  # of a machine that is lent for ten minutes at a time
 START_S: Final = 30.0  # of a call: the interpreter, torch, the first contact with the device
@@ -13,7 +13,7 @@ WINDING_UP_S: Final = 15.0  # at the end of a step's time: no new part is begun
 
 @dataclass(frozen=True)
 class Step:
-    """One step. `measure_NAME` in `module` of this package runs it in about `seconds` on an H200; see `words`."""
+    """One step. `measure_NAME` in `module` of this package runs it in at most about `seconds` on an H100; see `words`."""
 
     name: str
     module: str
@@ -22,14 +22,14 @@ class Step:
 
 
 STEPS: Final = (
-    Step("smoke", "step_tests", 60, "imports, an answer over HTTP, a graph, a copy between processes"),
-    Step("tests", "step_tests", 300, "the tests that need a device"),
-    Step("parity", "step_parity", 210, "tokens and logits beside transformers"),
-    Step("decode", "step_decode", 330, "decode steps, beside the floor"),
-    Step("prefill", "step_limits", 90, "prompts, beside the matrix-product peak"),
-    Step("ipc", "step_limits", 90, "KV from process to process, beside a device copy"),
-    Step("serve", "step_serve", 330, "a unified worker and a pair over HTTP"),
-    Step("profile", "step_decode", 60, "a trace of decode steps"),
+    Step("smoke", "step_tests", 45, "imports, an answer over HTTP, a graph, a copy between processes"),
+    Step("tests", "step_tests", 170, "the tests that need a device"),
+    Step("parity", "step_parity", 60, "tokens and logits beside transformers"),
+    Step("decode", "step_decode", 150, "decode steps, beside the floor"),
+    Step("prefill", "step_limits", 40, "prompts, beside the matrix-product peak"),
+    Step("ipc", "step_limits", 20, "KV from process to process, beside a device copy"),
+    Step("serve", "step_serve", 150, "a unified worker and a pair over HTTP"),
+    Step("profile", "step_decode", 45, "a trace of decode steps"),
 )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from loadtest.bench_model import CONFIG
 from model.attention import choose_attention
 from model.checkpoint import Checkpoint, Part
-from model.graphs import Capture, CudaCapture, GraphedRunner, Run
+from model.cuda_capture import Capture, CudaCapture, Run
+from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import TorchPasses

@@ -68,7 +68,7 @@ class Size:
 
 
 SIZES: Final = {
-    "cuda": Size((1, 32, 128, 256), (1024, 8192), steps=20, rounds=5, part_s=70),
+    "cuda": Size((1, 32, 128, 256), (1024, 8192), steps=20, rounds=5, part_s=25),
     "cpu": Size((1, 3), (17, 40), steps=3, rounds=2, part_s=30),
 }
 

@@ -40,7 +40,7 @@ class Size:
 
 
 SIZES: Final = {
-    "cuda": Size(((2048, 2048), (8192, 8192), (8192, 2048)), repeat=7, part_s=30),
+    "cuda": Size(((2048, 2048), (8192, 8192), (8192, 2048)), repeat=7, part_s=10),
     "cpu": Size(((32, 32), (48, 16)), repeat=2, part_s=15),
 }
 

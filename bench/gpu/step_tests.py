@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from bench.gpu.shape import maker_of_graphs
+from bench.gpu.shape import TINY, maker_of_graphs, random_runner
 from bench.gpu.sheet import Sheet
 from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
@@ -29,7 +29,6 @@ from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
 from loadtest.load import PlainLoad, run_load
 from loadtest.scenarios import UNIFIED
-from model.fake import FakeRunner
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from runtime.clock import MonotonicClock
@@ -47,6 +46,7 @@ SIDE_BY_SIDE: Final = (
     "tests/bench/transfer/test_cuda_ipc.py",
     "tests/model/test_attention_triton.py",
     "tests/model/test_attention_varlen.py",
+    "tests/model/test_cuda_capture.py",
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",
     "tests/model/test_page_copies_triton.py",
@@ -208,7 +208,7 @@ def _one_answer(device: str) -> str:
 @torch.inference_mode()
 def _one_graph(device: str) -> str:
     where = torch.device(device)
-    runner = GraphedRunner(FakeRunner(context_length=64, device=where), maker_of_graphs(where))
+    runner = GraphedRunner(random_runner(TINY, device, 16), maker_of_graphs(where))
     runner.capture(PagedKv(runner.kv_layout(16), 5, where), 2, 4)
     if runner.why_none:
         raise RuntimeError(runner.why_none)

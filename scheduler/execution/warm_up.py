@@ -14,7 +14,7 @@ from model.graphs import GraphedRunner, Lanes
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from protocol.errors import InternalError
+from protocol.errors import ConfigError, InternalError
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.streams import Stream
 
@@ -35,7 +35,8 @@ def warm_up(
     A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
     `max_pages` pages each, with as many tokens of a request as a draft of `shape` needs. All
     `num_ranks` ranks of a group run the same forwards.
-    Blocks until all is done. InternalError when a forward fails. Page 0 holds zeros afterwards.
+    Blocks until all is done. InternalError when a forward fails, ConfigError as from GraphedRunner.capture.
+    Page 0 holds zeros afterwards.
     """
     errors: list[Exception] = []
     trees = shape.is_tree
@@ -69,5 +70,7 @@ def warm_up(
 
     forward.launch([run])
     forward.record().synchronize()
+    if errors and isinstance(errors[0], ConfigError):
+        raise errors[0]
     if errors:
         raise InternalError(f"the first forward has failed: {errors[0]}") from errors[0]

@@ -193,7 +193,7 @@ def test_two_workers_on_one_device(tmp_path: Path, backend: str) -> None:
     """Real processes: the same tokens whatever brings KV, and /workers says what does."""
     flags = f"--port 0 --device cuda --dtype float32 --transfer-backend {backend} --max-total-tokens 4096"
     prompts = [[(5 * index + 3 * at) % 200 for at in range(3 + 23 * index)] for index in range(6)]
-    with BatonProcess(str(PROJECT / "models/story"), *flags.split(), log=tmp_path / "log") as baton:
+    with BatonProcess("serve", "--model", str(PROJECT / "models/story"), *flags.split(), log=tmp_path / "log") as baton:
         answers = [baton.tokens(prompt, max_tokens=16, temperature=0) for prompt in prompts]
         met = {each["id"]: each["transfer"] for each in baton.workers()}
         assert met["decode-0"] == {"prefill-0": "zmq" if backend == "zmq" else "cuda_ipc"}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.graphs import CudaCapture, GraphedDraft, GraphedRunner
+from model.cuda_capture import CudaCapture
+from model.graphs import GraphedDraft, GraphedRunner
 from model.runner import DraftSource, ModelRunner
 from protocol.messages_gateway import SamplingParams
 from scheduler.draft_shape import DraftShape

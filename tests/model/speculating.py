@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from model.cuda_capture import Run
 from model.draft import first_layer
-from model.graphs import Run
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner

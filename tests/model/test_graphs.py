@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.cuda_capture import Run
 from model.draft import first_layer
-from model.graphs import GraphedDraft, GraphedRunner, Run, bucket_sizes
+from model.graphs import GraphedDraft, GraphedRunner, bucket_sizes
 from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.kv_sizing import graph_bytes

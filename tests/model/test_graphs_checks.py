@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import graphs
-from model.graphs import GraphedRunner, Graphs, Lanes, Run, is_close
+from model.cuda_capture import Run
+from model.graphs import GraphedRunner, Graphs, Lanes, is_close
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from tests.doubles.hash_model import FakeRunner

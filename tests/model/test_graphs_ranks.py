@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.graphs import GraphedDraft, GraphedRunner, Run
+from model.cuda_capture import Run
+from model.graphs import GraphedDraft, GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner

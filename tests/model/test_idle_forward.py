@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.cuda_capture import CudaCapture
 from model.draft import first_layer
-from model.graphs import CudaCapture, GraphedDraft, GraphedRunner
+from model.graphs import GraphedDraft, GraphedRunner
 from model.inputs import ModelInput
 from model.linear import Linear, pack
 from model.mirrored_kv import MirroredKv
@@ -78,7 +79,7 @@ def test_it_reports_every_layer_and_writes_nothing(
 
 
 @pytest.mark.parametrize("table_width", [0, 3])
-@pytest.mark.parametrize("name", [*ON_THE_CPU, *ON_THE_DEVICE])
+@pytest.mark.parametrize("name", [*ON_THE_CPU, ON_THE_DEVICE[0]])  # the fake reads sizes back: no graph takes that
 def test_a_graph_of_padding_is_replayed(name: str, table_width: int, folder: Path) -> None:
     """But a forward that reports its layers runs eagerly."""
     own = RUNNERS[name](folder)

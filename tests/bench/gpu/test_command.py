@@ -122,7 +122,9 @@ def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
     assert main(["--plan", "lease", "--step", step, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     if step:
-        assert lines == ["make gpu STEP='decode ipc' MINUTES=8.5  # 7.5 minutes: start 0.5, decode 5.5, ipc 1.5"]
+        assert lines == [
+            "make gpu STEP='decode ipc' MINUTES=8.5  # 3.33333 minutes: start 0.5, decode 2.5, ipc 0.333333"
+        ]
     names = [name for line in lines for name in line.split("'")[1].split()]
     assert sorted(names) == sorted(step.split() or [each.name for each in STEPS])
     assert all(float(line.split("# ")[1].split()[0]) <= 9.0 for line in lines)
