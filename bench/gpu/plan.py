@@ -13,7 +13,7 @@ WINDING_UP_S: Final = 15.0  # at the end of a step's time: no new part is begun
 
 @dataclass(frozen=True)
 class Step:
-    """One step. `measure_NAME` in `module` of this package runs it in at most about `seconds` on an H100; see `words`."""
+    """One step. `measure_NAME` in `module` of this package runs it in less than `seconds` on an H100; see `words`."""
 
     name: str
     module: str
