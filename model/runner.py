@@ -29,7 +29,7 @@ from model.loaded_draft import LoadedDraft
 from model.mlp import check_divides, is_sharded
 from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
-from model.passes import Passes, TorchPasses
+from model.passes import Passes, passes_of
 from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_draft, pack_weights
@@ -205,7 +205,7 @@ class ModelRunner:
             kernels = _kernels(of, compute, name, threads) if cpu_kernels and on.type == "cpu" else None
             layer = LayerLayout(of.num_kv_heads, of.head_dim, page_size, name)
             backend = choose_attention(attention, on, layer, of.num_heads, compute, of.context_length, kernels)
-            return kernels or TorchPasses(of.num_heads, of.head_dim, of.rms_norm_eps), backend
+            return kernels or passes_of(of, on), backend
 
         passes, backend = computing(config)
         decoder = load_decoder(

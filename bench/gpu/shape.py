@@ -19,7 +19,7 @@ from model.cuda_capture import Capture, CudaCapture, Run
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES, PagedKv
-from model.passes import TorchPasses
+from model.passes import passes_of
 from model.runner import ModelRunner
 from model.transformer import load_decoder
 from protocol.kv_layout import KvLayout, pages_for
@@ -81,10 +81,9 @@ def random_runner(fields: Mapping[str, Any], device: str, page_size: int) -> Mod
     """The model of these fields on the device, in bfloat16. Its numbers are the same each time."""
     config, where = config_of(fields), torch.device(device)
     torch.manual_seed(0)
-    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
     compute = TORCH_DTYPES[DTYPE]
     weights = RandomWeights()
-    decoder = load_decoder(weights, config, passes, to_dtype=compute, to_device=where)
+    decoder = load_decoder(weights, config, passes_of(config, where), to_dtype=compute, to_device=where)
     _made(where)
     layout = KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, DTYPE)
     attention = choose_attention("auto", where, layout.layer(0), config.num_heads, compute, config.context_length)

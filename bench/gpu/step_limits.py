@@ -1,7 +1,8 @@
 """What has a limit of the device beside it: prompts of Qwen3-8B's shape, and their KV from process to process.
 
     prefill    a prompt's forward, beside the matrix-product peak of the same run
-    ipc        32k tokens of KV from one process's device memory into another's, beside a copy within the device
+    ipc        32k tokens of KV from one process's device memory into another's, beside a copy within the device;
+               then the host memory of a twin: pinned, and copied to and from
 
 bench/transfer/cuda_ipc.py moves the KV.
 """
@@ -9,10 +10,12 @@ bench/transfer/cuda_ipc.py moves the KV.
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from time import perf_counter
 from typing import Final
 
 import torch
 
+from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, measured_limits, seconds_each
@@ -20,6 +23,7 @@ from bench.overlap.decoding import PAGE_SIZE
 from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
 from bench.transfer.cuda_ipc import measure as moved
 from model.paged_kv import PagedKv
+from model.pinned_memory import PIECE_BYTES, pin
 from model.runner import ModelRunner
 from protocol.kv_layout import KvLayout
 
@@ -99,3 +103,28 @@ def measure_ipc(sheet: Sheet, device: str) -> None:
         cells |= {"share": share, "check ms": figures["check_ms_32k"]}
         sheet.row("KV from process to process", cells, KV_ABOUT if is_gpu else STAND_IN)
         sheet.goal(f"{name}: share of a device copy", share, "at least", COPY_SHARE)
+    sheet.part("pinned memory", PIN_S, partial(_pinned, sheet, device))
+
+
+# ---- the twin in host memory ----
+
+PIN_S: Final = 20.0
+PIN_ABOUT: Final = "Host memory that a GPU is let reach, and a copy of one GB there and back."
+
+
+def _pinned(sheet: Sheet, device: str) -> None:
+    """On a CPU nothing is pinned, and memory is copied within the host."""
+    is_gpu, where = device == "cuda", torch.device(device)
+    layout, num_pages = (LAYOUT, PIECE_BYTES // LAYOUT.all_page_bytes) if is_gpu else (TINY_KV, 100)
+    host = PagedKv(layout, num_pages, "cpu")
+    start = perf_counter()
+    pin(host, where, "max-total-tokens")
+    cells: dict[str, Value] = {"GB": host.device_bytes.nbytes / 1e9, "seconds": perf_counter() - start}
+
+    there = host.device_bytes[: 1 << 30]
+    here = torch.empty_like(there, device=where)
+    copies = {"to the device GB/s": (here, there), "to the host GB/s": (there, here)}
+    for words, (target, source) in copies.items():
+        seconds = median(seconds_each(partial(target.copy_, source, non_blocking=True), 5, where))
+        cells[words] = there.nbytes / seconds / 1e9
+    sheet.row("Pinned host memory", cells, PIN_ABOUT)

@@ -4,6 +4,7 @@
     seeded     Baton's sampler draws them on the CPU from transformers' logits
     bfloat16   logits of a prompt and of a decode after it. Their error against transformers in float32 may be twice
                that of transformers in bfloat16
+    batches    logits of the same decodes, alone and together, of a large model: no goal, a figure
 
 A token that differs fails the step.
 """
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.gpu.shape import maker_of_graphs, prompt_input
+from bench.gpu.shape import device_runner, maker_of_graphs, noise, prompt_input, words_of
 from bench.gpu.sheet import Sheet
 from bench.overlap.decoding import PAGE_SIZE
 from model.graphs import GraphedRunner
+from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
@@ -51,9 +53,14 @@ class Size:
     families: tuple[Architecture, ...]
     num_greedy: int
     num_seeded: int
+    context: int  # of the decodes that are compared alone and in batches
+    batches: tuple[int, ...]
 
 
-SIZES: Final = {"cuda": Size(ARCHITECTURES, EVERY, num_seeded=4), "cpu": Size(("qwen3",), 3, num_seeded=1)}
+SIZES: Final = {
+    "cuda": Size(ARCHITECTURES, EVERY, num_seeded=4, context=512, batches=(2, 4, 8, 16, 32, 64)),
+    "cpu": Size(("qwen3",), 3, num_seeded=1, context=20, batches=(2, 4)),
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ def measure_parity(sheet: Sheet, device: str) -> None:
         sheet.part(f"tokens of {arch}", FAMILY_S, partial(_family, sheet, arch, device, size))
     for arch in size.families:
         sheet.part(f"bfloat16 logits of {arch}", FAMILY_S / 4, partial(_logits, sheet, arch, device))
+    sheet.part("logits in batches", FAMILY_S / 4, partial(_batches, sheet, device, size))
 
 
 def _family(sheet: Sheet, arch: Architecture, device: str, size: Size) -> None:
@@ -193,3 +201,46 @@ def our_logits(runner: ModelRunner, prompt: Sequence[int]) -> Tensor:
 def relative_error(found_TV: Tensor, exact_TV: Tensor) -> float:
     """The norm of the difference, divided by the norm of the exact values."""
     return float((found_TV - exact_TV).norm() / exact_TV.norm())
+
+
+# ---- the same decodes, alone and together ----
+
+ALONE: Final = 8  # decodes that are also computed alone
+
+
+@torch.inference_mode()
+def _batches(sheet: Sheet, device: str, size: Size) -> None:
+    runner = device_runner(device, PAGE_SIZE)
+    layout = runner.kv_layout(PAGE_SIZE)
+    kv = PagedKv(layout, 1 + max(ALONE, *size.batches) * layout.num_pages(size.context + 1), runner.device)
+    noise(kv)
+    about = f"Of up to {ALONE} decodes beside each alone. {words_of(runner.config, device)}."
+    alone = [runner.forward(decodes(runner, size.context, [index]), kv)[0] for index in range(ALONE)]
+    for batch in size.batches:
+        found_BV = runner.forward(decodes(runner, size.context, range(batch)), kv)
+        pairs = list(zip(found_BV, alone, strict=False))
+        cells: dict[str, str | int | float] = {"batch": batch}
+        cells["largest difference"] = max(float((a - b).abs().max()) for a, b in pairs)
+        same = sum(int(a.argmax()) == int(b.argmax()) for a, b in pairs)
+        cells |= {"spread of the logits": float(alone[0].std()), "same best token": f"{same} of {len(pairs)}"}
+        sheet.row("Logits in batches", cells, about)
+
+
+def decodes(runner: ModelRunner, context: int, requests: Sequence[int]) -> ModelInput:
+    """A decode of each of `requests`, behind `context` tokens in pages of its own."""
+    num_pages, count = runner.kv_layout(PAGE_SIZE).num_pages(context + 1), len(requests)
+    numbers_B = torch.tensor(list(requests), dtype=torch.int64, device=runner.device)
+    pages_BP = 1 + numbers_B[:, None] * num_pages + torch.arange(num_pages, device=runner.device)
+    positions_B = torch.full_like(numbers_B, context)
+    return ModelInput(
+        input_ids_T=(7919 * numbers_B + 5) % runner.config.vocab_size,
+        positions_T=positions_B,
+        slots_T=pages_BP[:, context // PAGE_SIZE] * PAGE_SIZE + context % PAGE_SIZE,
+        page_table_BP=pages_BP,
+        seq_lens_B=positions_B + 1,
+        extend_lens=(),
+        extend_seq_lens=(),
+        num_decodes=count,
+        max_decode_seq_len=context + 1,
+        logit_indices_L=torch.arange(count, device=runner.device),
+    )

@@ -50,6 +50,7 @@ SIDE_BY_SIDE: Final = (
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",
     "tests/model/test_page_copies_triton.py",
+    "tests/model/test_passes_triton.py",
     "tests/model/test_pinned_memory.py",
     "tests/model/test_runner.py",
     "tests/scheduler/execution/test_future_map_on_a_device.py",
