@@ -123,3 +123,21 @@ def test_a_mimo_is_a_qwen2_with_draft_layers(tmp_path: Path) -> None:
     assert runner.config.architecture == "mimo" and runner.config.qkv_bias
     prompt = random_prompt(20, 307, 1)
     assert Lanes(runner, 4).generate(prompt, 12) == greedy_reference(tmp_path, [prompt], 12)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types(tmp_path: Path, dtype: str) -> None:
+    """Greedy tokens are the target's own, and hidden states are near those in float32."""
+    loaded_mtp(tmp_path, "qwen3")
+    prompt = random_prompt(11, 307, 2)
+    wide, narrow = (
+        ModelRunner.load(tmp_path, device="cpu", dtype=each, draft=DraftSource("mtp", tmp_path))
+        for each in ("float32", dtype)
+    )
+    assert narrow.kv_layout(4).dtype == dtype
+    one, exact = Chain(narrow, prompt, 30), Chain(wide, prompt, 30)
+    distance = (one.hidden_1E.float() - exact.hidden_1E).norm() / exact.hidden_1E.norm()
+    assert float(distance) < 0.1
+    for _ in range(4):
+        one.step(3)
+    assert one.tokens[11:] == Lanes(narrow, 4).generate(prompt, len(one.tokens) - 11)
