@@ -72,7 +72,7 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
 
 def _cannot_listen(host: str, port: int, error: OSError, host_name: str, port_name: str) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        advice = f"choose another with {port_name} (0 lets the system choose)"
+        advice = "choose another port (0 lets the system choose)"
         return AddressInUse(f"{port_name}: {port} on {host} is in use by another process; {advice}", param="port")
     if error.errno == errno.EACCES:
         return ConfigError(f"{port_name}: {port} needs privileges; choose one above 1023", param="port")

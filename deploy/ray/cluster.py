@@ -6,20 +6,23 @@ Names of `ray._private` are those for which Ray has no public way.
 import json
 import logging
 import os
+import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
 import ray
 from ray import serve
+from ray._private import auto_init_hook
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.services import canonicalize_bootstrap_address_or_die
-from ray._private.state import available_resources_per_node
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray._private.state import available_resources_per_node, state
+from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError, RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.exceptions import RayServeException
@@ -40,6 +43,7 @@ KNOWN: Final = Known(
 )
 VERSION: Final = str(ray.__version__)
 ANSWER_S: Final = 10.0
+KINDS: Final = ("CPU", "GPU")
 
 
 @contextmanager
@@ -56,6 +60,7 @@ def connected() -> Iterator[None]:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         check_answers(canonicalize_bootstrap_address_or_die(address))
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of each handle that is made
+        auto_init_hook.enable_auto_connect = False  # else a thread of Serve's could connect anew behind `shutdown`
         ray.init(address=address, namespace="baton", log_to_driver=False, logging_level=logging.ERROR)
     except ConfigError:  # which is a ValueError, too
         raise
@@ -70,18 +75,35 @@ def connected() -> Iterator[None]:
 
 
 def check_answers(address: str) -> None:
-    """One question to the head, because `ray.init` asks for half a minute before it gives up. ConfigError if there is
-    no head, or if it wants another token."""
+    """One question to the head, because `ray.init` asks for a minute before it gives up. ConfigError if there is no
+    head, if it wants another token, or if this host is none of its nodes."""
     channel = init_grpc_channel(address)
     try:
         head = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-        head.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=ANSWER_S)
+        nodes = head.GetAllNodeInfo(gcs_service_pb2.GetAllNodeInfoRequest(), timeout=ANSWER_S).node_info_list
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise wrong_token(address) from error
         raise nobody_at(address, str(error.details())) from error
     finally:
         channel.close()
+    alive = [node.node_manager_address for node in nodes if node.state == gcs_pb2.GcsNodeInfo.ALIVE]
+    if not any(map(is_here, alive)):
+        raise ConfigError(
+            f"RAY_ADDRESS: this host is no node of the cluster at {brief(address)}; expected `baton ray` on one of its"
+            f" {len(alive)} nodes"
+        )
+
+
+def is_here(address: str) -> bool:
+    """Whether it is an address of this host."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError:
+        return False
+    return True
 
 
 def wrong_token(address: str) -> ConfigError:
@@ -95,19 +117,38 @@ def wrong_token(address: str) -> ConfigError:
 def nobody_at(address: str, why: str) -> ConfigError:
     """For an address where no cluster answers."""
     shown = " ".join(why.split())[:200].rstrip(".")
+    if address == "auto":
+        return ConfigError(f"ray: no cluster on this host ({shown}); expected `ray start`, or RAY_ADDRESS=HOST:6379")
     return ConfigError(f"RAY_ADDRESS: no Ray at {brief(address)} ({shown}); expected a cluster: `ray start`")
 
 
-def find_nodes() -> list[Node]:
-    """The live nodes, and what is free on each."""
-    free = available_resources_per_node()
+def find_nodes(application: str) -> list[Node]:
+    """The live nodes, and what is on each of them free, or held by that application, which gives it back when it is
+    deployed again."""
+    free, held = available_resources_per_node(), held_by(application, live_actors())
     found = []
     for each in ray.nodes():
         if each["Alive"]:
-            has = free.get(each["NodeID"], {})
+            cpus, gpus = (free.get(each["NodeID"], {}).get(kind, 0.0) for kind in KINDS)
+            own_cpus, own_gpus = (held[each["NodeID"]][kind] for kind in KINDS)
             is_head = "node:__internal_head__" in each["Resources"]
-            found.append(Node(each["NodeManagerAddress"], has.get("CPU", 0.0), has.get("GPU", 0.0), is_head))
+            found.append(Node(each["NodeManagerAddress"], cpus + own_cpus, gpus + own_gpus, is_head))
     return sorted(found, key=lambda node: (not node.is_head, node.name))
+
+
+def live_actors() -> list[gcs_pb2.ActorTableData]:
+    """What the head knows of each actor that runs."""
+    table = state._connect_and_get_accessor().get_actor_table(None, "ALIVE")
+    return [gcs_pb2.ActorTableData.FromString(each) for each in table]
+
+
+def held_by(application: str, actors: Iterable[gcs_pb2.ActorTableData]) -> defaultdict[str, Counter[str]]:
+    """By the hex id of a node, the resources that Serve's replicas of the application claim there."""
+    held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for actor in actors:
+        if actor.name.startswith(f"SERVE_REPLICA::{application}#"):
+            held[actor.address.node_id.hex()].update(actor.required_resources)
+    return held
 
 
 def runs(application: str) -> bool:
@@ -125,6 +166,9 @@ def look(application: str) -> Seen:
         for name, each in found.deployments.items()
     }
     seen = Seen(application, found.status.value, deployments)
+    _, replicas, _ = deployments.get(GATEWAY, ("", {}, ""))
+    if not any(replicas.get(state) for state in ("RUNNING", "UPDATING")):
+        return seen  # nobody would answer
 
     try:
         told = json.loads(serve.get_deployment_handle(GATEWAY, application).status.remote().result(timeout_s=ANSWER_S))

@@ -61,7 +61,7 @@ applications:
 _WORKER: Final = """\
       - name: {name}
 {count}
-        user_config:          # flags of `baton worker`; a change restarts the workers of this role, one by one
+        user_config:          # flags of `baton worker`; a change restarts the workers of this role, a few at a time
 {flags}
         ray_actor_options: {{num_cpus: {cpus}, num_gpus: {gpus}}}   # {claim}
 """

@@ -119,9 +119,10 @@ class Gateway(Replica):
 
     async def status(self) -> str:
         """For `baton ray status`, as JSON."""
-        members = [json.loads(each.to_json()) for each in self._members.told()]
-        own = {"name": self.place.name, "node": self.place.node, "state": self.holder.state.value}
-        http = reachable(self._http, self.place.node)
+        members = [json.loads(each.to_json()) for each in self._members.told(self._clock.now())]
+        place, state = self.place, self.holder.state.value
+        own = {"name": place.name, "node": place.node, "state": state, "refused": self.refused}
+        http = reachable(self._http, place.node)
         return json.dumps({"http": http, "gateway": own, "members": members})
 
     async def __del__(self) -> None:
@@ -164,7 +165,7 @@ class Worker(Replica):
     async def start_with(self, written: dict[str, Any]) -> None:
         """See Replica. Waits until the gateway has told its address, and all members know this one."""
         read_flags(DEPLOYMENT_OF[self.role], written)
-        self._written = written
+        before, self._written = self._written, written
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
         allowed = asyncio.create_task(self._may_start.wait())
@@ -172,7 +173,11 @@ class Worker(Replica):
         if not allowed.done():
             allowed.cancel()
             await self._following  # raises why
-        await self._start()
+        try:
+            await self._start()
+        except ConfigError:
+            self._written = before
+            raise
 
     def check_health(self) -> None:
         """See Replica."""
@@ -208,6 +213,7 @@ class Worker(Replica):
             gateway_key=self._listed.gateway_key,
             knows=tuple(self._listed.keys.values()),
             scales=self._scales,
+            refused=self.refused,
         )
         try:
             gateway = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)

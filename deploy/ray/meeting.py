@@ -11,7 +11,7 @@ Both are JSON, so that two versions of Baton understand at least that they diffe
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from protocol.errors import ConfigError
@@ -47,6 +47,7 @@ class Announcement(Settings):
     gateway_key: str = ""
     knows: tuple[str, ...] = ()
     scales: bool = False  # Serve asks for its figures
+    refused: str = ""  # why it keeps the flags that it has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,9 @@ class Members:
         others = [each for at, each in self._heard.values() if each.name != name and now - at <= AWAITED_FOR_S]
         return all(each.gateway_key == self.own_key and key in each.knows for each in others)
 
-    def told(self) -> list[Announcement]:
-        """What each member has said last."""
-        return [each for _, each in self._heard.values()]
+    def told(self, now: float) -> list[Announcement]:
+        """What each member has said last. The state of one that says nothing any more is how long."""
+        return [
+            replace(each, state=f"silent for {now - at:.0f} s") if now - at > AWAITED_FOR_S else each
+            for at, each in self._heard.values()
+        ]

@@ -13,7 +13,7 @@ from deploy.ray.config_file import Claim, ClusterFile
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster, with what is free on it now."""
+    """A node of the cluster, with what the application finds free on it, or holds already."""
 
     name: str
     cpus: float
@@ -84,10 +84,10 @@ def _count(number: float, noun: str) -> str:
 
 
 def remarks(file: ClusterFile, nodes: Sequence[Node], *, runs: bool) -> list[str]:
-    """What to know before it is deployed. `runs`: the application runs already, so its own claims count as taken."""
+    """What to know before it is deployed. `runs`: the application runs already, so its own claims count as free."""
     found = []
     if runs:
-        found.append(f"{file.application} runs already: what it holds counts as taken.")
+        found.append(f"{file.application} runs already: what it holds counts as free.")
     if file.has_proxies:
         found.append(
             "Serve will start its own HTTP proxies, which Baton does not use: proxy_location: Disabled prevents it. It"
@@ -117,4 +117,7 @@ def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) 
         head = " (head)" if node.is_head else ""
         lines.append(f"  {node.name:<{width}}  {node.cpus:g} CPUs, {node.gpus:g} GPUs free{head}: {counted}{later}")
     lacks = missing(file.claims, nodes, places)
-    return [*lines, *remarks(file, nodes, runs=runs)], lacks
+    lines += remarks(file, nodes, runs=runs)
+    if any(not each.node and not each.is_extra for each in places):
+        lines.append("Serve starts what has room, in any order: if the gateway is left out, nobody is served.")
+    return lines, lacks

@@ -103,22 +103,28 @@ class Replica:
             )
         self._latest: Future[Ready] | None = None
         self._runs_with: dict[str, Any] | None = None  # the flags of the processes that were started last
+        self.refused = ""  # what is wrong with flags that came later
 
     async def reconfigure(self, user_config: Any) -> None:
         """Starts the processes with the flags of `user_config`, and returns when they serve. A first start that fails
-        leaves nothing behind.
+        leaves nothing behind. Wrong flags are refused, and processes that run stay as they are: Serve would end this
+        replica for an error, and start none that serves in its place.
 
         Serve also calls this with the same flags, when it numbers the replicas of a deployment anew because one was
         lost. Processes that run stay then.
         """
-        is_first = self._latest is None
+        is_first, self.refused = self._latest is None, ""
         with one_sentence(self.place.node):
             try:
                 written = written_flags(user_config)
                 if written != self._runs_with or self.holder.state not in RUNNING:
                     await self.start_with(written)
                     self._runs_with = written
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, ConfigError) and self.holder.state in RUNNING:
+                    self.refused = error.message
+                    self.holder.console.trouble(f"{self.place.name} keeps the flags that it has: {error.message}")
+                    return
                 if is_first:  # Serve ends this replica without a word
                     await self.end()
                 raise

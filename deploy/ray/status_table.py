@@ -16,7 +16,7 @@ class Seen:
     application: str
     status: str  # of the application
     deployments: Mapping[str, tuple[str, Mapping[str, int], str]]  # name: its status, replicas by state, message
-    holders: Sequence[Mapping[str, str]] = ()  # name, node, state of each; the gateway's first
+    holders: Sequence[Mapping[str, str]] = ()  # name, node, state, refused of each; the gateway's first
     http: str = ""
     workers: Sequence[Mapping[str, Any]] = ()  # /workers
     no_workers: str = ""  # why /workers did not answer
@@ -36,6 +36,9 @@ def status_lines(seen: Seen) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     if len(rows) > 1:
         lines += ["", *("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)]
+    for each in seen.holders:
+        if each.get("refused"):
+            lines += ["", f"{each['name']} keeps the flags that it has: {each['refused']}"]
     if seen.no_workers:
         lines += ["", f"{seen.http}/workers: {seen.no_workers}"]
     if seen.http:

@@ -33,7 +33,16 @@ def test_what_a_member_says_last_counts() -> None:
     members = Members(FACTS, "g")
     members.hear(PREFILL.to_json(), 0.0)
     members.hear(replace(PREFILL, state="serving").to_json(), 1.0)
-    assert [each.state for each in members.told()] == ["serving"]
+    assert [each.state for each in members.told(1.0 + AWAITED_FOR_S)] == ["serving"]
+
+
+def test_a_member_that_says_nothing_is_silent() -> None:
+    members = Members(FACTS, "g")
+    members.hear(replace(PREFILL, state="serving").to_json(), 5.0)
+    members.hear(replace(DECODE, state="serving").to_json(), 80.0)
+    assert [each.state for each in members.told(80.0)] == ["silent for 75 s", "serving"]
+    members.hear(replace(PREFILL, state="mending").to_json(), 81.0)
+    assert [each.state for each in members.told(81.0)] == ["mending", "serving"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_another_version_may_say_other_things() -> None:
 def test_nonsense_is_refused(text: str) -> None:
     members = Members(FACTS, "g")
     assert "makes no sense" in members.hear(text, 0.0)
-    assert members.told() == []
+    assert members.told(0.0) == []
 
 
 def said_by(member: Announcement, *knows: str, gateway_key: str = "g") -> str:

@@ -88,6 +88,12 @@ def test_a_plan_says_what_to_know() -> None:
     file = read_cluster(with_change("proxy_location", "EveryNode"), KNOWN)
     lines, lacks = plan_lines(file, [Node("a", 1, 0, is_head=True), Node("b", 1, 0)], runs=True)
     said = " ".join(lines)
-    for words in ("runs already", "proxy_location: Disabled", "The head a takes replicas", "RAY_worker_niceness=0"):
+    for words in (
+        "runs already",
+        "proxy_location: Disabled",
+        "The head a takes replicas",
+        "RAY_worker_niceness=0",
+        "if the gateway",
+    ):
         assert words in said
     assert len(lacks) == 2

@@ -64,7 +64,8 @@ class Bare(Replica):
 
     def __init__(self) -> None:
         self.place = Place("10.0.0.5", "decode-x", Share(1, 0, 1, 0))
-        self.holder = SimpleNamespace(state=HolderState.WAITING)  # type: ignore[assignment]
+        console = SimpleNamespace(trouble=lambda _: None)
+        self.holder = SimpleNamespace(state=HolderState.WAITING, console=console)  # type: ignore[assignment]
         self.started: list[dict[str, Any]] = []
         self._latest = Future()
         self._runs_with = None
@@ -84,9 +85,10 @@ async def test_processes_that_run_stay_when_serve_says_the_same_again() -> None:
     assert bare.started == [small, large]
     bare.holder.state = HolderState.MENDING
     await bare.reconfigure(large)
-    with pytest.raises(RuntimeError, match="no such flag"):
-        await bare.reconfigure({"fails": 1})
+    await bare.reconfigure({"fails": 1})
+    assert bare.refused == "no such flag", "Serve would end the replica for an error"
     await bare.reconfigure(large)
+    assert bare.refused == ""
     assert bare.started == [small, large], "the wrong flag changed nothing, so there is nothing to take back"
 
 
@@ -94,5 +96,7 @@ async def test_what_was_given_up_is_started_with_the_same_flags() -> None:
     bare = Bare()
     await bare.reconfigure({})
     bare.holder.state = HolderState.GIVEN_UP
+    with pytest.raises(RuntimeError, match=r"node 10\.0\.0\.5: no such flag"):
+        await bare.reconfigure({"fails": 1})
     await bare.reconfigure({})
-    assert bare.started == [{}, {}]
+    assert bare.started == [{}, {}] and bare.refused == ""

@@ -59,3 +59,11 @@ def test_of_a_trace_the_sentence_is_shown() -> None:
     slow = "Deployment 'Decode' has 2 replicas that took more than 30s.\nThis may be caused by a slow __init__.\n"
     assert one_line(slow) == " ".join(slow.splitlines())
     assert one_line("") == ""
+
+
+def test_flags_that_were_refused_are_told_once_for_each_holder() -> None:
+    refused = [{**HOLDERS[0], "refused": "user_config of Gateway: unknown key 'prot'"}, {**HOLDERS[1], "refused": ""}]
+    lines = status_lines(Seen("baton", "RUNNING", {}, refused))
+    assert [line for line in lines if "keeps" in line] == [
+        "gateway-g keeps the flags that it has: user_config of Gateway: unknown key 'prot'"
+    ]
