@@ -7,7 +7,6 @@ Shapes: T tokens, E hidden, I intermediate, H query heads, K kv heads, N = H + K
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from runtime.model_config import ModelConfig, RopeConfig
+from runtime.model_config import RopeConfig
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
 Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes
@@ -98,16 +97,6 @@ class TorchPasses:
         """See Passes."""
         gate_TI, up_TI = gate_up if len(gate_up) > 1 else gate_up[0].chunk(2, dim=-1)
         return F.silu(gate_TI).mul_(up_TI)
-
-
-def passes_of(config: ModelConfig, device: torch.device) -> TorchPasses:
-    """The passes of a model on this device: on a GPU those in Triton, if it is installed."""
-    kind = TorchPasses
-    if device.type == "cuda" and find_spec("triton") is not None:
-        from model.passes_triton import TritonPasses  # noqa: PLC0415 - an optional package, for GPUs
-
-        kind = TritonPasses
-    return kind(config.num_heads, config.head_dim, config.rms_norm_eps)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ from model.loaded_draft import LoadedDraft
 from model.mlp import check_divides, is_sharded
 from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
-from model.passes import Passes, passes_of
+from model.passes import Passes, TorchPasses
 from model.transformer import Decoder, load_decoder
 from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_draft, pack_weights
@@ -317,6 +318,16 @@ def _kernels(config: ModelConfig, compute: torch.dtype, pages: str, threads: Thr
     except NoKernels as error:
         log.warning("without CPU kernels: slower", why=str(error))
         return None
+
+
+def passes_of(config: ModelConfig, device: torch.device) -> TorchPasses:
+    """The passes of a model on this device: on a GPU those in Triton, if it is installed."""
+    kind = TorchPasses
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from model.passes_triton import TritonPasses  # noqa: PLC0415 - an optional package, for GPUs
+
+        kind = TritonPasses
+    return kind(config.num_heads, config.head_dim, config.rms_norm_eps)
 
 
 def choose_device(name: str) -> torch.device:

@@ -19,8 +19,7 @@ from model.cuda_capture import Capture, CudaCapture, Run
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES, PagedKv
-from model.passes import passes_of
-from model.runner import ModelRunner
+from model.runner import ModelRunner, passes_of
 from model.transformer import load_decoder
 from protocol.kv_layout import KvLayout, pages_for
 from runtime.model_config import ModelConfig, load_config

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from model.fake import FakeRunner
-from model.passes import TorchPasses, passes_of
+from model.passes import TorchPasses
+from model.runner import passes_of
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.model.passes_cases import GATED_CASES, PLACE_CASES, PlaceCase, check_gated, check_place
@@ -22,7 +23,7 @@ def test_cases_hold_for_torchs_own(case: PlaceCase) -> None:
 def test_a_cpu_and_a_machine_without_triton_have_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     config = FakeRunner().config
     assert type(passes_of(config, torch.device("cpu"))) is TorchPasses
-    monkeypatch.setattr("model.passes.find_spec", lambda _: None)
+    monkeypatch.setattr("model.runner.find_spec", lambda _: None)
     assert type(passes_of(config, GPU)) is TorchPasses
 
 
