@@ -29,10 +29,14 @@ FIELDS: Final[Mapping[str, set[str]]] = {
 TABLES: Final = {  # a column of each table that a step has
     "smoke": {"Smoke": "found"},
     "tests": {"Tests that need a device": "collected"},
-    "parity": {"Tokens": "overlap, graphs", "bfloat16 logits": "our error"},
+    "parity": {
+        "Tokens": "overlap, graphs",
+        "bfloat16 logits": "our error",
+        "Logits in batches": "largest difference",
+    },
     "decode": {"A decode step": "overlap / forward"},
     "prefill": {"A prompt": "share of peak"},
-    "ipc": {"KV from process to process": "share"},
+    "ipc": {"KV from process to process": "share", "Pinned host memory": "seconds"},
     "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
     "profile": {"What takes the host's time": "share"},
 }
