@@ -6,6 +6,7 @@ came where none may.
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -245,7 +246,7 @@ def _range(figures: list[float]) -> str:
 
 
 def main() -> int:
-    """Status 1 if anything is wrong, 2 where machines cannot be made."""
+    """Status 1 if anything is wrong, 2 where machines or a Redis cannot be made."""
     parser = argparse.ArgumentParser(prog="make test-cluster", description=__doc__)
     parser.add_argument("--times", type=int, default=1, help="how often each fault (default 1)")
     parser.add_argument("--only", default="", help="faults whose names contain one of these words, with commas between")
@@ -256,6 +257,9 @@ def main() -> int:
         sys.stderr.write(
             "test-cluster: error: machines of their own need root, and the programs ip, unshare and nsenter\n"
         )
+        return 2
+    if asked.redis and shutil.which("redis-server") is None:
+        sys.stderr.write("test-cluster: error: --redis needs the program redis-server\n")
         return 2
     begun = time.monotonic()
     console = Console(width=200, highlight=False)
