@@ -24,6 +24,7 @@ OPTIONAL = {
     "model.attention_kernels": "triton",
     "model.attention_triton": "triton",
     "model.page_copies_triton": "triton",
+    "model.passes_triton": "triton",
     "transfer.in_place.device_moves_triton": "triton",
     "transfer.backends.ray.backend": "ray",
     "deploy.ray.cluster": "grpc",
