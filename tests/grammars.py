@@ -10,10 +10,10 @@ from typing import Final
 
 from llguidance import LLMatcher
 
-from model.grammars import Vocabulary
 from model.runner import Runner
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import SamplingParams
+from runtime.vocabulary import Vocabulary
 from scheduler.execution.grammars import AnswerGrammars, Inline
 
 NUM_TEXTS: Final = 80  # tokens that have a text, the first ones; EOS is among the last

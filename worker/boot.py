@@ -20,7 +20,6 @@ import zmq
 from model.collectives import Collectives
 from model.draft import begins_with
 from model.fake import FakeRunner
-from model.grammars import load_vocabulary
 from model.graphs import GraphedRunner
 from model.host_copies import HostCopies
 from model.kv_sizing import choose_kv_size, token_flops
@@ -37,6 +36,7 @@ from runtime.installation import check_imports
 from runtime.log import get_log, start_log
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
+from runtime.vocabulary import load_vocabulary
 from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars

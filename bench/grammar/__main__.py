@@ -28,13 +28,14 @@ from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, Replay
 from bench.turns import in_turn
 from gateway.grammars import Asked, GrammarChecks
 from loadtest.bench_model import bench_model
-from model.grammars import Vocabulary, compile_grammar, load_vocabulary
 from model.runner import ModelRunner, Runner
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import Assign, SamplingParams
 from runtime.clock import Clock, MonotonicClock
+from runtime.grammars import compile_grammar
+from runtime.vocabulary import Vocabulary, load_vocabulary
 from scheduler.execution.grammars import AnswerGrammars
 
 BATCH: Final = 16

@@ -22,9 +22,10 @@ from rich.table import Table
 
 from bench.turns import in_turn
 from gateway.grammars import Asked, GrammarChecks
-from model.grammars import Vocabulary, compile_grammar, fill_masks, load_vocabulary
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
+from runtime.grammars import compile_grammar, fill_masks
+from runtime.vocabulary import Vocabulary, load_vocabulary
 
 EOS: Final = 2
 NUM_MADE_UP: Final = 128_000  # tokens of a vocabulary as large as that of today's models

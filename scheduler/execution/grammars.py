@@ -16,10 +16,11 @@ from typing import Any, Final
 import torch
 from llguidance import LLExecutor
 
-from model.grammars import CompiledGrammar, Matching, Vocabulary, Words, compile_grammar, fill_masks
 from model.inputs import int64_column
 from model.sampler import AllowedTokens
 from protocol.errors import GrammarFault
+from runtime.grammars import CompiledGrammar, Matching, Words, compile_grammar, fill_masks
+from runtime.vocabulary import Vocabulary
 from scheduler.plan import Draw, ForgetGrammar, GrammarLearnt, LearnGrammar
 
 NOTHING_FITS: Final = (

@@ -8,10 +8,11 @@ import pytest
 from bench.grammar.hostile import hostile
 from gateway.grammars import Asked, GrammarChecks, asked
 from gateway.schemas import ChatRequest, parse, parse_json
-from model.grammars import Vocabulary, compile_grammar, load_vocabulary
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest, GrammarFault
 from protocol.grammar import MAX_GRAMMAR_CHARS
+from runtime.grammars import compile_grammar
+from runtime.vocabulary import Vocabulary, load_vocabulary
 
 NAMES = tuple(hostile(0))
 

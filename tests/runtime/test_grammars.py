@@ -6,8 +6,9 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 from tokenizers import Tokenizer, decoders, models
 
-from model.grammars import Matching, Vocabulary, compile_grammar, fill_masks, load_vocabulary
 from protocol.errors import GrammarFault
+from runtime.grammars import Matching, compile_grammar, fill_masks
+from runtime.vocabulary import Vocabulary, load_vocabulary
 from tests.gateway.folders import byte_tokenizer, piece_tokenizer
 from tests.grammars import grammar_of, spelt, text_named, vocabulary
 
