@@ -67,6 +67,7 @@ async def _run(gateway: Gateway, status: StatusPipe) -> None:
 
     def ready() -> None:
         status.ready(http=gateway.url, control=gateway.control_endpoint)
+        gateway.prepare_trials()
         log.info("ready", http=gateway.url, control=gateway.control_endpoint)
 
     await gateway.serve(ready, status.alive)

@@ -14,7 +14,7 @@ import zmq
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
 from gateway.limits import NO_LIMITS, Limits, limits_of
-from gateway.members import Change, WorkerKey
+from gateway.members import DROPPED, Change, WorkerKey
 from gateway.membership import Membership
 from gateway.retries import RetryRules
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
@@ -47,7 +47,6 @@ from runtime.session import Envelope, Session, SessionLost, open_envelope
 from runtime.settings import Pairing
 
 TICK_S = 0.25
-DROPPED = "has dropped its connection"
 MALFORMED = "message"  # a kind of refused messages
 LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
 MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
@@ -162,7 +161,7 @@ class Punctuality:
 
 class Control:
     """One gateway's workers and requests. Everything happens on one loop. `model_limits` come from the model folder and
-    the settings."""
+    the settings. `blame`: see Dispatch."""
 
     def __init__(
         self,
@@ -172,6 +171,7 @@ class Control:
         rules: RetryRules,
         membership: Membership,
         model_limits: Limits = NO_LIMITS,
+        blame: Callable[[str], None] = lambda _grammar: None,
     ) -> None:
         self._socket = socket
         self._clock = clock
@@ -186,7 +186,7 @@ class Control:
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
         self.membership = membership
-        self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals)
+        self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame)
 
     def start(self) -> None:
         """Begins to receive messages. Call it on the running loop."""

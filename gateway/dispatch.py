@@ -11,7 +11,7 @@ from gateway.members import WorkerKey
 from gateway.membership import Membership
 from gateway.picking import Picker
 from gateway.requests import Attempt, HeldNews, Listener, RequestRecord
-from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
+from gateway.retries import Retries, RetryRules, Stranded, final_error, grammar_at_fault, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
@@ -24,6 +24,7 @@ from protocol.errors import (
     WorkerLost,
     error_from_code,
 )
+from protocol.grammar import grammar_name
 from protocol.messages_gateway import (
     CancelRequest,
     ChoiceTokens,
@@ -45,7 +46,8 @@ log = get_log("gateway.dispatch")
 
 class Dispatch:
     """Requests in flight and their load on the workers. `send` returns False if that worker is not connected. Then
-    `lose` is called: it removes the worker from the membership and calls `lost`. `refusals` counts invalid messages."""
+    `lose` is called: it removes the worker from the membership and calls `lost`. `refusals` counts invalid messages.
+    `blame` gets the name of a grammar that has probably ended workers."""
 
     def __init__(
         self,
@@ -56,13 +58,13 @@ class Dispatch:
         send: Callable[[WorkerKey, ToWorker], bool],
         lose: Callable[[WorkerKey], None],
         refusals: Refusals,
+        blame: Callable[[str], None] = lambda _grammar: None,
     ) -> None:
-
         self._membership = membership
         self._clock = clock
         self._rules = rules
         self._send = send
-        self._refusals = refusals
+        self._refusals, self._blame = refusals, blame
 
         self._attempts = Attempts(clock, send, lose)
         self.requests, self.loads = self._attempts.requests, self._attempts.loads
@@ -120,10 +122,11 @@ class Dispatch:
     def _attempt_failed(self, record: RequestRecord, attempt: Attempt, error: BatonError) -> None:
         """Keeps the outputs of the attempt's choices, and retries what is missing."""
         self._attempts.end(record, attempt)
-        record.note_failure(attempt, error)
+        lost = self._membership.losses
+        by_end = isinstance(error, WorkerLost) and any(lost[key].has_ended for key in attempt.workers if key in lost)
+        record.note_failure(attempt, error, by_end=by_end)
 
         # Choices wait from when their lost worker was last heard, else from now.
-        lost = self._membership.losses
         since = min((lost[key].last_seen for key in attempt.workers if key in lost), default=self._clock.now())
         if may_go_on(error) and not isinstance(error, WorkerLost | WorkerLeft | QueueFull):
             record.avoided.update(attempt.workers)
@@ -134,6 +137,11 @@ class Dispatch:
         for delivery in ended:
             record.listener.on_tokens(delivery)
 
+        fault = grammar_at_fault(record.prompt.grammar, [record.choices[number] for number in attempt.running])
+        if fault is not None and not record.is_over:
+            self._blame(grammar_name(record.prompt.grammar))
+            self._fail(record, fault)
+            return
         self._go_on(Stranded(record, attempt.running, error, since))
 
     def _go_on(self, stranded: Stranded) -> None:

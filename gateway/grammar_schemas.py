@@ -17,6 +17,9 @@ ESCAPES: Final = 'nrbtf\\"'
 OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
 _UNSPELT: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\u00[01][0-9a-f])")  # a control character without a short escape
 
+MAX_NUMBER: Final = 2**53  # each whole number up to it is a double of its own
+_UNUSED: Final = frozenset(("default", "examples"))  # keywords of values that change no answer
+
 # Keywords of JSON Schema whose values are no schemas, and those that hold schemas by name. The value of any other one,
 # also of one that is unknown, may be a schema that a `$ref` names.
 _VALUES: Final = frozenset("const enum default examples".split())
@@ -35,8 +38,23 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     if found := _UNSPELT.search(json.dumps(schema)):
         raise ValueError(f"got the control character {found[1]}, which answers are never made of")
 
+    exact = mapped(schema, _strict)
+    _check_numbers(exact)
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
-    return {**mapped(schema, _strict), OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
+    return {**exact, OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
+
+
+def _check_numbers(schema: Any) -> None:
+    """ValueError for a number that is not followed exactly, because llguidance counts in doubles."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise ValueError(f"got the number {str(value)[:40]}, expected none beyond {MAX_NUMBER}")
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -64,6 +82,7 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"got the keyword {keyword!r} of JSON Schema's draft 3, which is not supported")
     if schema.get("uniqueItems") is False:  # as if it was not there; llguidance knows neither value
         schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
+    schema = {key: value for key, value in schema.items() if key not in _UNUSED}
     _check_least(schema)
     return with_exact_format(schema)
 

@@ -10,6 +10,8 @@ from protocol.messages_gateway import Heartbeat, Leaving, Left, Register, Role, 
 from protocol.messages_group import GroupPlace
 from protocol.worker_facts import WorkerStats
 
+DROPPED = "has dropped its connection"
+
 
 @dataclass(frozen=True)
 class WorkerKey:
@@ -91,6 +93,11 @@ class Loss:
 
     reason: str
     last_seen: float
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its connection is gone. A process that only stands still keeps it."""
+        return DROPPED in self.reason
 
 
 def missing_role(ready: Set[Role], seen: Set[Role]) -> str | None:

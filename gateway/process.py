@@ -14,6 +14,7 @@ import uvicorn
 
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control, ControlSocket
+from gateway.grammar_checks import GrammarChecks
 from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
@@ -24,6 +25,7 @@ from gateway.retries import RetryRules
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
+from gateway.trial_child import TrialChild, trial_command
 from protocol.errors import ConfigError, brief
 from protocol.prefixes import HASH_KEY_BYTES
 from runtime.address import listen, refuse_exposed, split_endpoint
@@ -146,8 +148,13 @@ class Gateway:
         )
         rules = RetryRules(settings.max_attempts, settings.retry_wait_s)
         self._control_socket = ControlSocket(settings.control, keys)
+        num_tokens = basics.vocab_size or (tokenizer.vocab_size if tokenizer is not None else 0)
+        self._trials = TrialChild(trial_command(texts, num_tokens))
+        grammars = GrammarChecks(self._trials.check, clock)
         model_limits = Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size)
-        self.control = Control(self._control_socket, clock, settings.pairing, rules, membership, model_limits)
+        self.control = Control(
+            self._control_socket, clock, settings.pairing, rules, membership, model_limits, grammars.blame
+        )
 
         try:
             self._http_socket = listen(settings.host, settings.port, BACKLOG)
@@ -176,6 +183,7 @@ class Gateway:
                 settings.limits.max_body_bytes,
                 lambda: requests.num_choices,
             ),
+            grammars=grammars,
             api_keys=() if settings.api_key_file is None else read_api_keys(settings.api_key_file),
             allowed_origins=settings.allowed_origins,
         )
@@ -215,6 +223,10 @@ class Gateway:
         host, port = self._http_socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    def prepare_trials(self) -> None:
+        """Starts the process that tries grammars, so that the first grammar does not wait for it."""
+        self.service.grammars.run(self._trials.start)
+
     async def serve(
         self, on_ready: Callable[[], None] = lambda: None, say_alive: Callable[[float], None] = lambda _: None
     ) -> None:
@@ -229,6 +241,8 @@ class Gateway:
         finally:
             self.control.close()
             self._http_socket.close()
+            self.service.grammars.close()
+            self._trials.close()
 
     def _turn(self, say_alive: Callable[[float], None]) -> None:
         now = self._clock.now()

@@ -57,6 +57,7 @@ class ChoiceRecord:
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
+    num_ended_workers: int = 0  # attempts that ended because a worker did
     gave_way: bool = False  # a worker had no memory for it any more; it comes before those that have not begun
     finish: FinishReason | None = None
     closed: bool = False  # finished or cancelled
@@ -270,13 +271,15 @@ class RequestRecord:
             prompt_logprobs=self.prompt_missing,
         )
 
-    def note_failure(self, attempt: Attempt, error: BatonError) -> None:
-        """An attempt has ended with `error`. Its choices are not to blame for a worker's full line, or for one that
-        leaves: then nothing counts."""
+    def note_failure(self, attempt: Attempt, error: BatonError, *, by_end: bool = False) -> None:
+        """An attempt has ended with `error`; `by_end`: because one of its workers has ended. Its choices are not to
+        blame for a worker's full line, or for one that leaves: then nothing counts."""
         running = [self.choices[number] for number in attempt.running]
         if isinstance(error, LaunchFailed):
             for choice in running:
                 choice.num_launch_failures += 1
+        for choice in running:
+            choice.num_ended_workers += by_end
 
         if isinstance(error, QueueFull):
             self.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)

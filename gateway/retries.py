@@ -1,12 +1,13 @@
 """What follows a failed attempt: whether its choices go on, with which error they end, what is counted and logged."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.requests import ChoiceRecord, RequestRecord
 from protocol.errors import (
     BatonError,
+    GrammarFault,
     LaunchFailed,
     LayoutMismatch,
     Overloaded,
@@ -19,6 +20,7 @@ from runtime.log import get_log
 
 PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
 PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
+MOST_ENDED_WORKERS = 2  # of one request with a grammar: native code that follows it may end them
 MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.retries")
 
@@ -72,6 +74,14 @@ class Retries:
 def may_go_on(error: BatonError) -> bool:
     """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
     return isinstance(error, PASSING)
+
+
+def grammar_at_fault(grammar: str, choices: Iterable[ChoiceRecord]) -> GrammarFault | None:
+    """The error that ends a request whose `grammar`, the text, has probably ended workers; else None."""
+    most = max((choice.num_ended_workers for choice in choices), default=0)
+    if not grammar or most < MOST_ENDED_WORKERS:
+        return None
+    return GrammarFault(f"{most} workers have ended while they followed its grammar, so it is not tried again")
 
 
 def final_error(

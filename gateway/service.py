@@ -22,7 +22,7 @@ from starlette.types import Receive
 from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation
-from gateway.grammars import GrammarChecks
+from gateway.grammar_checks import GrammarChecks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
 from gateway.limits import Limits, check_list
@@ -148,9 +148,9 @@ class Service:
     started_at: int  # seconds since 1970
     http_limits: HttpLimits
     admission: Admission
+    grammars: GrammarChecks
     api_keys: tuple[str, ...] = ()  # empty: every client is served
     allowed_origins: tuple[str, ...] = ()
-    grammars: GrammarChecks = field(default_factory=GrammarChecks)
     # Each bounds work to one request at a time:
     one_long_body: asyncio.Lock = field(default_factory=asyncio.Lock)  # parsing it, which lets nothing else run
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory

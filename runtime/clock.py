@@ -28,6 +28,14 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class WorkClock:
+    """The seconds of processor time that this process has used. Other processes do not make it go faster."""
+
+    def now(self) -> float:
+        """Seconds of work since this process started."""
+        return time.process_time()
+
+
 class Deadlines(Generic[Key]):
     """One deadline per key, in seconds of the caller's clock. The cost of a look does not grow with their number."""
 

@@ -26,7 +26,7 @@ class Vocabulary:
     def __init__(self, tokens: Sequence[bytes], special: frozenset[int], encode: Encode | None = None) -> None:
         self.num_tokens = len(tokens)
         self.num_words = self.num_tokens // 32 + 1
-        self._tokens, self._encode_text = tokens, encode
+        self.tokens, self._encode_text = tokens, encode
         self._wrapped = _Wrapped([*tokens, _END], [*sorted(special), self.num_tokens], self._encode)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._wrapped))
 
@@ -34,7 +34,7 @@ class Vocabulary:
         """Called by llguidance where a grammar leaves no choice: the tokens of a text that must follow."""
         if self._encode_text is not None:
             ids = list(self._encode_text(text))
-            if b"".join(self._tokens[token] for token in ids) == text.encode():
+            if b"".join(self.tokens[token] for token in ids) == text.encode():
                 return ids
         return list(self.tokenizer.greedy_tokenize(text))
 

@@ -26,14 +26,16 @@ from rich.table import Table
 from bench.grammar import neighbour
 from bench.overlap.decoding import PAGE_SIZE, WARM_STEPS, Decoding, Plan, ReplayedStream, executor_of
 from bench.turns import in_turn
-from gateway.grammars import Asked, GrammarChecks
+from gateway.grammar_texts import text_of
+from gateway.grammar_trials import Trials
+from gateway.grammars import Asked
 from loadtest.bench_model import bench_model
 from model.runner import ModelRunner, Runner
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import Assign, SamplingParams
-from runtime.clock import Clock, MonotonicClock
+from runtime.clock import Clock, MonotonicClock, WorkClock
 from runtime.grammars import compile_grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
 from scheduler.execution.grammars import AnswerGrammars
@@ -72,7 +74,7 @@ def step_times(
     runner: Runner, load: Callable[[], Vocabulary], plan: Plan, constrained: Sequence[int], *, overlap: bool
 ) -> dict[int, float]:
     """Milliseconds of a decode step by the number of rows with a grammar, medians of rounds in turn."""
-    clock, grammar = MonotonicClock(), _checked(ENDLESS)
+    clock, grammar = MonotonicClock(), text_of(Asked("json", "json", ENDLESS))
     sides = {num: _side(runner, load, plan, clock, overlap=overlap) for num in constrained}
     times: dict[int, list[float]] = {num: [] for num in constrained}
     try:
@@ -105,16 +107,16 @@ def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clo
 
 def compile_times(vocabulary: Vocabulary, rounds: int) -> list[dict[str, float]]:
     """Milliseconds by the size of a schema, medians; and the longest time that another thread had to wait."""
-    found = []
+    found, trials = [], Trials(vocabulary, WorkClock())
     for num in NUM_PROPERTIES:
-        schema = _object_of(num)
-        checking = [_watched(partial(_checked, schema)) for _ in range(rounds)]
-        text = _checked(schema)
+        asked = Asked("json", "json", _object_of(num))
+        checking = [_watched(partial(_tried, trials, asked)) for _ in range(rounds)]
+        text = _tried(trials, asked)
         compiling = [_watched(partial(compile_grammar, text, vocabulary)) for _ in range(rounds)]
         found.append(
             {
                 "properties": num,
-                "characters": len(json.dumps(schema)),
+                "characters": len(json.dumps(asked.source)),
                 "gateway ms": round(median(took for took, _ in checking) * 1e3, 2),
                 "worker ms": round(median(took for took, _ in compiling) * 1e3, 2),
                 "longest wait ms": round(max(waited for _, waited in (*checking, *compiling)) * 1e3, 2),
@@ -130,9 +132,9 @@ def _object_of(num: int) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
-def _checked(schema: dict[str, Any]) -> str:
-    """The grammar's text, as the gateway makes and checks it; nothing is remembered."""
-    found = GrammarChecks().check(Asked("json", "json", schema))
+def _tried(trials: Trials, asked: Asked) -> str:
+    """The grammar's text, as the gateway's process for trials makes it and tries it."""
+    found = trials.of(asked)
     if isinstance(found, BadRequest):
         raise found
     return found

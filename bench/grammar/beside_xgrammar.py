@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.turns import in_turn
-from gateway.grammars import Asked, GrammarChecks
+from gateway.grammar_texts import text_of
+from gateway.grammars import Asked
 from models.train.train import STORY_FOLDER
-from protocol.errors import BadRequest
 from runtime.grammars import compile_grammar, fill_masks
 from runtime.vocabulary import Vocabulary, load_vocabulary
 
@@ -88,9 +88,7 @@ def made_up_tokens(known: Sequence[bytes], num: int) -> list[bytes]:
 def with_llguidance(schema: dict[str, Any], ids: Sequence[int], vocabulary: Vocabulary) -> Measured:
     """Times of what a worker does."""
     threads = LLExecutor(1)
-    text = GrammarChecks().check(Asked("json", "json", schema))
-    if isinstance(text, BadRequest):
-        raise text
+    text = text_of(Asked("json", "json", schema))
     start = process_time()
     grammar = compile_grammar(text, vocabulary)
     compiled = process_time() - start

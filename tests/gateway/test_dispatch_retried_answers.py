@@ -126,3 +126,51 @@ async def test_a_last_token_whose_finish_was_lost_is_the_last(setting: Setting) 
     [(piece, finish, _)] = [each for each in choices_of(answer.text)[0] if each[0]]
     assert len(piece) == 1 and finish in (None, "length")
     assert choices_of(answer.text)[0][-1][1] == "length" and answer.text.endswith("data: [DONE]\n\n")
+
+
+GRAMMAR = {"guided_regex": "[a-z ]{1,99}"}
+
+
+async def lose_two(setting: Setting, **fields: Any) -> Any:
+    """The worker that has the request ends, and so does the next one."""
+    victim = await setting.add(Role.UNIFIED, "u1", behaviour=Behaviour(stop_after=2))
+    asking = asyncio.create_task(setting.complete("hello", max_tokens=9, **fields))
+    await victim.until(lambda: bool(victim.assigned))
+    second = await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(stop_after=2))
+    await lose(victim)
+    await second.until(lambda: bool(second.assigned))
+    third = await setting.add(Role.UNIFIED, "u3")
+    await lose(second)
+    return await asking, third
+
+
+async def test_a_grammar_whose_two_workers_have_ended_gets_no_third_and_is_refused_from_then_on(
+    setting: Setting,
+) -> None:
+    answer, third = await lose_two(setting, **GRAMMAR)
+    assert answer.status_code == 400 and not third.assigned
+    told = answer.json()["error"]["message"]
+    assert told == "2 workers have ended while they followed its grammar, so it is not tried again"
+    again = await setting.complete("hello", **GRAMMAR)
+    assert again.status_code == 400 and not third.assigned
+    assert again.json()["error"]["message"].startswith("guided_regex: workers have ended while they followed this")
+    other = await setting.complete("hello", guided_regex="[a-z ]{1,98}")
+    assert other.status_code == 200 and len(third.assigned) == 1
+
+
+async def test_without_a_grammar_a_third_worker_serves(setting: Setting) -> None:
+    answer, third = await lose_two(setting)
+    assert answer.status_code == 200 and len(third.assigned) == 1
+
+
+async def test_workers_that_only_stood_still_are_no_fault_of_a_grammar(setting: Setting) -> None:
+    """They keep their connections."""
+    worker = await setting.add(Role.UNIFIED, "u1", behaviour=Behaviour(stop_after=2))
+    asking = asyncio.create_task(setting.complete("hello", max_tokens=9, **GRAMMAR))
+    for name, behaviour in (("u2", Behaviour(stop_after=2)), ("u3", Behaviour())):
+        await worker.until(lambda of=worker: bool(of.assigned))  # type: ignore[misc]
+        other = await setting.add(Role.UNIFIED, name, behaviour=behaviour)
+        [member] = [one for one in setting.gateway.control.membership.members if one.key.worker_id == worker.worker_id]
+        setting.gateway.control._lose(member.key, "was silent for 2 s")
+        worker = other
+    assert (await asking).status_code == 200 and len(worker.assigned) == 1

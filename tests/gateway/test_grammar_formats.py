@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 from jsonschema import Draft202012Validator
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
-from gateway.grammars import Asked, GrammarChecks, _Bytes
-from runtime.grammar_limits import limits
+from gateway.grammars import Asked
+from tests.byte_grammars import check, matcher_of
 from tests.schemas import FORMATS
 
 FEBRUARIES = [f"{year:04}-02-{day}" for year in range(2105) for day in (28, 29)]
@@ -19,9 +19,9 @@ TIMES = {"00:00:00Z": True, "23:59:59.1234567z": True, "10:00:00+05:30": True, "
 
 @cache
 def grammar(name: str) -> LLMatcher:
-    found = GrammarChecks().check(Asked("guided_json", "json", {"type": "string", "format": name}))
+    found = check(Asked("guided_json", "json", {"type": "string", "format": name}))
     assert isinstance(found, str), found
-    return LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), found, log_level=0, limits=limits())
+    return matcher_of(found)
 
 
 def allows(name: str, text: str) -> bool:
@@ -54,7 +54,7 @@ def test_times_and_moments() -> None:
 
 def test_a_pattern_of_the_schema_holds_as_well() -> None:
     schema = {"type": "string", "format": "date", "pattern": "^20", "allOf": [{"pattern": "-02-"}]}
-    found = GrammarChecks().check(Asked("guided_json", "json", schema))
+    found = check(Asked("guided_json", "json", schema))
     for text, is_allowed in {"2024-02-29": True, "2023-02-29": False, "1996-02-29": False, "2024-03-01": False}.items():
-        matcher = LLMatcher(LLTokenizer(TokenizerWrapper(_Bytes())), str(found), log_level=0, limits=limits())
+        matcher = matcher_of(str(found))
         assert (matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()) == is_allowed, text

@@ -4,22 +4,19 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from gateway.grammar_formats import with_exact_format
 from gateway.grammar_schemas import mapped, strict_schema
-from gateway.grammars import Asked, GrammarChecks, _Bytes
-from runtime.grammar_limits import limits
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+from gateway.grammars import Asked
+from tests.byte_grammars import END, check, matcher_of
 
 
 def allowed(schema: Any, *texts: str) -> list[bool]:
     """Of each text, whether it is an answer."""
-    found = GrammarChecks().check(Asked("guided_json", "json", schema))
+    found = check(Asked("guided_json", "json", schema))
     assert isinstance(found, str), found.message
-    matcher = LLMatcher(TOKENIZER, found, log_level=0, limits=limits())
-    ends = [[*text.encode(), 256] for text in texts]
+    matcher = matcher_of(found)
+    ends = [[*text.encode(), END] for text in texts]
     return [matcher.deep_copy().validate_tokens(tokens) == len(tokens) for tokens in ends]
 
 
@@ -81,7 +78,7 @@ def test_a_keyword_that_changes_nothing_is_as_if_it_was_not_there() -> None:
 def test_true_and_false_are_schemas_and_nothing_else_is() -> None:
     assert allowed(True, "1", '"a"', "[1]", "x") == [True, True, True, False]
     assert "expected a JSON schema" in refused(5)
-    assert isinstance(GrammarChecks().check(Asked("guided_json", "json", False)), Exception)
+    assert isinstance(check(Asked("guided_json", "json", False)), Exception)
 
 
 EXACT: dict[str, Any] = with_exact_format({"format": "date"})

@@ -4,10 +4,10 @@ import json
 from collections import Counter
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
-from gateway.grammars import Asked, GrammarChecks, _Bytes
-from runtime.grammar_limits import limits
+from gateway.grammars import Asked
+from tests.byte_grammars import END, check, matcher_of
 from tests.schema_suite import DRAFTS, OPTIONAL, groups
 
 # (accepted, refused) schemas of a draft.
@@ -21,22 +21,21 @@ COUNTS = {
 
 
 def allows(matcher: LLMatcher, text: str) -> bool:
-    tokens = [*text.encode(), 256]
+    tokens = [*text.encode(), END]
     return bool(matcher.deep_copy().validate_tokens(tokens) == len(tokens))
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_what_a_grammar_allows_is_valid(draft: str) -> None:
-    checks, tokenizer = GrammarChecks(), LLTokenizer(TokenizerWrapper(_Bytes()))
     found, wrong = Counter[str](), set[str]()
     for group in groups(draft):
-        text = checks.check(Asked("guided_json", "json", group.schema))
+        text = check(Asked("guided_json", "json", group.schema))
         if not isinstance(text, str):
             found["refused"] += 1
             continue
         found["accepted"] += 1
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits())
+        matcher = matcher_of(text)
         for value, is_valid in group.values:
             spellings = (json.dumps(value, ensure_ascii=False), json.dumps(value), json.dumps(value, indent=1))
             is_allowed = any(allows(matcher, each) for each in spellings)

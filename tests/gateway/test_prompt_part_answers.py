@@ -194,7 +194,8 @@ def last_score(worker: FakeWorker) -> Logprobs:
 
 
 async def test_a_choice_that_gives_way_before_its_prompt_has_come(setting: Setting) -> None:
-    decode = await setting.add_pair(Behaviour(prompt_until=2, retract_after=2))
+    """On one connection: of a pair's two, either may be read first."""
+    decode = await setting.add(Role.UNIFIED, "u1", behaviour=Behaviour(prompt_until=2, retract_after=2))
     [choice] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
     assert choice["logprobs"]["token_logprobs"][:4] == [None, -1.0, -2.0, -3.0]
     assert [each.prompt_logprobs for each in decode.assigned] == [PromptLogprobsAsked(2), PromptLogprobsAsked(2, 2)]

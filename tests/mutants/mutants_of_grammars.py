@@ -2,7 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
-MASKS = "tests/model/test_grammars.py"
+MASKS = "tests/runtime/test_grammars.py"
+TRIALS = "tests/gateway/test_grammar_trials.py"
+CHILD = "tests/gateway/test_trial_child.py"
+CHECKS = "tests/gateway/test_grammar_checks.py"
+RETRIED = "tests/gateway/test_dispatch_retried_answers.py"
 STATES = "tests/scheduler/execution/test_grammars.py"
 SCHEMAS = "tests/gateway/test_grammar_schemas.py"
 SCHEDULES = "tests/explore/test_grammars.py"
@@ -122,11 +126,83 @@ GRAMMARS = (
     ),
     Mutant(
         "grammars are checked on the loop",
-        "GrammarChecks.text_of",
-        "await asyncio.to_thread(self.check, wanted)",
+        "GrammarChecks._run",
+        "await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)",
         "self.check(wanted)",
-        "all streams of a gateway would stand still while one grammar is compiled",
-        tests=("tests/gateway/test_grammars.py",),
+        "all streams of a gateway would stand still while one grammar is tried",
+        tests=(CHECKS,),
+    ),
+    Mutant(
+        "a grammar is compiled and not walked",
+        "Trials.of",
+        "self._walk_all(compile_grammar(text, self._vocabulary), __rng)",
+        "compile_grammar(text, self._vocabulary)",
+        "an answer would end in its middle, or the first token kill a worker",
+        tests=(TRIALS,),
+    ),
+    Mutant(
+        "walks never read the longest tokens",
+        "Trials._walk",
+        "tokens_A[is_wanted(self._lengths_V[tokens_A])]",
+        "tokens_A[:1]",
+        "what only some tokens meet is not tried",
+        tests=(TRIALS,),
+    ),
+    Mutant(
+        "the work of a token is not looked at",
+        "Trials._check",
+        "took_s > MAX_CALL_S",
+        "False",
+        "other answers would wait for it at a worker",
+        tests=(TRIALS,),
+    ),
+    Mutant(
+        "a death by the grammar is taken for one from outside",
+        "TrialChild.check",
+        "died_of not in NOT_THE_JOB",
+        "False",
+        "a second process would die of it, and the reason would be lost",
+        tests=(CHILD,),
+    ),
+    Mutant(
+        "a process that stands still is waited for",
+        "TrialChild._await",
+        "not poller.poll(WAIT_S * 1e3)",
+        "not poller.poll(None)",
+        "no new grammar would ever be tried again",
+        tests=(CHILD,),
+    ),
+    Mutant(
+        "numbers that are no exact doubles are followed",
+        "strict_schema",
+        "_check_numbers(exact)",
+        "",
+        "llguidance answers another number, or recurses without an end",
+        tests=("tests/gateway/test_grammar_texts.py",),
+    ),
+    Mutant(
+        "any number of rules is compiled",
+        "_check_count",
+        "num_rules > MAX_RULES",
+        "False",
+        "chains of names would reach the end of a stack",
+        tests=("tests/gateway/test_grammar_texts.py",),
+    ),
+    Mutant(
+        "a grammar ends worker after worker",
+        "grammar_at_fault",
+        "not grammar or most < MOST_ENDED_WORKERS",
+        "True",
+        "one request would end as many workers as it has attempts",
+        tests=(RETRIED,),
+    ),
+    Mutant(
+        "a grammar that has ended workers is followed again",
+        "GrammarChecks._is_bad",
+        "bool(self._bad) and __until > self.clock.now()",
+        "False",
+        "the next request with it would end two more",
+        tests=(CHECKS,),
     ),
     Mutant(
         "a worker that has learnt a grammar sleeps",

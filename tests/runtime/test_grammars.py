@@ -101,9 +101,9 @@ def test_vocabularies_of_pieces_have_bytes_too(tmp_path: Path) -> None:
     found = load_vocabulary(tmp_path, tokenizer.get_vocab_size())
     for token, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
         if token.startswith("<0x"):
-            assert found._tokens[token_id] == bytes.fromhex(token[3:5])
+            assert found.tokens[token_id] == bytes.fromhex(token[3:5])
         elif not token.startswith("<"):
-            assert found._tokens[token_id] == token.replace("\u2581", " ").encode()
+            assert found.tokens[token_id] == token.replace("\u2581", " ").encode()
 
 
 def test_other_vocabularies_are_refused(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from bench.grammar.hostile import hostile
-from gateway.grammars import Asked, GrammarChecks, asked
+from gateway.grammars import Asked, asked
 from gateway.schemas import ChatRequest, parse, parse_json
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest, GrammarFault
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.grammars import compile_grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
+from tests.byte_grammars import check
 
 NAMES = tuple(hostile(0))
 
@@ -28,7 +29,7 @@ def refusal(name: str, vocabulary: Vocabulary) -> str:
     try:
         wanted = asked(parse(ChatRequest, parse_json(json.dumps(body).encode())))
         assert isinstance(wanted, Asked)
-        text = GrammarChecks().check(wanted)
+        text = check(wanted)
         if isinstance(text, BadRequest):
             return text.message
         assert len(text) <= MAX_GRAMMAR_CHARS

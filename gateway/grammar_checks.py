@@ -1,0 +1,111 @@
+"""The grammars that a gateway has had tried: each text, or why no answer can follow it. It remembers some hundreds.
+
+    text_of --new--> trial process --text, or a refusal--> remembered
+       '----known-----------------------------------------^
+
+A grammar that has ended workers is remembered as bad, too, for a while.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from gateway.grammar_fields import GrammarFields
+from gateway.grammars import Asked, asked, asks, refusal
+from protocol.errors import BadRequest, Overloaded
+from protocol.grammar import grammar_name
+from runtime.clock import Clock
+
+MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
+MAX_REMEMBERED_CHARS: Final = 8 * 1024 * 1024  # of their texts
+MAX_WAIT_S: Final = 30.0  # for the grammars of others
+BAD_S: Final = 600.0  # for which a grammar is refused that has ended workers
+Check = Callable[[Asked], str | BadRequest]
+
+
+@dataclass(eq=False)
+class GrammarChecks:
+    """Of one gateway. `check` tries one grammar at a time, in a thread: other requests and streams go on."""
+
+    check: Check
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._known: OrderedDict[bytes, str | BadRequest] = OrderedDict()  # by the digest of what is asked for
+        self._num_chars = 0  # of these
+        self._bad: dict[str, float] = {}  # grammars that have ended workers, by name: until when they are refused
+        self._one = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "grammar trials")
+
+    async def text_of(self, request: GrammarFields) -> str:
+        """The text of the grammar that a request asks for; "" if it asks for none. BadRequest if it cannot be
+        followed, Overloaded if those of others take too long."""
+        if not asks(request):
+            return ""
+        wanted, digest = await asyncio.to_thread(_with_digest, request)
+        if digest not in self._known:
+            async with self._turn():
+                if digest not in self._known:
+                    self._remember(digest, await self._run(wanted))
+        found = self._known[digest]
+        self._known.move_to_end(digest)
+        if isinstance(found, BadRequest):
+            raise BadRequest(found.message, param=found.param)
+        if self._is_bad(found):
+            raise refusal(wanted.field, "workers have ended while they followed this grammar, so it is not followed")
+        return found
+
+    def blame(self, name: str) -> None:
+        """Workers have ended while they followed the grammar of this name. It is refused for BAD_S."""
+        now = self.clock.now()
+        self._bad = {other: until for other, until in self._bad.items() if until > now} | {name: now + BAD_S}
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Has the thread do some work before the next trial."""
+        self._thread.submit(work)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_bad(self, text: str) -> bool:
+        return bool(self._bad) and self._bad.get(grammar_name(text), 0.0) > self.clock.now()
+
+    async def _run(self, wanted: Asked) -> str | BadRequest:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Waits for the grammars of others."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self._one.acquire()
+        except TimeoutError:
+            raise Overloaded(f"the grammars of others have been checked for {MAX_WAIT_S:g} s; try again") from None
+        try:
+            yield
+        finally:
+            self._one.release()
+
+    def _remember(self, digest: bytes, found: str | BadRequest) -> None:
+        """Remembers what was found. Beyond the bounds, what was asked for longest ago is forgotten."""
+        self._known[digest] = found
+        self._num_chars += _num_chars(found)
+        while len(self._known) > MAX_REMEMBERED or self._num_chars > MAX_REMEMBERED_CHARS:
+            self._num_chars -= _num_chars(self._known.popitem(last=False)[1])
+
+
+def _with_digest(request: GrammarFields) -> tuple[Asked, bytes]:
+    """What a request asks for, with a digest of it."""
+    wanted = asked(request)
+    assert wanted is not None, "it asks for something"
+    return wanted, sha256(wanted.key.encode()).digest()
+
+
+def _num_chars(found: str | BadRequest) -> int:
+    return len(found if isinstance(found, str) else found.message)

@@ -1,0 +1,100 @@
+"""The text of a grammar in llguidance's form, which workers compile. llguidance's own code makes most of it from what a
+client sent, so this runs in the process for trials only (gateway/grammar_trials.py).
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from gateway.complaints import short
+from gateway.grammar_schemas import strict_schema
+from gateway.grammars import Asked, refusal
+from protocol.grammar import MAX_GRAMMAR_CHARS
+
+MAX_TAGS: Final = 256
+MAX_RULE_CHARS: Final = 12_000_000  # rules times characters of a GBNF grammar: their conversion takes up to a second
+MAX_RULES: Final = 4_000  # each may be called by the one before; llguidance takes 3 KB of stack for a call
+_RULE: Final = re.compile(r"[?!]?\w+[^:\"/]{0,200}:")  # a line of Lark's spelling that defines a rule begins so
+_LARK: Final = re.compile(r"%llguidance\b|start\s*:")  # a line of Lark's spelling begins so
+
+
+def text_of(asked: Asked) -> str:
+    """The grammar in the form that workers compile. BadRequest if it is none."""
+    try:
+        text = _text(asked)
+    except Exception as error:
+        raise refusal(asked.field, f"cannot be followed: {_line(error)}") from error
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise refusal(asked.field, f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}")
+    return text
+
+
+def _text(asked: Asked) -> str:
+    source = asked.source
+    if asked.kind == "json":
+        if isinstance(source, str):
+            source = json.loads(source)
+        return LLMatcher.grammar_from_json_schema(strict_schema(source, compact=asked.compact))
+    if asked.kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if asked.kind == "choice":
+        texts = [json.dumps(each, ensure_ascii=False) for each in source]
+        # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
+        return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
+    if asked.kind == "ebnf":
+        is_own_form = source.lstrip().startswith("{")  # llguidance's; neither GBNF nor Lark begins so
+        return source if is_own_form else LLMatcher.grammar_from_lark(_lark(source))
+    tags = _tags(json.loads(source) if isinstance(source, str) else source)
+    grammar = StructTag.to_grammar(tags, assume_special=False)
+    return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+
+
+def _lark(source: str) -> str:
+    """EBNF in Lark's spelling. Lines are looked at one by one: a pattern for the whole text takes minutes for a long
+    run of line breaks, and lets no other thread run."""
+    lines = [line.lstrip() for line in source.split("\n")]
+    if any(_LARK.match(line) for line in lines):
+        _check_count(sum(_RULE.match(line) is not None for line in lines))
+        return source
+    num_rules = source.count("::=")
+    _check_count(num_rules)
+    if num_rules * len(source) > MAX_RULE_CHARS:
+        most = MAX_RULE_CHARS // len(source)
+        raise ValueError(f"got {num_rules} rules of {len(source)} characters in all, expected at most {most}")
+    return str(gbnf_to_lark(source))
+
+
+def _check_count(num_rules: int) -> None:
+    """llguidance follows the names of rules by recursion, so as many rules are as many calls within one another."""
+    if num_rules > MAX_RULES:
+        raise ValueError(f"got {num_rules} rules, expected at most {MAX_RULES}")
+
+
+def _tags(source: Any) -> list[StructTag]:
+    """The parts of a structural tag: {structures: [{begin, schema, end}], triggers: [...]}."""
+    structures = source.get("structures") if isinstance(source, dict) else None
+    triggers = source.get("triggers") if isinstance(source, dict) else None
+    lists = (structures, triggers)
+    if not all(isinstance(each, list) and 0 < len(each) <= MAX_TAGS for each in lists):
+        raise ValueError(f"expected an object with 1 to {MAX_TAGS} `structures`, and as many `triggers`")
+    found: list[StructTag] = []
+    assert isinstance(structures, list) and isinstance(triggers, list)
+    for place, each in enumerate(structures):
+        if not isinstance(each, dict) or not isinstance(each.get("begin"), str) or not isinstance(each.get("end"), str):
+            raise ValueError(f"structures[{place}]: expected an object with the texts `begin` and `end`")
+        schema = each.get("schema")
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"structures[{place}]: expected a JSON schema in `schema`")
+        starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
+        if not starts:
+            raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
+        grammar = strict_schema(schema)
+        found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
+    return found
+
+
+def _line(error: Exception) -> str:
+    return short(" ".join(str(error).split()) or type(error).__name__)[1:-1]

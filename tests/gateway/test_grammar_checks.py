@@ -1,0 +1,113 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from gateway import grammar_checks
+from gateway.grammar_checks import BAD_S, MAX_REMEMBERED, MAX_REMEMBERED_CHARS, GrammarChecks
+from gateway.grammars import Asked
+from gateway.schemas import ChatRequest, parse
+from protocol.errors import BadRequest, Overloaded
+from protocol.grammar import grammar_name
+from tests.byte_grammars import check, checks
+from tests.doubles.clock import VirtualClock
+
+NAMES = [f"k{place}" for place in range(1000)]
+LARGE = {
+    "type": "object",
+    "properties": {name: {"type": "string", "pattern": "^[a-z]{2,50}$"} for name in NAMES},
+    "required": NAMES,
+}
+
+
+def request(**fields: Any) -> ChatRequest:
+    return parse(ChatRequest, {"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+def text(made: GrammarChecks, fields: dict[str, Any]) -> str:
+    return asyncio.run(made.text_of(request(**fields)))
+
+
+def test_others_go_on_while_a_grammar_is_compiled() -> None:
+    made, is_held, is_free = checks(), threading.Event(), threading.Event()
+
+    def held(wanted: Asked) -> str | BadRequest:
+        is_held.set()
+        assert threading.current_thread() is not threading.main_thread()
+        assert is_free.wait(60)
+        return check(wanted)
+
+    vars(made)["check"] = held
+
+    async def run() -> None:
+        known = made.text_of(request())
+        slow = asyncio.ensure_future(made.text_of(request(regex="a+")))
+        await asyncio.to_thread(is_held.wait)
+        for _ in range(1000):  # turns of the loop, in each of which streams could be served
+            await asyncio.sleep(0)
+        assert await known == "" and not slow.done()
+        is_free.set()
+        assert await slow
+
+    asyncio.run(run())
+
+
+def test_compiling_leaves_the_interpreter_to_others() -> None:
+    """It takes some 100 ms. Without the lock of the interpreter, this thread could do next to nothing meanwhile."""
+    wanted, num_steps = Asked("guided_json", "json", LARGE), 0
+    with ThreadPoolExecutor(1) as pool:
+        compiled = pool.submit(check, wanted)
+        while not compiled.done():
+            num_steps += 1
+    assert isinstance(compiled.result(), str) and num_steps > 10_000
+
+
+def test_what_was_found_is_remembered_up_to_a_number() -> None:
+    made, compiled = checks(), list[str]()
+
+    def counted(wanted: Asked) -> str | BadRequest:
+        compiled.append(wanted.source)
+        return check(wanted)
+
+    vars(made)["check"] = counted
+    for number in (*range(MAX_REMEMBERED), 0, MAX_REMEMBERED, 0, 1):
+        text(made, {"regex": f"a{number}"})
+    assert len(compiled) == MAX_REMEMBERED + 2, "the second a1 was compiled again, a0 was not"
+
+
+def test_long_grammars_are_forgotten_sooner() -> None:
+    made = checks()
+    vars(made)["check"] = lambda wanted: "x" * (MAX_REMEMBERED_CHARS // 4)
+    for number in range(6):
+        text(made, {"regex": f"a{number}"})
+    assert len(made._known) == 4 and made._num_chars == MAX_REMEMBERED_CHARS
+
+
+def test_a_wait_for_the_grammars_of_others_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checks()
+    monkeypatch.setattr(grammar_checks, "MAX_WAIT_S", 0)
+
+    async def run() -> None:
+        async with made._turn():
+            with pytest.raises(Overloaded, match="the grammars of others"):
+                await made.text_of(request(regex="a+"))
+        monkeypatch.undo()
+        assert await made.text_of(request(regex="a+"))
+
+    asyncio.run(run())
+
+
+def test_a_grammar_that_has_ended_workers_is_refused_for_a_while_in_any_field() -> None:
+    clock = VirtualClock()
+    made = GrammarChecks(check, clock)
+    grammar = 'start: "a" | "b"'
+    good, other = text(made, {"guided_grammar": grammar}), text(made, {"regex": "a+"})
+    made.blame(grammar_name(good))
+    for field in ("guided_grammar", "ebnf"):
+        with pytest.raises(BadRequest, match=f"^{field}: workers have ended while they followed this grammar"):
+            text(made, {field: grammar})
+    assert text(made, {"regex": "a+"}) == other
+    clock.advance(BAD_S)
+    assert text(made, {"guided_grammar": grammar}) == good

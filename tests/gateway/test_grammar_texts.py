@@ -1,0 +1,90 @@
+import json
+from typing import Any
+
+import pytest
+
+from gateway.grammar_fields import MAX_CHOICES
+from gateway.grammar_texts import MAX_RULES
+from gateway.grammars import Asked
+from protocol.errors import BadRequest
+from runtime.native_stack import pool_with_stack
+from tests.byte_grammars import check, matcher_of
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def test_a_choice_of_thousands_of_texts_can_be_followed() -> None:
+    texts = [f"{number} foxes" for number in range(MAX_CHOICES)]
+    matcher = matcher_of(str(check(Asked("guided_choice", "choice", texts))))
+    assert matcher.consume_tokens(list(texts[-1].encode())) and matcher.is_accepting(), matcher.get_error()
+
+
+def test_white_space_between_parts_of_json_is_bounded() -> None:
+    whole = check(Asked("guided_json", "json", SCHEMA))
+    compact = check(Asked("structured_outputs.json", "json", SCHEMA, compact=True))
+    assert isinstance(whole, str) and isinstance(compact, str)
+    assert "{0,24}" in whole and "whitespace_flexible" in compact
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '\n\n   start: "a"',
+        '# told\nstart : "a"',
+        '%llguidance {}\nstart: "a"',
+        'root ::= "a"',
+        "\n" * 99 + 'root ::= "a"',
+    ],
+)
+def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
+    assert isinstance(check(Asked("ebnf", "ebnf", source)), str)
+
+
+def test_rules_that_take_long_to_convert_are_refused() -> None:
+    chain = "\n".join(f'r{place} ::= "x" r{place + 1}' for place in range(3000))
+    found = check(Asked("ebnf", "ebnf", f'root ::= r0\n{chain}\nr3000 ::= "y"'))
+    assert isinstance(found, BadRequest) and "got 3002 rules of" in found.message
+
+
+def test_triggers_have_a_bound() -> None:
+    tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"] * 257}
+    found = check(Asked("structural_tag", "tags", tag))
+    assert isinstance(found, BadRequest) and "as many `triggers`" in found.message
+
+
+@pytest.mark.parametrize("rule", ["r{}: r{}", "?r{} : r{}", "r{} ::= r{}"])
+def test_more_rules_than_a_stack_holds_calls_are_refused(rule: str) -> None:
+    """Each rule names the next one."""
+    first, (left, right) = "root ::= r0" if "::=" in rule else "start: r0", rule.rsplit("r{}", 1)
+    pool = pool_with_stack(1, "trial")
+    for num in (99, MAX_RULES + 1):
+        chain = [rule.format(place, place + 1) for place in range(num)]
+        asked = Asked("ebnf", "ebnf", "\n".join([first, *chain, f'{left.format(num)}"x"{right}']))
+        found = pool.submit(check, asked).result()
+        if num < MAX_RULES:
+            assert isinstance(found, str), found
+        else:
+            assert isinstance(found, BadRequest) and f"rules, expected at most {MAX_RULES}" in found.message
+    pool.shutdown()
+
+
+NUMBERS = [2**53 + 1, -(2**53) - 1, 2**63, -(2**63), -(2**63) + 1, 10**30, -(10**400), 1e300, -1e16]
+
+
+@pytest.mark.parametrize(
+    "number", NUMBERS, ids=lambda number: f"{number:.3}" if isinstance(number, float) else str(number)[:20]
+)
+@pytest.mark.parametrize("place", ["const", "enum", "minimum", "exclusiveMaximum", "multipleOf", "items", "maxLength"])
+def test_numbers_that_are_no_exact_doubles_are_refused_wherever_they_stand(number: float, place: str) -> None:
+    values: dict[str, Any] = {"enum": [1, number], "items": {"anyOf": [{"const": {"a": [number]}}]}}
+    found = check(Asked("guided_json", "json", {place: values.get(place, number)}))
+    assert isinstance(found, BadRequest) and f"got the number {str(number)[:20]}" in found.message
+    unused = check(Asked("guided_json", "json", {"type": "boolean", "default": number, "examples": [number]}))
+    assert isinstance(unused, str)
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 0, -1, 0.5])
+def test_numbers_up_to_the_bound_are_followed(number: float) -> None:
+    found = check(Asked("guided_json", "json", {"const": number}))
+    matcher = matcher_of(str(found))
+    assert matcher.consume_tokens(list(json.dumps(number).encode())) and matcher.is_accepting()

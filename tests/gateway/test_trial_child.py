@@ -1,0 +1,177 @@
+"""The process that tries grammars, as the gateway uses it: real processes, which jobs kill."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import trial_child
+from gateway.grammar_texts import MAX_RULES
+from gateway.grammars import Asked
+from gateway.trial_child import TrialChild, trial_command
+from models.train.train import STORY_FOLDER
+from protocol.errors import BadRequest, Overloaded
+from protocol.grammar import MAX_GRAMMAR_CHARS
+
+GOOD = Asked("guided_regex", "regex", "[a-z]{2,9}")
+EMBEDDED = Asked("guided_grammar", "ebnf", 'start: %json {"const": -9223372036854775807}')  # unending recursion
+
+
+@pytest.fixture
+def child() -> Iterator[TrialChild]:
+    made = TrialChild(trial_command(Path(STORY_FOLDER), 1024))
+    yield made
+    made.close()
+
+
+def refused(found: str | BadRequest) -> str:
+    assert isinstance(found, BadRequest), found
+    assert "\n" not in found.message and len(found.message) < 450
+    return found.message
+
+
+@pytest.mark.slow
+def test_one_process_takes_job_after_job(child: TrialChild) -> None:
+    assert isinstance(child.check(GOOD), str)
+    pid = child.pid
+    told = refused(child.check(Asked("structured_outputs.regex", "regex", "(")))
+    assert told.startswith("structured_outputs.regex: cannot be followed")
+    assert isinstance(child.check(GOOD), str) and child.pid == pid and child.num_starts == 1
+
+
+@pytest.mark.slow
+def test_a_grammar_that_kills_the_process_is_refused_with_the_signal_and_the_next_one_gets_another(
+    child: TrialChild,
+) -> None:
+    assert isinstance(child.check(GOOD), str)
+    told = refused(child.check(EMBEDDED))
+    assert told == "guided_grammar: cannot be followed: it ended the process that tried it (SIGSEGV)"
+    assert child.pid is None
+    assert isinstance(child.check(GOOD), str) and child.num_starts == 2
+
+
+@pytest.mark.slow
+def test_chains_of_names_as_long_as_a_grammar_may_be_do_not_reach_the_end_of_the_stack(child: TrialChild) -> None:
+    """Some 3 KB of stack for a name. The library's usual stack ends after 3,000 of them."""
+    num = MAX_RULES - 2
+    rules = "\n".join(f'a{place}: "y" a{place + 1}' for place in range(num))
+    assert isinstance(child.check(Asked("ebnf", "ebnf", f'start: a0\n{rules}\na{num}: "x"')), str)
+
+    num = (MAX_GRAMMAR_CHARS - 2000) // 40
+    names = [f"d{place}" for place in range(num)]
+    defs = {name: {"$ref": f"#/$defs/{after}"} for name, after in zip(names, [*names[1:], "last"], strict=True)}
+    schema = {"$defs": {**defs, "last": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+    assert isinstance(child.check(Asked("guided_json", "json", schema)), str)
+    assert child.num_starts == 1
+
+
+READY = "import os, signal; os.write(1, bytes(4)); os.read(0, 1); "
+
+
+def ending(how: str) -> TrialChild:
+    """A process that is ready, and does this when it gets a job."""
+    return TrialChild((sys.executable, "-c", READY + how))
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL"])
+def test_a_death_by_the_job_is_told_and_not_tried_again(name: str) -> None:
+    child = ending(f"signal.signal(signal.{name}, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})")
+    assert refused(child.check(GOOD)).endswith(f"cannot be followed: it ended the process that tried it ({name})")
+    assert child.num_starts == 1 and child.pid is None
+
+
+def test_work_without_an_end_is_ended_by_the_kernel() -> None:
+    child = ending("signal.setitimer(signal.ITIMER_PROF, 0.01)\nwhile True: pass")
+    assert refused(child.check(GOOD)).endswith("it takes more than 5 s of work to try") and child.num_starts == 1
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)", "pass"])
+def test_two_processes_that_end_otherwise_refuse_the_grammar(how: str) -> None:
+    child = ending(how)
+    assert refused(child.check(GOOD)).endswith("two processes that tried it have ended") and child.num_starts == 2
+
+
+def test_a_process_without_an_answer_is_killed_and_the_request_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = ending("signal.pause()")
+    child.start()
+    pid = child.pid
+    monkeypatch.setattr(trial_child, "WAIT_S", 0.05)
+    with pytest.raises(Overloaded, match=r"was silent for 0\.05 s; try again"):
+        child.check(GOOD)
+    assert not Path(f"/proc/{pid}").exists() and child.pid is None
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_from_outside_blames_no_grammar(child: TrialChild) -> None:
+    assert isinstance(child.check(GOOD), str)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    assert isinstance(child.check(GOOD), str) and child.num_starts == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_killed_and_the_request_may_be_tried_again(
+    child: TrialChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.start()
+    pid = child.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(trial_child, "WAIT_S", 0.2)
+    with pytest.raises(Overloaded, match=r"was silent for 0\.2 s; try again"):
+        child.check(GOOD)
+    monkeypatch.undo()
+    assert not Path(f"/proc/{pid}").exists()
+    assert isinstance(child.check(GOOD), str)
+
+
+def test_a_process_that_cannot_start_says_so_to_the_request() -> None:
+    with pytest.raises(Overloaded, match="has ended at its start"):
+        TrialChild((sys.executable, "-c", "pass")).check(GOOD)
+
+
+@pytest.mark.slow
+def test_memory_that_a_job_takes_is_bounded(child: TrialChild) -> None:
+    child.start()
+    limits = Path(f"/proc/{child.pid}/limits").read_text()
+    [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert 1 << 30 < int(line.split()[3]) < 4 << 30
+
+
+@pytest.mark.slow
+def test_it_ends_when_the_thread_that_started_it_does() -> None:
+    """So it ends with the gateway, however that ends. The kernel takes the thread for its parent."""
+    child = TrialChild(trial_command(Path(STORY_FOLDER), 1024))
+    thread = threading.Thread(target=child.start)
+    thread.start()
+    thread.join()
+    assert child.pid is not None
+    status = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None and status.si_status == signal.SIGKILL
+    child.close()
+
+
+@pytest.mark.slow
+def test_a_model_without_bytes_for_its_tokens_refuses_all_grammars_with_the_reason(tmp_path: Path) -> None:
+    child = TrialChild(trial_command(tmp_path, 100))
+    try:
+        assert "no tokenizer.json" in refused(child.check(GOOD))
+    finally:
+        child.close()
+
+
+@pytest.mark.slow
+def test_texts_of_any_characters_travel_whole(child: TrialChild) -> None:
+    for source in ("\ud800", "\x00\x7f\u2028🦊", "'\"\\"):
+        found = child.check(Asked("guided_choice", "choice", [source]))
+        assert isinstance(found, str | BadRequest)
+        if isinstance(found, str):
+            assert json.dumps(source, ensure_ascii=False) in found
+    assert child.num_starts == 1
