@@ -181,7 +181,7 @@ def show(
     console.print(table)
 
     if gaps:
-        table = Table(*gaps[0], title="a stream beside hostile grammars, the worst of the rounds")
+        table = Table(*gaps[0], title="a stream beside hostile requests, the worst of the rounds")
         for each in gaps:
             table.add_row(*map(str, each.values()))
         console.print(table)
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=128, help="prompt tokens (default 128)")
     parser.add_argument("--steps", type=int, default=40, help="decode steps of a round (default 40)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each number of rows, in turn (default 5)")
-    parser.add_argument("--beside", type=int, default=3, help="rounds of hostile grammars beside a stream (default 3)")
+    parser.add_argument("--beside", type=int, default=3, help="rounds of hostile requests beside a stream (default 3)")
     asked = parser.parse_args(argv)
 
     sys.setswitchinterval(1e-4)  # as a worker does

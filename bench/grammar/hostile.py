@@ -1,4 +1,5 @@
-"""Grammars that are made to cost much, up to a megabyte and beyond: by name, the fields of a body that ask for one."""
+"""Requests that are made to cost much, most of them by a grammar of up to a megabyte and beyond: by name, the fields of
+a body that ask for it."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,9 +19,48 @@ def hostile(turn: int) -> dict[str, Fields]:
     found["EBNF of 2,000 rules"] = {"ebnf": f"root ::= {starts}\n{rules}"}
     chain = "\n".join(f'r{place} ::= "x{turn}" r{place + 1}' for place in range(5000))
     found["EBNF in a chain of 5,000"] = {"ebnf": f'root ::= r0\n{chain}\nr5000 ::= "y"'}
+    chain = "\n".join(f'r{place}: "x{turn}" r{place + 1}' for place in range(3900))
+    found["EBNF in a chain of 3,900"] = {"guided_grammar": f'start: r0\n{chain}\nr3900: "y"'}
+    found |= _slow_ones(turn)
     found["EBNF of 200,000 line breaks"] = {"ebnf": f"{turn}" + "\n" * 200_000}
     found["EBNF of 3,000 brackets"] = {"ebnf": "root ::= " + "(" * 3000 + f'"{turn}"' + ")" * 3000}
     return found
+
+
+def _slow_ones(turn: int) -> dict[str, Fields]:
+    """Grammars of a few characters, or of one long text: each mask and each read takes much."""
+    long_ones = {"max_tokens": 400, "ignore_eos": True, "n": 8, "seed": turn}
+    text = f"{turn}" + "ab" * 100_000
+    ambiguous = {
+        "ambiguous rules": 'start: e\ne: e e e | e e | "a"',
+        "ambiguous lists": 'start: l\nl: x* | l l\nx: ("a" | "aa" | "aaa")+',
+        "an ambiguous end": 'start: p\np: p p | "(" p ")" | "a" | ""',
+    }
+    found: dict[str, Fields] = {
+        f"{name}, n = 8": {**long_ones, "guided_grammar": f'{each}\nunused: "{turn}"'}
+        for name, each in ambiguous.items()
+    }
+    found["choice of one text of 200,000"] = {"guided_choice": [text], "max_tokens": 64, "n": 4}
+    found["const of 200,000 characters"] = {"guided_json": {"const": text}, "max_tokens": 64, "n": 4}
+    found["number without an end"] = {"guided_grammar": f'start: "{turn}" %json {{"const": -9223372036854775807}}'}
+    return found
+
+
+def large_answers(turn: int) -> dict[str, Fields]:
+    """Answers that are far longer than what asks for them. Each names its own messages, of some 1,900 tokens."""
+    words = f"{turn} " + "the fox went on " * 470
+    asked = {"messages": [{"role": "user", "content": words}], "max_tokens": 2, "seed": turn}
+    return {
+        "scores of a prompt, 20 each, n = 8": {**asked, "prompt_logprobs": 20, "n": 8},
+        "scores of 64 answers, 20 each": {
+            "n": 64,
+            "max_tokens": 64,
+            "logprobs": True,
+            "top_logprobs": 20,
+            "ignore_eos": True,
+            "seed": turn,
+        },
+    }
 
 
 def _schemas(turn: int) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""How long a stream stands still while others ask for hostile grammars: real processes, over HTTP.
+"""How long a stream stands still while others send hostile requests: real processes, over HTTP.
 
-One client reads a stream and notes when each piece comes. Meanwhile another asks for one grammar after another; each
-request fails with its sentence, or gets a few tokens.
+One client reads a stream and notes when each piece comes. Meanwhile another sends one request after another; each fails
+with its sentence, or is answered. Before each comes the same request without what makes it hostile.
 """
 
 import json
@@ -16,11 +16,14 @@ from typing import Any, Final
 
 import httpx
 
-from bench.grammar.hostile import Fields, hostile
+from bench.grammar.hostile import Fields, hostile, large_answers
 from runtime.clock import Clock, MonotonicClock
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess
 
-CALM_REQUESTS: Final = 20  # without grammars, for comparison
+BOUND_MS: Final = 250  # the longest gap that is wanted, unless twice the calm one is longer
+HOSTILE: Final = frozenset(
+    "guided_json guided_grammar guided_choice regex ebnf prompt_logprobs logprobs top_logprobs".split()
+)
 _BODY: Final = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
 _FLAGS: Final = "serve --port 0 --dtype float32"
 
@@ -80,31 +83,45 @@ class Stream:
 
 
 def measure(rounds: int, flags: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A row for each hostile grammar, and first one for requests without: milliseconds, the worst of the rounds."""
-    calm: tuple[str, Fields] = ("none", {})
-    asked = [calm] * CALM_REQUESTS * rounds
-    for turn in range(rounds):
-        asked += hostile(turn).items()
+    """A row for each hostile request: milliseconds, the worst of the rounds; beside the same load without it."""
+    asked = [
+        (name, is_hostile, fields if is_hostile else calm(fields))
+        for turn in range(rounds)
+        for name, fields in (hostile(turn) | large_answers(turn)).items()
+        for is_hostile in (False, True)
+    ]
     with (
         tempfile.TemporaryDirectory() as folder,
         BatonProcess(*_FLAGS.split(), *flags, log=Path(folder) / "log") as baton,
         Stream(baton.url).running() as stream,
         httpx.Client(base_url=baton.url, timeout=PATIENCE_S) as client,
     ):
-        found = [(name, *_ask(client, stream, fields)) for name, fields in asked]
+        found = [(name, is_hostile, *_ask(client, stream, fields)) for name, is_hostile, fields in asked]
 
     rows = []
-    for name in dict.fromkeys(name for name, _ in asked):
-        mine = [each for each in found if each[0] == name]
-        rows.append(
-            {
-                "grammar": name,
-                "status": mine[0][1],
-                "answer ms": round(max(took for _, _, took, _ in mine) * 1e3),
-                "longest gap ms": round(max(gap for _, _, _, gap in mine) * 1e3),
-            }
-        )
+    for name in dict.fromkeys(name for name, *_ in asked):
+        mine = [each[2:] for each in found if each[0] == name and each[1]]
+        beside = [each[4] for each in found if each[0] == name and not each[1]]
+        rows.append(row(name, mine, beside))
     return rows
+
+
+def calm(fields: Fields) -> Fields:
+    """The same request without what makes it hostile."""
+    return {name: value for name, value in fields.items() if name not in HOSTILE}
+
+
+def row(name: str, found: Sequence[tuple[int, float, float]], calm_gaps: Sequence[float]) -> dict[str, Any]:
+    """A line of the table. `found`: (status, seconds until the answer, longest gap in seconds) of each round."""
+    gap, beside = max(gap for _, _, gap in found) * 1e3, max(calm_gaps) * 1e3
+    return {
+        "request": name,
+        "status": found[0][0],
+        "answer ms": round(max(took for _, took, _ in found) * 1e3),
+        "longest gap ms": round(gap),
+        "without it ms": round(beside),
+        "within": "yes" if gap <= max(BOUND_MS, 2 * beside) else "NO",
+    }
 
 
 def _ask(client: httpx.Client, stream: Stream, fields: Fields) -> tuple[int, float, float]:

@@ -1,17 +1,35 @@
-"""A stream goes on beside hostile grammars, of which each is refused or answered."""
+"""A stream goes on beside hostile requests, of which each is refused or answered."""
 
 import pytest
 
-from bench.grammar.hostile import hostile
-from bench.grammar.neighbour import Stream, measure
+from bench.grammar.hostile import hostile, large_answers
+from bench.grammar.neighbour import BOUND_MS, Stream, calm, measure, row
 
 
 @pytest.mark.broad
 def test_each_is_refused_or_answered_beside_a_stream() -> None:
-    rows = {row["grammar"]: row for row in measure(1)}
-    assert {*rows} == {"none", *hostile(0)}
-    assert all(row["status"] in (200, 400) and row["answer ms"] > 0 for row in rows.values())
-    assert rows["none"]["status"] == 200 and rows["schema of a megabyte"]["status"] == 400
+    rows = {found["request"]: found for found in measure(1)}
+    assert {*rows} == {*hostile(0), *large_answers(0)}
+    assert all(found["status"] in (200, 400) and found["answer ms"] > 0 for found in rows.values())
+    assert rows["schema of a megabyte"]["status"] == 400 and rows["scores of 64 answers, 20 each"]["status"] == 200
+
+
+def test_what_makes_a_request_hostile_is_left_out_for_comparison() -> None:
+    for name, fields in (hostile(0) | large_answers(0)).items():
+        assert calm(fields) != fields, name
+    assert calm({"n": 2, "regex": "a", "max_tokens": 3}) == {"n": 2, "max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("gaps_ms", "calm_ms", "is_within"),
+    [((50, 249), 10, "yes"), ((50, 251), 10, "NO"), ((399, 1), 200, "yes"), ((401, 1), 200, "NO")],
+)
+def test_a_gap_is_held_against_a_bound_and_against_twice_the_calm_one(
+    gaps_ms: tuple[int, int], calm_ms: int, is_within: str
+) -> None:
+    assert BOUND_MS == 250
+    found = row("x", [(200, 1.0, gap / 1e3) for gap in gaps_ms], [calm_ms / 1e3, 0.001])
+    assert (found["longest gap ms"], found["without it ms"], found["within"]) == (max(gaps_ms), calm_ms, is_within)
 
 
 def test_gaps_are_within_one_stream_and_overlap_what_is_asked_for() -> None:
