@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from deploy.layout import ProcessSpec
@@ -68,6 +69,7 @@ class ChildProcess:
         self.ready: Mapping[str, Any] | None = None  # its "ready" event
         self.failure = self.failure_code = ""  # of its "failed" event
         self.failed_at = 0.0  # when it sent that, by its own clock, which all processes of a host share
+        self.paused_at: float | None = None  # when its last pause was over, or when it was last seen to be stopped
         self.last_line = ""  # of its log, or a malformed status event
         self.killed_because = ""
         self.ended_for_another = False  # it was killed because another process of its unit had ended
@@ -120,6 +122,13 @@ class ChildProcess:
         lines = self._log.read()
         self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
         return lines
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) has stopped it, and none has let it go on."""
+        if self.popen.poll() is not None:
+            return False
+        stat = Path(f"/proc/{self.popen.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[0] in "Tt"
 
     def kill_group(self) -> None:
         """Sends SIGKILL to the process group, once: later the number may belong to another group."""

@@ -26,6 +26,7 @@ SILENCE_S = 600.0  # a start that sends no status event for this long has failed
 GRACE_S = 5.0  # if nobody says otherwise
 AT_ONCE_S = 2.0  # from a second signal to SIGKILL
 LAST_WORDS_S = 30.0  # from a process's status "failed" to its end
+PAUSE_FELT_S = 5.0  # between a pause and a failure that may follow from it
 _TURN_S = 0.1
 
 
@@ -59,6 +60,11 @@ class Unit:
     def culprit(self) -> ChildProcess:
         """The process that ended first, once all have ended. Of several that blame the group, the first to say so."""
         return min(self.children, key=lambda child: (_lateness(child), child.failed_at))
+
+    def paused_around(self, failed_at: float) -> tuple[str, ...]:
+        """Those of its processes that were paused at this moment, or shortly before or after it."""
+        pauses = {child.name: child.paused_at for child in self.children if child.paused_at is not None}
+        return tuple(name for name, at in pauses.items() if abs(at - failed_at) <= PAUSE_FELT_S)
 
 
 def _lateness(child: ChildProcess) -> int:
@@ -237,6 +243,8 @@ class Launcher:
                     self._console.ready(child.name, event)
             elif event["event"] == "alive":
                 child.is_beating = True
+                if "paused_s" in event:
+                    child.paused_at = float(event["at"])
             elif event["event"] == "leaving":
                 child.leaves_until = child.heard_at + float(event["bound_s"])
                 if event["requests"]:
@@ -245,8 +253,18 @@ class Launcher:
                 child.failure = str(event.get("error") or "no reason given")
                 child.failure_code = str(event.get("code", ""))
                 child.failed_at = float(event.get("at", child.heard_at))
+                self._note_stopped(child)
             elif not child.is_restart:
                 self._console.loading(child.name, event)
+
+    def _note_stopped(self, failed: ChildProcess) -> None:
+        """A process has failed, perhaps because another one of its unit is paused. That one is killed before it could
+        say so: here the kernel says it."""
+        for unit in self._units.values():
+            if failed in unit.children:
+                for child in unit.children:
+                    if child.is_stopped():
+                        child.paused_at = failed.failed_at
 
     def _drain(self, child: ChildProcess) -> None:
         """Reads until the pipes are closed or empty: a process outside the group may hold them open."""
@@ -285,6 +303,7 @@ class Launcher:
             child.failure_code,
             was_ready=child.ready is not None,
             killed_because=child.killed_because,
+            paused=unit.paused_around(child.failed_at),
         )
 
 

@@ -25,6 +25,7 @@ from runtime.settings import (
 Workers = Annotated[int, Field(ge=0, le=256)]
 MAX_RANKS: Final = 256  # of one group
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Restarts = Annotated[int, Field(ge=0, le=1000000)]
 COMMANDS = {
     "serve": "start a gateway and workers on this machine",
     "gateway": "start a gateway alone; workers join it, also from other hosts",
@@ -105,9 +106,9 @@ class Rules:
     """How processes that end or hang are started again (supervisor.py)."""
 
     # fmt: off
-    max_restarts: Annotated[int, Field(ge=0, le=1000000), Flag(
-        "how often in a row a process that ends is started again, with growing waits; 0: never",
-        group=Group.LOSS, commands=SERVERS)] = 5
+    max_restarts: Annotated[Restarts | None, Flag(
+        "most starts in a row of a process that ends again and again, with waits that grow to 30 s; 0: none",
+        group=Group.LOSS, commands=SERVERS, unset="no limit")] = None
     hang_limit_s: Annotated[float, Field(ge=0), Flag(
         "a process without a sign of life for so long (stopped, or hung) is killed and started again; 0: never",
         group=Group.LOSS, commands=SERVERS)] = 10

@@ -134,6 +134,7 @@ class Ended:
     failure_code: str = ""
     was_ready: bool = True
     killed_because: str = ""  # why the supervisor killed it
+    paused: tuple[str, ...] = ()  # processes of its unit that were paused when it failed, or shortly before
 
 
 def describe_leaving(name: str, num_requests: int, bound_s: float) -> str:

@@ -16,6 +16,7 @@ from gateway.flushes import Flush, Flushes
 from gateway.limits import NO_LIMITS, Limits, limits_of
 from gateway.members import DROPPED, Change, WorkerKey
 from gateway.membership import Membership
+from gateway.presence import Presence
 from gateway.retries import RetryRules
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
@@ -186,6 +187,7 @@ class Control:
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
 
         self.membership = membership
+        self.presence = Presence(clock.now())
         self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame)
 
     def start(self) -> None:
@@ -316,6 +318,8 @@ class Control:
             self.joined[str(member.role)] += 1
             place = {} if member.place is None else asdict(member.place)
             log.info("worker joined", worker=member.key.worker_id, role=str(member.role), **place)
+        if change.joined or change.lost:
+            self.presence.note(self.membership, change, self._clock.now())
         if change.joined:
             self.dispatch.rescue()
 
@@ -335,6 +339,7 @@ class Control:
         """A worker leaves, and its group with it: what they have not begun goes to others, what they have is waited
         for."""
         unit = self.membership.leaving(key)
+        self.presence.note(self.membership, Change(), self._clock.now())
         for member in unit:
             log.info("worker leaves", worker=member.key.worker_id)
         for member in unit:

@@ -108,7 +108,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
         missing = service.control.membership.missing
         if missing is None:
             return json_response({"status": "ok"})
-        raise Unavailable(missing)
+        raise Unavailable(service.control.presence.describe(missing, service.clock.now()))
 
     @app.get("/workers", responses=errors())
     async def workers() -> Response:

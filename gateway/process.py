@@ -22,6 +22,7 @@ from gateway.membership import Membership
 from gateway.metrics import Metrics, add_control
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.retries import RetryRules
+from gateway.role_metrics import add_roles
 from gateway.service import Admission, ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
@@ -167,6 +168,7 @@ class Gateway:
         requests = self.control.dispatch.requests
         metrics = Metrics(names.first)
         add_control(metrics.registry, self.control, self._control_socket.refused)
+        add_roles(metrics.registry, self.control, clock)
 
         self.service = Service(
             names=names,

@@ -38,15 +38,17 @@ async def deployed(arguments: Sequence[str], command: Sequence[str] = SERVE) -> 
 
 
 @asynccontextmanager
-async def deployment(arguments: Sequence[str], command: Sequence[str] = SERVE) -> AsyncIterator[Deployment]:
-    """Like `deployed`, with the process and its output."""
+async def deployment(
+    arguments: Sequence[str], command: Sequence[str] = SERVE, num_lines: int = _TAIL_LINES
+) -> AsyncIterator[Deployment]:
+    """Like `deployed`, with the process and the last `num_lines` of its output."""
     child = await asyncio.create_subprocess_exec(
         *tied((*command, *arguments)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     assert child.stdout is not None
     drain: asyncio.Task[None] | None = None
     try:
-        running = Deployment(await _ready_url(child.stdout), child.pid, deque(maxlen=_TAIL_LINES))
+        running = Deployment(await _ready_url(child.stdout), child.pid, deque(maxlen=num_lines))
         drain = asyncio.create_task(_drain(child.stdout, running.said))
         yield running
     finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from model.draft import Draft
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, MemoryShort
 from protocol.kv_layout import ITEM_BYTES, KvLayout
 from runtime.model_config import ModelConfig
 
@@ -56,7 +56,7 @@ def choose_kv_size(
     A page takes bytes from each of the `budgets`: the device's, and the host's if KV has a twin there.
 
     Without `max_total_tokens`, a lower `demand_tokens` replaces those requests, but one full context always fits. Both
-    are rounded up to whole pages. ConfigError if memory is too small for one full context.
+    are rounded up to whole pages. MemoryShort if memory is too small for one full context.
     """
     needed = layout.num_pages(context_length)
     if max_total_tokens is not None and layout.num_pages(max_total_tokens) < needed:
@@ -78,7 +78,7 @@ def choose_kv_size(
 
     pages, limited_by = min(limits, key=lambda limit: limit[0])
     if pages < needed:
-        raise ConfigError(
+        raise MemoryShort(
             f"KV memory: one context of {context_length} tokens takes {(needed + 1) * page_bytes / _MIB:.0f} MiB, but"
             f" {max(usable, 0) / _MIB:.0f} MiB are left for a worker ({budget.available_bytes / _MIB:.0f} MiB available"
             f" to {budget.workers} on {budget.place}); lower the context length or free memory"
@@ -127,12 +127,13 @@ def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
 def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
     """Bytes of host memory for KV that gives way: `gib` GiB at most, and no more than `most_tokens` tokens take.
 
-    ConfigError if the host does not have them, or if they hold no page.
+    MemoryShort if the host does not have them, ConfigError if they hold no page.
     """
     wanted = min(gib << 30, layout.num_pages(most_tokens) * layout.all_page_bytes)
     least = layout.all_page_bytes
     if not least <= wanted <= budget.usable_bytes:
-        raise ConfigError(
+        kind = ConfigError if wanted < least else MemoryShort
+        raise kind(
             f"retract_host_gib: got {gib}, of which {wanted / _MIB:.0f} MiB are needed, expected at least"
             f" {least / _MIB:.1f} MiB (a page of KV) and at most {max(budget.usable_bytes, 0) / _MIB:.0f} MiB, which"
             f" {budget.place} has left for this worker",

@@ -13,7 +13,8 @@
     │   ├── Retraction        it had to give way, because KV memory is full         HTTP 503
     │   └── KvNotDelivered    its KV did not arrive at the decode worker            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
-    │   └── AddressInUse      another process listens where this one should         (exit status 2)
+    │   ├── AddressInUse      another process listens where this one should         (exit status 2)
+    │   └── MemoryShort       too little memory is free at present                  (exit status 2)
     ├── CheckpointError       a model folder cannot be served                       (exit status 2)
     ├── WireError             a message or frame from a peer is malformed           (counted, dropped)
     │   └── LayoutMismatch    two workers hold KV of different shape or model       (pair refused)
@@ -119,6 +120,12 @@ class AddressInUse(ConfigError):
     """Another process listens on this address. It may end soon, so a later start may succeed."""
 
     code = "address_in_use"
+
+
+class MemoryShort(ConfigError):
+    """Too little memory is free for what the settings ask for. Others may free some, so a later start may succeed."""
+
+    code = "memory_short"
 
 
 class CheckpointError(BatonError, ValueError):

@@ -22,6 +22,7 @@ EXIT_REFUSED = 3  # the gateway refuses this worker
 EXIT_BROKEN = 4  # it served, then every launch failed
 MAX_STATUS_BYTES = 4096  # the most that a pipe writes in one piece
 ALIVE_S = 1.0  # between two signs of life
+LATE_S = 1.0  # between two turns of a main loop, which turns several times a second: the process was paused, or starved
 _PR_SET_PDEATHSIG = 1
 
 
@@ -149,6 +150,7 @@ class StatusPipe:
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
         self._alive_at = 0.0
+        self._turned_at: float | None = None
         if fd is not None:
             os.set_inheritable(fd, False)
             os.set_blocking(fd, False)  # a paused launcher must not block this process
@@ -162,9 +164,15 @@ class StatusPipe:
         self.send("ready", **details)
 
     def alive(self, now: float) -> None:
-        """The main loop turns. Call it at every turn; it writes once a second. `now` is in seconds of one clock. After
-        the first sign of life, the launcher takes a long silence for a hang."""
-        if now >= self._alive_at:
+        """The main loop turns. Call it several times a second; it writes once a second. `now` is in seconds of one
+        clock. After the first sign of life, the launcher takes a long silence for a hang. After a pause it says at once
+        how long that was: if the process ends because others have missed it, it is not to blame."""
+        late_s = 0.0 if self._turned_at is None else now - self._turned_at
+        self._turned_at = now
+        if late_s > LATE_S:
+            self._alive_at = now + ALIVE_S
+            self.send("alive", paused_s=round(late_s, 3), at=now)
+        elif now >= self._alive_at:
             self._alive_at = now + ALIVE_S
             self.send("alive")
 

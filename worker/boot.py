@@ -186,6 +186,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         device_is_broken = broken.at_device
         raise
     finally:
+        status.alive(clock.now())  # a pause may have ended the loop before it could tell
         waits = group.is_alone and not device_is_broken
         close_all(link, ranks, gateway, executor, security, context, waits=waits)
     end_process(0)

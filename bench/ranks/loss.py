@@ -94,9 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=2, help="ranks of each group (default 2)")
     asked = parser.parse_args(argv)
 
-    flags = (
-        f"--port 0 --prefill 0 --decode 0 --unified 2 --dp-size {asked.size} --enable-dp-attention --max-restarts 1000"
-    )
+    flags = f"--port 0 --prefill 0 --decode 0 --unified 2 --dp-size {asked.size} --enable-dp-attention"
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SIGNALS}
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 
 from bench.soak.run import Findings, Plan, Soak
+from bench.soak.starts import Starts, endings
 from bench.soak.watch import Growth, Watch
 from bench.soak.work import Verdict
 from loadtest.__main__ import WIDTH, guarded_run
@@ -27,9 +28,10 @@ from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 30.0
-# Unless the command line says otherwise. Faults may hit one process again and again.
-_FLAGS = {"--dtype": "float32", "--max-total-tokens": "16384", "--max-restarts": "1000"}
+# Unless the command line says otherwise. There is no --max-restarts: faults may hit one process again and again.
+_FLAGS = {"--dtype": "float32", "--max-total-tokens": "16384"}
 _LOG_LINES = 40
+_KEPT_LINES = 200_000  # of the log: every end of a process is in them
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,25 @@ class Outcome:
     said: Sequence[str]  # the last lines of the deployment's log
     ends: Sequence[str] = ()  # of these, and of some before: which processes ended, as the launcher says it
 
+    @property
+    def starts(self) -> Starts:
+        """How often something was started again."""
+        return Starts.told_in(self.ends)
+
     def problems(self) -> list[str]:
-        """Everything that is wrong, a line each."""
+        """Everything that is wrong, a line each. A pause costs no counted start."""
         grown = [f"{growth.name} grew" for growth in self.growths if growth.is_flat is False]
-        return [*self.findings.problems(), *grown, *(f"left behind: {orphan}" for orphan in self.orphans)]
+        counted, kills = self.starts.counted, self.findings.num_kills
+        extra = [f"{counted} starts were counted, for {kills} kills"] if counted > kills else []
+        orphans = [f"left behind: {orphan}" for orphan in self.orphans]
+        return [*self.findings.problems(), *extra, *grown, *orphans]
 
 
 async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Console) -> Outcome:
     """Starts a deployment, runs the plan on it and stops it."""
     said: Sequence[bytes] = ()
     with held_port() as port:  # a gateway that is started again must get the same port
-        async with deployment(arguments, (*SERVE[:-2], "--port", str(port))) as running:
+        async with deployment(arguments, (*SERVE[:-2], "--port", str(port)), _KEPT_LINES) as running:
             watch = Watch(running.pid)
             watch.look(clock.now())
             run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
@@ -63,17 +73,11 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
             await run.run()
             watch.look(clock.now())
             said = running.said
-
     _, alive = psutil.wait_procs(watch.processes(), ORPHANS_S)
     left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
     orphans = [f"process {pid}" for pid in sorted(left)]
     words = [line.decode(errors="replace") for line in said]
     return Outcome(run.findings, watch.growths(), orphans, words[-_LOG_LINES:], endings(words))
-
-
-def endings(lines: Sequence[str]) -> list[str]:
-    """The lines in which the launcher says that a process has ended. More than faults: something else ended one."""
-    return [line for line in lines if " error baton " in line]
 
 
 def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
@@ -105,6 +109,13 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
     events = new_table(markdown, "counted", "in all", "of each")
     for words, counts in findings.counted.shown().items():
         events.add_row(words, str(sum(counts.values())), ", ".join(f"{key} {count}" for key, count in counts.items()))
+    starts = outcome.starts
+    events.add_row("kills", str(findings.num_kills), f"{starts.counted} starts that count as failures")
+    events.add_row("pauses", str(findings.num_pauses), f"{starts.after_pauses} starts that do not count")
+    if plan.is_storm:
+        healed = "not in time" if findings.healed_s is None else f"{findings.healed_s:.1f} s after its last fault"
+        events.add_row("faults for which no process was there", str(findings.num_missed), "")
+        events.add_row("all served after the storm", "", healed)
     if findings.rests:
         launches = sum(rest.launches or 0 for rest in findings.rests)
         seconds = f"{sum(rest.seconds for rest in findings.rests):.0f} s in all, with {launches} launches"
@@ -124,6 +135,9 @@ def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict
         "error_codes": dict(findings.error_codes),
         "tokens": findings.num_tokens,
         "faults": [asdict(hit) for hit in findings.hits],
+        "starts": asdict(outcome.starts),
+        "missed": findings.num_missed,
+        "healed_s": findings.healed_s,
         "at_rest": findings.at_rest,
         "counted": findings.counted.shown(),
         "rests": [asdict(rest) for rest in findings.rests],
@@ -153,7 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Status 1 if anything is wrong, 2 for wrong arguments or a deployment that does not start."""
     asked = _parser().parse_args(argv)
     counts = {"prefill": asked.prefill, "decode": asked.decode, "unified": asked.unified}
-    roles = {"gateway": 1, **{role: count for role, count in counts.items() if count}}
+    roles = sorted(("gateway", *(role for role, count in counts.items() if count)))
+    if unknown := [role for role in asked.hit or () if role not in roles]:
+        print(f"soak: error: --hit: got {unknown[0]!r}, expected some of {', '.join(roles)}", file=sys.stderr)
+        return 2
 
     plan = Plan(
         asked.seconds,
@@ -163,10 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked.asks,
         asked.vocab,
         asked.seed,
-        roles,
+        tuple(asked.hit or roles),
         pause_s=asked.pause,
         work_s=asked.work,
         rest_s=asked.rest,
+        is_storm=asked.storm,
     )
     flags = {**_FLAGS, **{f"--{role}": str(count) for role, count in counts.items()}}
     arguments = [*serve_flags(flags, asked.serve), *asked.serve]
@@ -187,7 +205,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.soak",
         description="A deployment under mixed load, with clients that leave and a fault every so often. Ends with "
         "status 1 if anything is wrong, lost, grown or left behind.",
-        epilog="For a minute: make soak ARGS='--seconds 60 --fault-every 12'. Too short to see growth.",
+        epilog="For a minute: make soak ARGS='--seconds 60 --fault-every 12'. Too short to see growth. A storm: "
+        "make soak ARGS='--storm --seconds 300 --fault-every 6 --hit prefill,decode'.",
     )
     parser.add_argument("--seconds", type=_positive, default=1200.0, help="of load (default 1200)")
     parser.add_argument("--clients", type=int, default=8, help="requests at a time (default 8)")
@@ -198,6 +217,12 @@ def _parser() -> argparse.ArgumentParser:
         default=20.0,
         help="seconds between faults (default 20); 0: no faults; a run is longer where recoveries are",
     )
+    parser.add_argument(
+        "--storm",
+        action="store_true",
+        help="faults come whether or not those before have healed, and pauses last 0.5 to 8 s; all serve 60 s later",
+    )
+    parser.add_argument("--hit", type=_roles, help="roles whose processes are hit (default: all): prefill,decode")
     parser.add_argument("--pause", type=_seconds, default=0.0, help="mean random pause of a client (default 0)")
     parser.add_argument("--work", type=_positive, default=30.0, help="seconds between two rests (default 30)")
     parser.add_argument("--rest", type=_seconds, default=0.0, help="seconds in which nobody asks (default 0: none)")
@@ -211,6 +236,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
 
     return parser
+
+
+def _roles(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _seconds(text: str) -> float:

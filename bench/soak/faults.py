@@ -15,6 +15,7 @@ import psutil
 
 GONE_S = 60.0  # time for a process to end or to stand still after a signal
 STOPPED_S = 5.0  # how long SIGSTOP lasts: longer than the 2 s after which a silent worker is lost
+SHORTEST_S, LONGEST_S = 0.5, 8.0  # of a pause in a storm: from one that nobody notices to one shorter than --hang-limit
 _LOOK_S = 0.02
 
 
@@ -47,6 +48,28 @@ def schedule(seed: int, roles: Sequence[str]) -> Iterator[tuple[Fault, str]]:
                 yield faults[(number + turn) % len(faults)], role
 
 
+@dataclass(frozen=True)
+class Stroke:
+    """One fault of a storm: `at` seconds after its beginning, on a process drawn by `draw` (in [0, 1)) among those that
+    live then. `stopped_s`: how long a pause lasts."""
+
+    at: float
+    fault: Fault
+    draw: float
+    stopped_s: float
+
+
+def storm(seed: int, faults: Sequence[Fault], every_s: float, seconds: float) -> list[Stroke]:
+    """A fault of a random kind each `every_s`, whether or not those before have healed. The kinds are equally frequent:
+    in every round each comes once."""
+    rng, found = random.Random(seed), list[Stroke]()
+    while len(found) < int(seconds / every_s):
+        for fault in rng.sample(list(faults), len(faults)):
+            at = (len(found) + 0.5) * every_s
+            found.append(Stroke(at, fault, rng.random(), rng.uniform(SHORTEST_S, LONGEST_S)))
+    return found[: int(seconds / every_s)]
+
+
 def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
     """The children of a deployment by role: gateway, prefill, decode, unified."""
     found: dict[str, list[psutil.Process]] = {}
@@ -59,22 +82,23 @@ def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
     return found
 
 
-async def inject(fault: Fault, victim: psutil.Process) -> bool:
-    """Injects a fault. Returns whether it took effect. A stopped process is continued, if it still lives."""
+async def inject(fault: Fault, victim: psutil.Process, stopped_s: float = STOPPED_S) -> bool:
+    """Injects a fault. Returns whether it took effect. A process that is stopped goes on after `stopped_s`, if it still
+    lives."""
     try:
         if fault is Fault.STOP:
-            return await _stand_still(victim)
+            return await _stand_still(victim, stopped_s)
         victim.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
         return False  # it had just ended by itself
     return await _comes_to(victim, None, GONE_S)
 
 
-async def _stand_still(victim: psutil.Process) -> bool:
+async def _stand_still(victim: psutil.Process, stopped_s: float) -> bool:
     victim.send_signal(signal.SIGSTOP)
     try:
         stood = await _comes_to(victim, psutil.STATUS_STOPPED, GONE_S)
-        await asyncio.sleep(STOPPED_S)
+        await asyncio.sleep(stopped_s)
         return stood
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,21 +1,21 @@
 """The soak run: clients, rests, faults and the watch, side by side on one deployment; then it must come to rest.
 
-work.py has the requests and their verdicts, phases.py rests, faults.py hits processes, watch.py judges growth.
+work.py has the requests and their verdicts, phases.py rests, faults.py hits processes, fleet.py asks how the workers
+are, watch.py judges growth.
 """
 
 import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
-import orjson
 import psutil
 
-from bench.soak.faults import Fault, Hit, inject, roles_of, schedule
+from bench.soak.faults import Fault, Hit, Stroke, inject, roles_of, schedule, storm
+from bench.soak.fleet import Fleet
 from bench.soak.phases import Counted, Rest
 from bench.soak.watch import Watch
 from bench.soak.work import Answer, Ask, Heard, Turn, Verdict, asks, judge, turns
@@ -26,8 +26,7 @@ from runtime.clock import Clock
 
 REQUEST_S = 90.0  # a request without an answer by then is lost
 RECOVER_S = 120.0
-REST_S = 60.0
-_LOOK_S = 0.2
+HEALED_S = 60.0  # after the last fault of a storm: more than the longest wait before a start, and the start
 _BREATH_S = 0.5  # pause of a client that got no answer
 _AFTER_OUTAGE_S = 1.0
 _MAX_TOLD = 5
@@ -46,10 +45,11 @@ class Plan:
     num_asks: int
     vocab: int
     seed: int
-    roles: Mapping[str, int]  # number of workers of each role
+    roles: tuple[str, ...]  # whose processes are hit
     pause_s: float = 0.0
     work_s: float = 0.0
     rest_s: float = 0.0
+    is_storm: bool = False  # faults come whether or not those before have healed
 
 
 @dataclass
@@ -65,20 +65,36 @@ class Findings:
     num_tokens: int = 0
     rests: list[Rest] = field(default_factory=list)
     counted: Counted = field(default_factory=Counted)
+    num_missed: int = 0  # faults of a storm for which no process was there
+    healed_s: float | None = None  # from the end of a storm until everything served; None: it did not, or no storm
 
     def counts(self) -> str:
         """The verdicts so far: `80 exact, 3 error`."""
         return ", ".join(f"{number} {verdict}" for verdict, number in self.verdicts.items() if number) or "no answers"
 
+    @property
+    def num_kills(self) -> int:
+        """Processes that were killed."""
+        return sum(hit.landed and hit.fault is Fault.KILL for hit in self.hits)
+
+    @property
+    def num_pauses(self) -> int:
+        """Processes that were stopped, and went on."""
+        return sum(hit.landed and hit.fault is Fault.STOP for hit in self.hits)
+
     def problems(self) -> list[str]:
         """Everything that is wrong, a line each."""
         bad = [f"{self.verdicts[word]} {word}" for word in (Verdict.WRONG, Verdict.LOST) if self.verdicts[word]]
         bad += [f"{hit.fault} of {hit.role} {hit.pid} had no effect" for hit in self.hits if not hit.landed]
-        bad += [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if hit.recovered_s is None]
+        unhealed = [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if not self._is_healed(hit)]
+        bad += dict.fromkeys(unhealed)
         bad += [] if self.verdicts[Verdict.EXACT] else ["not one exact answer"]
         bad += [] if self.at_rest else ["the ledger did not come to rest"]
         bad += [f"{rest.launches} launches in {rest.seconds:.0f} s of rest" for rest in self.rests if rest.launches]
         return [*bad, *([self.ended_early] if self.ended_early else [])]
+
+    def _is_healed(self, hit: Hit) -> bool:
+        return hit.recovered_s is not None or self.healed_s is not None
 
 
 class Soak:
@@ -102,17 +118,18 @@ class Soak:
 
         self._began = 0.0
         self._known: dict[Ask, Answer] = {}
-        self._outage: tuple[float, float] = (0.0, 0.0)  # the gateway's last one
+        self._num_outages = 0  # of the gateway, at present
+        self._outage_ended = 0.0
         self._over = asyncio.Event()
         self._may_ask = asyncio.Event()
         self._num_asking = 0
         self._nobody_asks = asyncio.Event()
         self._nobody_asks.set()
-        self._complete: Counter[str] = Counter()  # workers by role, ranks each
+        self._fleet = Fleet(self._server, clock)
 
     async def learn(self) -> None:
         """Learns the answer to each ask alone and undisturbed. Then all are asked at once, streamed, and must agree."""
-        self._complete = _by_role(await self._workers())
+        await self._fleet.learn()
         for ask in asks(self._plan.seed, self._plan.num_asks, self._plan.vocab):
             heard = await self._one(Turn(ask, False, None))
             if heard.status != 200 or not heard.done:
@@ -138,14 +155,14 @@ class Soak:
             ]
 
             if self._plan.fault_every_s:
-                await self._faults(start)
+                await (self._storm if self._plan.is_storm else self._faults)(start)
             if not self.findings.ended_early:
                 await self._until(start + self._plan.seconds)
             self._over.set()
             self._may_ask.set()
             await asyncio.gather(*clients, rests)
         await self._count()
-        self.findings.at_rest = bool(await self._rows_at_rest())
+        self.findings.at_rest = bool(await self._fleet.rows_at_rest())
 
     # ---- clients ----
 
@@ -198,8 +215,7 @@ class Soak:
         return heard
 
     def _gateway_was_out(self, since: float) -> bool:
-        _, end = self._outage
-        return end > since
+        return self._num_outages > 0 or self._outage_ended > since
 
     # ---- rests ----
 
@@ -216,10 +232,10 @@ class Soak:
 
     async def _rest(self) -> None:
         """One rest. A worker may tell of its last launches a heartbeat later, so it is at rest in two looks before."""
-        await self._rows_at_rest()
-        before, began = await self._rows_at_rest(), self._clock.now()
+        await self._fleet.rows_at_rest()
+        before, began = await self._fleet.rows_at_rest(), self._clock.now()
         await self._until(began + self._plan.rest_s)
-        after, took_s = await self._rows_at_rest(), self._clock.now() - began
+        after, took_s = await self._fleet.rows_at_rest(), self._clock.now() - began
         if before and after:  # else a fault came, or the end of the run will say that there is no rest
             self.findings.rests.append(Rest.between(before, after, round(took_s, 1)))
 
@@ -229,7 +245,7 @@ class Soak:
         """Injects as many faults as the planned time has room for, each in the middle of its period. Slow recoveries
         make the run longer: no fault is left out, and some undisturbed time comes before each."""
         every = self._plan.fault_every_s
-        planned = islice(schedule(self._plan.seed, sorted(self._plan.roles)), int(self._plan.seconds / every))
+        planned = islice(schedule(self._plan.seed, self._plan.roles), int(self._plan.seconds / every))
         for number, (fault, role) in enumerate(planned):
             await self._until(max(start + (number + 0.5) * every, self._clock.now() + every * _QUIET_SHARE))
             if not await self._hit(fault, role):
@@ -245,34 +261,68 @@ class Soak:
         victim = random.Random(f"{self._plan.seed}/{len(self.findings.hits)}").choice(victims)
 
         at = self._clock.now()
-        if role == "gateway":
-            self._outage = (at, float("inf"))
-
-        landed = await inject(fault, victim)
-        recovered = await self._recovers(None if fault is Fault.STOP else victim.pid, self._clock.now())
+        async with self._outage_of(role):
+            landed = await inject(fault, victim)
+            gone = None if fault is Fault.STOP else victim.pid
+            recovered = await self._fleet.recovers(gone, self._clock.now(), RECOVER_S)
         took_s = round(self._clock.now() - at, 2) if recovered else None
 
-        self.findings.hits.append(hit := Hit(fault, role, victim.pid, at, landed, took_s))
-        self._tell(f"{at - self._began:5.0f} s  {describe(hit)}; so far {self.findings.counts()}")
-        if role == "gateway":
-            self._outage = (at, self._clock.now() + _AFTER_OUTAGE_S)
+        self._note(hit := Hit(fault, role, victim.pid, at, landed, took_s), describe(hit))
+        return not self._has_ended()
 
-        if not psutil.pid_exists(self._running.pid) or not roles_of(self._running.pid):
-            self.findings.ended_early = "the deployment ended"
+    async def _storm(self, start: float) -> None:
+        """Injects each fault at its time, whether or not those before have healed. Then everything must serve in
+        time."""
+        plan = self._plan
+        async with asyncio.TaskGroup() as group:
+            for stroke in storm(plan.seed, tuple(Fault), plan.fault_every_s, plan.seconds):
+                await self._until(start + stroke.at)
+                group.create_task(self._strike(stroke))
+        over = self._clock.now()
+        if await self._fleet.recovers(None, over, HEALED_S):
+            self.findings.healed_s = round(self._clock.now() - over, 2)
+        if not self._has_ended():
+            await self._until(self._clock.now() + plan.fault_every_s)
+
+    async def _strike(self, stroke: Stroke) -> None:
+        """One fault of a storm."""
+        found = roles_of(self._running.pid)
+        victims = [(role, process) for role in self._plan.roles for process in found.get(role, ())]
+        if not victims:
+            self.findings.num_missed += 1
+            return
+        role, victim = victims[int(stroke.draw * len(victims))]
+
+        at = self._clock.now()
+        async with self._outage_of(role):
+            landed = await inject(stroke.fault, victim, stroke.stopped_s)
+            if role == "gateway":
+                await self._fleet.answers(RECOVER_S)
+        hit = Hit(stroke.fault, role, victim.pid, at, landed)
+        lasted = f" for {stroke.stopped_s:.1f} s" if stroke.fault is Fault.STOP else ""
+        self._note(hit, f"{hit.fault} of {role} {victim.pid}{lasted}{'' if landed else ' had no effect'}")
+
+    @contextlib.asynccontextmanager
+    async def _outage_of(self, role: str) -> AsyncIterator[None]:
+        """Connections may end for as long as the gateway does not serve, and a moment longer."""
+        self._num_outages += role == "gateway"
+        try:
+            yield
+        finally:
+            if role == "gateway":
+                self._num_outages -= 1
+                self._outage_ended = self._clock.now() + _AFTER_OUTAGE_S
+
+    def _note(self, hit: Hit, words: str) -> None:
+        self.findings.hits.append(hit)
+        self._tell(f"{hit.at - self._began:5.0f} s  {words}; so far {self.findings.counts()}")
+
+    def _has_ended(self) -> bool:
+        """Whether the deployment has ended. That is a finding."""
+        if psutil.pid_exists(self._running.pid) and roles_of(self._running.pid):
             return False
+        self.findings.ended_early = "the deployment ended"
         return True
-
-    async def _recovers(self, gone: int | None, since: float) -> bool:
-        """Whether all roles are complete again in time, without the process `gone`, and each worker has beaten since
-        `since`: one that stood still may not have been missed yet."""
-        for _ in range(int(RECOVER_S / _LOOK_S)):
-            asked = self._clock.now()
-            rows = await self._workers()
-            live = all(row["pid"] != gone and asked - row["heartbeat_age_s"] > since for row in rows)
-            if live and _by_role(rows) == self._complete:
-                return True
-            await asyncio.sleep(_LOOK_S)
-        return False
 
     # ---- watching ----
 
@@ -297,27 +347,6 @@ class Soak:
         except TimeoutError:
             return
 
-    async def _rows_at_rest(self) -> Sequence[Mapping[str, Any]]:
-        """The rows of /workers when all have said, after this call, that they hold nothing. None: they did not."""
-        ended = self._clock.now()
-        for _ in range(int(REST_S / _LOOK_S)):
-            asked = self._clock.now()
-            rows = await self._workers()
-            is_complete = _by_role(rows) == self._complete
-            if is_complete and all(asked - row["heartbeat_age_s"] > ended and _is_at_rest(row) for row in rows):
-                return rows
-            await asyncio.sleep(_LOOK_S)
-        return []
-
-    async def _workers(self) -> Sequence[Mapping[str, Any]]:
-        """The rows of /workers; none if nothing answers."""
-        try:
-            status, body = await get(self._server, self._clock, "/workers", timeout_s=5.0)
-        except Broken:
-            return []
-        rows: list[dict[str, Any]] = orjson.loads(body) if status == 200 else []
-        return rows
-
 
 def describe(hit: Hit) -> str:
     """`kill -9 of decode, served again after 4.6 s`."""
@@ -325,17 +354,3 @@ def describe(hit: Hit) -> str:
         return f"{hit.fault} of {hit.role} had no effect"
     took = "not recovered from" if hit.recovered_s is None else f"served again after {hit.recovered_s:.1f} s"
     return f"{hit.fault} of {hit.role}, {took}"
-
-
-def _by_role(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    return Counter(row["role"] for row in rows)
-
-
-def _is_at_rest(row: Mapping[str, Any]) -> bool:
-    """Whether a worker holds nothing, on its device and in host memory, but what it has cached."""
-    return row["running"] == row["waiting"] == 0 and all(map(_holds_nothing, (row["kv_pages"], row["host_pages"])))
-
-
-def _holds_nothing(pages: Mapping[str, int]) -> bool:
-    held = [pages[name] for name in ("owned", "reserved", "quarantined")]
-    return pages["free"] + pages["cached"] == pages["total"] and not any(held)

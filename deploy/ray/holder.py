@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from queue import SimpleQueue
 from typing import Any, Final
@@ -45,6 +45,7 @@ class HolderState(StrEnum):
 
 
 RUNNING: Final = (HolderState.SERVING, HolderState.MENDING)
+MOST_RESTARTS: Final = 5  # in a row, without --max-restarts: Serve then replaces the replica, perhaps on another host
 
 
 class NotServing(BatonError):
@@ -64,9 +65,14 @@ class Errand:
     """What to run, by which rules, and how to run it again once it was `ready`."""
 
     specs: Sequence[ProcessSpec]
-    rules: Rules
+    rules: Rules  # without --max-restarts, MOST_RESTARTS is the limit
     again: Callable[[Ready], Sequence[ProcessSpec]]
     ready: "Future[Ready]" = field(default_factory=Future)
+
+
+def limited(rules: Rules) -> Rules:
+    """The rules of a replica. To give it up ends no service, unlike a command of its own: Serve starts another one."""
+    return replace(rules, max_restarts=MOST_RESTARTS) if rules.max_restarts is None else rules
 
 
 class _Listening(Console):
@@ -140,7 +146,7 @@ class Holder:
             try:
                 ready = launcher.start(errand.specs)
                 errand.ready.set_result(ready)
-                self._supervise(Supervisor(launcher, errand.again(ready), errand.rules, clock, console), stop)
+                self._supervise(Supervisor(launcher, errand.again(ready), limited(errand.rules), clock, console), stop)
                 if self.state is not HolderState.GIVEN_UP:
                     self.state = HolderState.LEAVING
             except Stopped:

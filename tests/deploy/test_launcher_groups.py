@@ -110,6 +110,53 @@ def test_of_those_who_say_that_the_group_is_broken_the_first_is_named(launcher: 
     assert end_of(launcher) == Ended("d.1", 4, "", "step 7 has failed", "group_broken")
 
 
+BREAKS = """echo '{"event": "failed", "error": "rank 1 has been silent", "code": "group_broken"}' >&$2; exit 4"""
+TELLS = """echo '{"event": "alive", "paused_s": 2.5, "at": %g}' >&$2; """
+
+
+def test_a_rank_that_is_stopped_when_the_others_give_up_was_paused(launcher: Launcher, base: Path) -> None:
+    """It is killed before it could say so."""
+    go = base / "go"
+    os.mkfifo(go)
+    launcher.start(group(READY + f"read < {go}; {BREAKS}", WAITS, WAITS))
+    stopped = psutil.Process(launcher.children["d.1"].popen.pid)
+    stopped.suspend()
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    assert launcher.children["d.1"].is_stopped() and not launcher.children["d.2"].is_stopped()
+    go.write_text("now\n")
+    go.unlink()
+    assert end_of(launcher) == Ended("d.0", 4, "", "rank 1 has been silent", "group_broken", paused=("d.1",))
+    assert not launcher.children["d.1"].is_stopped()
+
+
+@pytest.mark.parametrize("at, paused", [(-5.1, ()), (-4.9, ("d.1",)), (4.9, ("d.1",)), (5.1, ())])
+def test_a_pause_that_a_rank_tells_is_the_reason_if_it_was_just_then(
+    launcher: Launcher, base: Path, at: float, paused: tuple[str, ...]
+) -> None:
+    """Also when it wakes after the others have given up, and before it is killed."""
+    go, failed_at = base / "go", 1000.0
+    os.mkfifo(go)
+    breaks = BREAKS.replace("}", f', "at": {failed_at:g}}}')
+    launcher.start(group(READY + f"read < {go}; {breaks}", TELLS % (failed_at + at) + WAITS))
+    go.write_text("now\n")
+    go.unlink()
+    assert end_of(launcher).paused == paused
+
+
+def test_the_pause_of_another_unit_is_no_reason(launcher: Launcher, base: Path) -> None:
+    go = base / "go"
+    os.mkfifo(go)
+    other = ProcessSpec("e", ("bash", "-c", READY + "sleep 1000 & wait", "{}"), {})
+    launcher.start([*group(READY + f"read < {go}; {BREAKS}", WAITS), other])
+    stopped = psutil.Process(launcher.children["e"].popen.pid)
+    stopped.suspend()
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    go.write_text("now\n")
+    go.unlink()
+    assert end_of(launcher).paused == ()
+    stopped.resume()  # or it does not hear that it is told to end
+
+
 def test_a_group_that_breaks_by_itself_says_why(launcher: Launcher, base: Path) -> None:
     go = base / "go"
     os.mkfifo(go)

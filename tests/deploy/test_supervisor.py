@@ -47,6 +47,36 @@ def test_waits_grow_to_the_second_then_it_is_given_up(capsys: pytest.CaptureFixt
     )
 
 
+def test_without_a_limit_it_is_started_every_half_minute_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each end, and none between."""
+    stage = staged(Rules())
+    for _ in range(50):
+        stage.end("gateway", -9, was_ready=False)
+        stage.turns(40.0)
+    starts = [when for when, _ in stage.processes.starts]
+    assert len(starts) == 50 and not stage.supervisor.given_up
+    lines = said(capsys)
+    assert len(lines) == 50
+    assert lines[-1] == "error: gateway was killed by SIGKILL; it is started again in 30 s, restart 50 in a row"
+
+
+def test_a_pause_is_mended_at_once_and_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = staged(Rules(max_restarts=2))
+    missed = Ended("decode-0", 3, "", "it was silent for 2.0 s", "refused", paused=("decode-0",))
+    for number in range(9):
+        stage.processes.pending.append(missed)
+        stage.supervisor.turn()
+        assert len(stage.processes.starts) == number + 1, "at once"
+        stage.turns(3.0)
+    assert not stage.supervisor.given_up
+    assert set(said(capsys)) == {
+        "error: decode-0 ended with exit status 3: it was silent for 2.0 s; decode-0 was paused, so this does not"
+        " count; it is started again at once"
+    }
+    stage.end("decode-0", -9)
+    assert said(capsys) == ["error: decode-0 was killed by SIGKILL; it is started again at once"], "the first failure"
+
+
 def test_a_wrong_configuration_is_not_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
     stage = staged(Rules())
     stage.end("gateway", -15)

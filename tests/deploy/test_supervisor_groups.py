@@ -53,6 +53,20 @@ def test_failures_of_any_rank_count_and_the_group_is_given_up_as_one(capsys: pyt
     assert len(stage.processes.starts) == 6
 
 
+def test_the_pause_of_a_rank_costs_its_group_no_start(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(Rules(max_restarts=1), NAMES)
+    for _ in range(4):
+        stage.processes.pending.append(
+            Ended("decode-0.0", 4, "", "rank 1 has been silent for 1.8 s", "group_broken", paused=("decode-0.1",))
+        )
+        stage.turns(4.0)
+    assert not stage.supervisor.given_up and len(stage.processes.starts) == 12
+    assert said(capsys)[-1] == (
+        "error: decode-0.0 ended with exit status 4: rank 1 has been silent for 1.8 s; decode-0.1 was paused, so this"
+        " does not count; group decode-0 of 3 ranks is started again at once"
+    )
+
+
 def test_the_rank_that_is_silent_for_longest_is_killed_alone() -> None:
     """The others may only wait for it. The launcher kills them when it has ended."""
     stage = Stage(Rules(hang_limit_s=10.0), NAMES)
@@ -81,7 +95,7 @@ def test_what_the_system_cannot_start_is_told_of_the_group(capsys: pytest.Captur
     stage.supervisor.turn()
     assert said(capsys)[1] == (
         "error: decode-0 cannot be started: no memory; group decode-0 of 3 ranks is started again in 0.5 s, restart 2"
-        " of 5 in a row"
+        " in a row"
     )
     stage.processes.cannot_start = False
     stage.turns(1.0)

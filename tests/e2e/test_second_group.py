@@ -126,6 +126,7 @@ def check_launcher(baton: BatonProcess, group: str, rank: int, number: signal.Si
         else f"{group}.[0-9] ended .*: rank {rank} has been silent"
     )
     assert re.match(lost, ended) and ended.endswith(f"group {group} of {SIZE} ranks is started again at once"), ended
+    assert (f"; {group}.{rank} was paused, so this does not count; " in ended) == (number == signal.SIGSTOP), ended
     assert again.startswith(f"{group} serves again after ") and again.endswith("restart 1"), again
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
+from runtime.clock import MonotonicClock
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import command_line
@@ -17,13 +19,14 @@ from tests.selecting import broad
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
 HANG_LIMIT = 6  # seconds
+SILENCE_LIMIT = 4
 
 
 @pytest.fixture(scope="module")
 def baton(fake_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
     """One deployment goes through most faults; that the one before has left nothing wrong is part of each test."""
     log = tmp_path_factory.mktemp("supervised") / "log"
-    flags = ("--port", "0", "--page-size", "4", "--hang-limit", str(HANG_LIMIT), "--max-restarts", "20")
+    flags = ("--port", "0", "--page-size", "4", "--hang-limit", str(HANG_LIMIT))
     with BatonProcess(str(fake_folder), *flags, log=log, program=FAKE) as found:
         yield found
 
@@ -82,6 +85,51 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
+@pytest.mark.parametrize("times", [3, broad(7)])
+def test_a_gateway_that_is_killed_again_and_again_serves_again_after_waits_that_grow(
+    times: int, fake_folder: Path, tmp_path: Path
+) -> None:
+    """`baton serve` never ends because of it, and the workers stay the processes they are."""
+    with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE) as baton:
+        workers = {name: pid_of(baton, name) for name in ("prefill-0", "decode-0")}
+        pids = [pid_of(baton, "gateway")]
+        for _ in range(times):
+            os.kill(pids[-1], signal.SIGKILL)
+            assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, *pids))
+            pids.append(pid_of(baton, "gateway"))
+            expect_exact_again(baton)
+        assert len(set(pids)) == times + 1
+        assert {name: pid_of(baton, name) for name in workers} == workers
+        waits = re.findall(r"Z error baton gateway was killed by SIGKILL.*; it is started again (.*)", baton.log_text())
+        grown = [
+            f"in {wait} s, restart {number} in a row" for number, wait in enumerate("0.5 1 2 4 8 16".split(), start=2)
+        ]
+        assert waits == ["at once", *grown][:times]
+        assert baton.process.poll() is None
+
+
+@pytest.mark.broad
+def test_a_gateway_that_was_paused_for_longer_than_a_worker_may_be_silent_loses_none(
+    fake_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("--port", "0", "--silence-limit", str(SILENCE_LIMIT), "--hang-limit", "0")
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+        expect_exact_again(baton)
+        names = ("gateway", "prefill-0", "decode-0")
+        before = {name: (pid_of(baton, name), instance_of(baton, name)) for name in names}
+        gateway, clock = psutil.Process(before["gateway"][0]), MonotonicClock()
+        gateway.suspend()
+        try:
+            assert baton.wait_until(lambda: gateway.status() == psutil.STATUS_STOPPED)
+            until = clock.now() + SILENCE_LIMIT + 2  # how long the pause lasts is what is tested
+            assert baton.wait_until(lambda: clock.now() > until)
+        finally:
+            gateway.resume()
+        expect_exact_again(baton)
+        assert {name: (pid_of(baton, name), instance_of(baton, name)) for name in names} == before
+        assert "worker lost" not in baton.log_text() and " error baton " not in baton.log_text()
+
+
 @pytest.mark.broad
 def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_folder: Path, tmp_path: Path) -> None:
     """The supervisor never kills it, however late this test wakes it."""
@@ -98,7 +146,10 @@ def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_
         expect_exact_again(baton)
         said = "decode-0 ended with exit status 3: worker 'decode-0' was silent for "
         assert said in baton.log_text()
-        assert re.search(r"this instance may not return; it is started again (at once|in )", baton.log_text())
+        counted = (
+            r"this instance may not return; decode-0 was paused, so this does not count; it is started again at once"
+        )
+        assert re.search(counted, baton.log_text())
 
 
 @pytest.mark.parametrize("name", ["prefill-0", broad("gateway")])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.deployment import CONTEXT, RUNNER, Deployment
 
-MAX_HITS = 4  # of the processes of one role: the supervisor gives up on what dies again and again
+MAX_HITS = 4  # of the processes of one role: waits before the next start grow
 
 
 class Lender:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size, host_copy_bytes, token_flops
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, MemoryShort
 from protocol.kv_layout import KvLayout, LayerGroup
 from tests.doubles.hash_model import FakeRunner
 
@@ -102,10 +102,14 @@ def test_never_more_than_there_is(
 
 
 def test_not_even_one_context() -> None:
-    with pytest.raises(ConfigError, match="one context of 100000 tokens takes 195 MiB, but 90 MiB are left"):
+    """Memory may be free later; a wrong option stays wrong."""
+    with pytest.raises(MemoryShort, match="one context of 100000 tokens takes 195 MiB, but 90 MiB are left"):
         size(100 << 20, context=100_000)
-    with pytest.raises(ConfigError, match="max_total_tokens: got 240, expected at least the context length of 256"):
+    with pytest.raises(
+        ConfigError, match="max_total_tokens: got 240, expected at least the context length of 256"
+    ) as wrong:
         size(GIB, total=240)
+    assert not isinstance(wrong.value, MemoryShort)
     assert size(GIB, total=256) == size(GIB, total=241) == (17, "max_total_tokens")
 
 
@@ -132,7 +136,7 @@ def test_host_memory_for_kv_that_gives_way() -> None:
 @pytest.mark.parametrize("gib, available", [(8, 8 * GIB), (1, GIB), (1, 0)])
 def test_host_memory_that_is_not_there_is_refused(gib: int, available: int) -> None:
     with pytest.raises(
-        ConfigError, match=rf"retract_host_gib: got {gib}, .* at most \d+ MiB, which this host"
+        MemoryShort, match=rf"retract_host_gib: got {gib}, .* at most \d+ MiB, which this host"
     ) as caught:
         host_copy_bytes(LAYOUT, gib, 1 << 40, KvBudget(available, 1, 0, 0))
     assert caught.value.param == "retract_host_gib"
@@ -140,8 +144,9 @@ def test_host_memory_that_is_not_there_is_refused(gib: int, available: int) -> N
 
 def test_a_page_larger_than_host_memory_for_it_is_refused() -> None:
     layout = KvLayout.uniform(num_layers=64, num_kv_heads=64, head_dim=128, page_size=4096, dtype="float32")
-    with pytest.raises(ConfigError, match="expected at least 16384"):
+    with pytest.raises(ConfigError, match="expected at least 16384") as wrong:
         host_copy_bytes(layout, 1, 1 << 40, KvBudget(64 * GIB, 1, 0, 0))
+    assert not isinstance(wrong.value, MemoryShort)
 
 
 def test_operations_of_a_token_are_two_for_each_weight() -> None:

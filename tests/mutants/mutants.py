@@ -23,6 +23,7 @@ from tests.mutants.mutants_of_pairing import PAIRING
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_prompt_logprobs import PROMPT_LOGPROBS
 from tests.mutants.mutants_of_ranks import RANKS
+from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
 from tests.mutants.mutants_of_speculation import SPECULATION
@@ -359,6 +360,7 @@ MUTANTS = (
     *GROUPS,
     *LEAVING,
     *RANKS,
+    *RESTARTS,
     *STEPS,
     *MLPS,
     *ON_A_CPU,

@@ -127,3 +127,16 @@ def test_a_sign_of_life_is_said_once_a_second_and_never_waits() -> None:
     assert len(os.read(read_fd, 1 << 20)) > 4096
     pipe.close()
     os.close(read_fd)
+
+
+def test_a_pause_is_told_at_once_with_its_length_and_its_end() -> None:
+    """A turn that comes as late as a sign of life may is no pause."""
+    read_fd, write_fd = os.pipe()
+    pipe = StatusPipe(write_fd)
+    for at in (100.0, 100.25, 101.25, 103.5, 103.75, 104.4, 104.6):
+        pipe.alive(at)
+    pipe.close()
+    with os.fdopen(read_fd) as told:
+        events = [json.loads(line) for line in told]
+    alive = {"event": "alive"}
+    assert events == [alive, alive, {**alive, "paused_s": 2.25, "at": 103.5}, alive]

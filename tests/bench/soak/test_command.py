@@ -28,6 +28,22 @@ def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.Captur
 
 
 @pytest.mark.broad
+def test_a_storm_of_faults_leaves_everything_serving(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pauses cost no counted start."""
+    asked = "--storm --seconds 24 --fault-every 4 --hit prefill,decode --clients 4 --asks 6 --seed 5"
+    status = main(asked.split())
+    said = capsys.readouterr().out
+    found = json.loads(said.splitlines()[-1])
+    assert (status, found["problems"], found["verdict"]) == (0, [], "pass"), said
+    assert len(found["faults"]) + found["missed"] == 6 and found["missed"] < 3
+    assert {hit["fault"] for hit in found["faults"]} == {"kill -9", "SIGSTOP, then SIGCONT"}
+    assert all(hit["landed"] and hit["role"] in ("prefill", "decode") for hit in found["faults"])
+    kills = sum(hit["fault"] == "kill -9" for hit in found["faults"])
+    assert 0 < found["starts"]["counted"] <= kills and found["healed_s"] is not None
+    assert found["requests"]["exact"] > 0 and found["at_rest"]
+
+
+@pytest.mark.broad
 def test_ranks_rest_between_two_times_of_load_and_all_answers_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
     """Pools hold one large request each, so some give way if two meet."""
     asked = "--seconds 24 --fault-every 0 --clients 8 --asks 6 --prefill 0 --decode 0 --unified 1 --pause 0.2 --seed 3"

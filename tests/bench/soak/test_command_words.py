@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.soak.__main__ import Outcome, endings, last_line, serve_flags
+from bench.soak.__main__ import Outcome, last_line, main, serve_flags
 from bench.soak.faults import Fault, Hit
 from bench.soak.run import Findings, describe
 from bench.soak.watch import Growth
@@ -50,10 +50,36 @@ def test_flags_of_the_command_line_replace_those_of_the_soak() -> None:
     assert serve_flags(flags, []) == ["--dtype=float32", "--max-total-tokens=16384", "--decode=2"]
 
 
-def test_lines_in_which_the_launcher_names_processes_that_ended() -> None:
-    ended = "2026-11-23T23:20:54.389Z error baton unified-1.1 was killed by SIGKILL; it is started again at once"
-    others = (
-        "2026-11-23T23:20:54.1Z error unified-0.2 the group is broken why=x",
-        "2026-11-23T23:21:03Z info baton stopping",
-    )
-    assert endings([others[0], ended, others[1]]) == [ended]
+KILLED = "Z error baton decode-0 was killed by SIGKILL; it is started again in 2 s, restart 4 in a row"
+PAUSED = "Z error baton decode-0 ended: x; decode-0 was paused, so this does not count; it is started again at once"
+
+
+@pytest.mark.parametrize(
+    "kills, stops, ends, problems",
+    [
+        (2, 3, [KILLED, KILLED, PAUSED, PAUSED, PAUSED], []),
+        (2, 3, [KILLED, KILLED, KILLED, PAUSED], ["3 starts were counted, for 2 kills"]),
+        (0, 1, [KILLED], ["1 starts were counted, for 0 kills"]),
+        (3, 0, [KILLED], []),  # the kill of a process that was starting
+    ],
+)
+def test_a_pause_costs_no_counted_start(kills: int, stops: int, ends: list[str], problems: list[str]) -> None:
+    hits = [Hit(fault, "decode", 1, 0.0, True, 1.0) for fault in [Fault.KILL] * kills + [Fault.STOP] * stops]
+    findings = Findings(at_rest=True, hits=hits)
+    findings.verdicts[Verdict.EXACT] = 1
+    assert (findings.num_kills, findings.num_pauses) == (kills, stops)
+    assert Outcome(findings, [], [], [], ends).problems() == problems
+
+
+@pytest.mark.parametrize("healed_s", [None, 12.5])
+def test_after_a_storm_everything_must_serve(healed_s: float | None) -> None:
+    """Its faults do not heal one by one. Each kind is told once."""
+    hits = [Hit(Fault.KILL, "decode", pid, 0.0, True) for pid in range(5)]
+    findings = Findings(at_rest=True, hits=hits, healed_s=healed_s)
+    findings.verdicts[Verdict.EXACT] = 1
+    assert findings.problems() == ([] if healed_s else ["no recovery from kill -9 of decode"])
+
+
+def test_a_role_that_nobody_has_cannot_be_hit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--hit", "decode,unified"]) == 2
+    assert capsys.readouterr().err == "soak: error: --hit: got 'unified', expected some of decode, gateway, prefill\n"

@@ -8,9 +8,11 @@ from itertools import islice
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.soak import faults
-from bench.soak.faults import Fault, inject, roles_of, schedule
+from bench.soak.faults import LONGEST_S, SHORTEST_S, Fault, inject, roles_of, schedule, storm
 
 WAITS = "import signal; print('x', flush=True); signal.pause()"
 
@@ -33,14 +35,30 @@ def test_every_role_meets_every_fault() -> None:
     assert found != list(islice(schedule(2, roles), 12))
 
 
+@given(
+    st.integers(0, 99),
+    st.sampled_from([[Fault.KILL], [Fault.STOP], list(Fault)]),
+    st.floats(0.5, 60.0),
+    st.floats(1.0, 900.0),
+)
+def test_a_storm_has_a_fault_in_each_period(seed: int, kinds: list[Fault], every_s: float, seconds: float) -> None:
+    found = storm(seed, kinds, every_s, seconds)
+    assert found == storm(seed, kinds, every_s, seconds) and len(found) == int(seconds / every_s)
+    for number, stroke in enumerate(found):
+        assert number * every_s < stroke.at < (number + 1) * every_s
+        assert 0 <= stroke.draw < 1 and SHORTEST_S <= stroke.stopped_s <= LONGEST_S
+    counts = Counter(stroke.fault for stroke in found)
+    assert set(counts) <= set(kinds)
+    assert max(counts.values(), default=0) - min((counts[kind] for kind in kinds), default=0) <= 1, "equally frequent"
+
+
 async def test_it_is_gone(victim: psutil.Popen) -> None:
     assert await inject(Fault.KILL, psutil.Process(victim.pid))
     assert not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_it_stands_still_and_goes_on(victim: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "STOPPED_S", 0.0)
-    assert await inject(Fault.STOP, psutil.Process(victim.pid))
+async def test_it_stands_still_and_goes_on(victim: psutil.Popen) -> None:
+    assert await inject(Fault.STOP, psutil.Process(victim.pid), 0.0)
     for _ in range(1000):
         if victim.status() != psutil.STATUS_STOPPED:
             break

@@ -4,16 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from deploy.launcher import Launcher
 from deploy.layout import ProcessSpec
 from deploy.options import Rules
-from deploy.ray.holder import Errand, Holder, HolderState, NotServing, Overtaken
+from deploy.ray.holder import Errand, Holder, HolderState, NotServing, Overtaken, limited
+from deploy.supervisor import Supervisor
 from tests.deploy.running import PATIENCE_S, exit_fds, wait_all_gone
 from tests.processes import python_path
 
@@ -127,6 +130,23 @@ def test_what_ends_too_often_is_given_up(holder: Holder) -> None:
     await_state(holder, HolderState.GIVEN_UP)
     with pytest.raises(NotServing, match="x ended with exit status 5; it is given up after 1 restart in a row"):
         holder.check()
+
+
+def test_without_a_limit_a_replica_has_one_because_serve_replaces_it(holder: Holder) -> None:
+    assert limited(Rules()) == Rules(max_restarts=5)
+    assert [limited(Rules(max_restarts=most)).max_restarts for most in (0, 3, 1000000)] == [0, 3, 1000000]
+    unlimited = Supervisor.__init__
+    seen = list[Rules]()
+
+    def note(self: Supervisor, launcher: Launcher, specs: Sequence[ProcessSpec], rules: Rules, *rest: Any) -> None:
+        seen.append(rules)
+        unlimited(self, launcher, specs, rules, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Supervisor, "__init__", note)
+        holder.start(errand(WAITS)).result(PATIENCE_S)
+        await_state(holder, HolderState.SERVING)
+    assert seen == [Rules(max_restarts=5)]
 
 
 def test_leaving_waits_no_longer_than_its_grace() -> None:

@@ -1,0 +1,63 @@
+"""Which roles have a worker, since when no request can be served and why, and which workers were started again. Pure.
+
+A gateway knows members and losses. It does not know when a launcher will start a worker again: the launcher's log says
+that.
+"""
+
+from collections import Counter
+
+from gateway.members import Change, WorkerKey
+from gateway.membership import MOST_LOSSES, Membership
+from protocol.messages_gateway import Role
+
+
+class Presence:
+    """The coming and going of workers. `now` is in seconds of one clock. A gateway begins with no worker."""
+
+    def __init__(self, now: float) -> None:
+        self.restarts = Counter({str(role): 0 for role in Role})  # worker ids that came back as another process
+        self._processes: dict[
+            str, tuple[str, int]
+        ] = {}  # by worker id: host and pid; the last MOST_LOSSES, oldest first
+        self._seen: set[Role] = set()
+        self._without_since: dict[Role, float] = {}  # roles that had a worker, and now have none that gets requests
+        self._unserved_since: float | None = now
+        self._last_loss = ""
+
+    def note(self, membership: Membership, change: Change, now: float) -> None:
+        """The membership has changed, or a worker has begun to leave."""
+        for member in change.joined:
+            self._note_process(member.key, str(member.role), (member.registered.host, member.registered.pid))
+        for member in change.lost:
+            self._last_loss = how_lost(membership.losses[member.key].reason)
+
+        roles = {member.role for member in membership.ready}
+        self._seen |= roles
+        gone = self._seen - roles
+        self._without_since = {role: self._without_since.get(role, now) for role in gone}
+        if membership.missing is None:
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = now
+
+    def _note_process(self, key: WorkerKey, role: str, process: tuple[str, int]) -> None:
+        before = self._processes.pop(key.worker_id, process)
+        self.restarts[role] += before != process
+        self._processes[key.worker_id] = process
+        if len(self._processes) > MOST_LOSSES:
+            del self._processes[next(iter(self._processes))]
+
+    def seconds_without(self, now: float) -> dict[Role, float]:
+        """By role that has had a worker: for how long none of them gets requests; 0 if one does."""
+        return {role: now - self._without_since.get(role, now) for role in sorted(self._seen)}
+
+    def describe(self, missing: str, now: float) -> str:
+        """`missing` is what the membership says is missing. Adds for how long, and how the last worker was lost."""
+        unserved_s = now - (now if self._unserved_since is None else self._unserved_since)
+        why = f"; the worker lost last {self._last_loss}" if self._last_loss else ""
+        return f"{missing}, so no request could be served for {unserved_s:.0f} s{why}"
+
+
+def how_lost(reason: str) -> str:
+    """`was silent for 1.9 s`: the reason of a loss without the name of the worker, which /health tells to anybody."""
+    return reason.rpartition("' ")[2].partition(";")[0]

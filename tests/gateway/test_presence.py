@@ -1,0 +1,127 @@
+"""What the gateway tells of roles without a worker, and of workers that were started again."""
+
+import pytest
+
+from gateway.members import Change, WorkerKey
+from gateway.membership import Membership
+from gateway.presence import Presence, how_lost
+from protocol.messages_gateway import Heartbeat, Role
+from tests.gateway.control_bench import ControlBench
+from tests.gateway.worker_ends import STATS, register
+
+P, D, U = Role.PREFILL, Role.DECODE, Role.UNIFIED
+
+
+class Stage:
+    """A membership and what is noted of it, in time that the test gives."""
+
+    def __init__(self) -> None:
+        self.table = Membership(7)
+        self.presence = Presence(100.0)
+
+    def join(self, worker_id: str, role: Role, now: float, instance: int = 1, pid: int = 1) -> None:
+        change = self.table.register(register(worker_id, instance, role, pid=pid), now)
+        self.presence.note(self.table, change, now)
+
+    def lose(self, worker_id: str, now: float, why: str = "has left", instance: int = 1) -> None:
+        change = self.table.give_up(WorkerKey(worker_id, instance), why)
+        assert change.lost
+        self.presence.note(self.table, change, now)
+
+    def health(self, now: float) -> str:
+        missing = self.table.missing
+        return "" if missing is None else self.presence.describe(missing, now)
+
+
+def test_a_gateway_says_for_how_long_it_has_waited_for_its_first_workers() -> None:
+    stage = Stage()
+    assert stage.health(112.0) == "no worker is ready yet, so no request could be served for 12 s"
+    stage.join("p", P, 112.0)
+    assert stage.health(113.0) == "no decode worker is ready yet, so no request could be served for 13 s"
+    stage.join("d", D, 114.0)
+    assert stage.health(115.0) == ""
+
+
+def test_a_loss_says_since_when_and_how_without_names() -> None:
+    """The time is that without service: another loss meanwhile does not begin it anew."""
+    stage = Stage()
+    stage.join("p", P, 100.0)
+    stage.join("d-host-17", D, 100.0)
+    stage.lose("d-host-17", 120.0, "was silent for 1.9 s")
+    assert stage.health(143.0) == (
+        "no decode worker is ready, so no request could be served for 23 s; the worker lost last was silent for 1.9 s"
+    )
+    stage.lose("p", 130.0, "has dropped its connection")
+    assert stage.health(143.0) == (
+        "no worker is ready, so no request could be served for 23 s; the worker lost last has dropped its connection"
+    )
+    stage.join("u", U, 150.0)
+    assert stage.health(151.0) == ""
+    stage.lose("u", 160.0)
+    assert "served for 2 s" in stage.health(162.0)
+
+
+def test_a_second_worker_of_the_role_leaves_no_gap() -> None:
+    stage = Stage()
+    for worker_id, role in (("p", P), ("d0", D), ("d1", D)):
+        stage.join(worker_id, role, 100.0)
+    assert stage.presence.seconds_without(109.0) == {D: 0.0, P: 0.0}
+    stage.lose("d0", 110.0)
+    assert stage.health(115.0) == "" and stage.presence.seconds_without(115.0) == {D: 0.0, P: 0.0}
+    stage.lose("d1", 120.0)
+    assert stage.presence.seconds_without(125.0) == {D: 5.0, P: 0.0}
+    stage.lose("p", 124.0)
+    assert stage.presence.seconds_without(125.0) == {D: 5.0, P: 1.0}
+    stage.join("d1", D, 130.0, instance=2)
+    assert stage.presence.seconds_without(131.0) == {D: 0.0, P: 7.0}
+
+
+def test_a_worker_that_leaves_gets_no_requests_any_more() -> None:
+    stage = Stage()
+    stage.join("u", U, 100.0)
+    stage.table.leaving(WorkerKey("u", 1))
+    stage.presence.note(stage.table, Change(), 110.0)
+    assert stage.presence.seconds_without(112.0) == {U: 2.0} and "for 2 s" in stage.health(112.0)
+
+
+def test_only_another_process_is_a_restart() -> None:
+    """A process may return as another instance, and a new gateway begins to count."""
+    stage = Stage()
+    for instance, pid in enumerate((1, 2, 2, 3), start=1):
+        stage.join("d", D, 100.0, instance, pid)
+        stage.lose("d", 101.0, instance=instance)
+    stage.join("p", P, 102.0)
+    assert stage.presence.restarts == {"decode": 2, "prefill": 0, "unified": 0}
+
+
+@pytest.mark.parametrize(
+    "reason, says",
+    [
+        ("worker 'd-host-17' was silent for 1.9 s; this instance may not return", "was silent for 1.9 s"),
+        (
+            "its group has lost a rank: worker 'd.0' was silent for 1.9 s; this instance may not return",
+            "was silent for 1.9 s",
+        ),
+        ("worker 'd' made no progress in a launch for 120.0 s", "made no progress in a launch for 120.0 s"),
+    ],
+)
+def test_how_a_worker_was_lost_is_told_without_its_name(reason: str, says: str) -> None:
+    assert how_lost(reason) == says
+
+
+def test_the_gateway_notes_all_that_comes_and_goes() -> None:
+    bench = ControlBench("u0", "u1")
+    presence = bench.control.presence
+    bench.lose("u0")
+    assert presence.seconds_without(bench.clock.now()) == {U: 0.0}
+    bench.lose("u1")
+    bench.clock.advance(3.0)
+    assert presence.seconds_without(bench.clock.now()) == {U: 3.0}
+    missing = bench.control.membership.missing
+    assert missing is not None
+    assert presence.describe(missing, bench.clock.now()) == (
+        "no worker is ready, so no request could be served for 3 s; the worker lost last has dropped its connection"
+    )
+    bench.join("u2")
+    bench.say("u2", Heartbeat("u2", 1, STATS))
+    assert presence.seconds_without(bench.clock.now()) == {U: 0.0} and bench.control.membership.missing is None
