@@ -42,9 +42,10 @@ class CallPrompts:
         return len(self.of(index).token_ids), 0 if record is None else record.num_cached
 
     @property
-    def num_scored(self) -> int:
-        """Prompt tokens whose log-probabilities the answer tells, once for each choice."""
-        return sum(prompt.num_choices * len(prompt.token_ids) for prompt in self.all if prompt.prompt_logprobs)
+    def num_score_bytes(self) -> int:
+        """Memory of the log-probabilities of prompts."""
+        parts = (record.prompt_part for record in self.records)
+        return sum(part.num_bytes for part in parts if part is not None)
 
     @property
     def num_cached(self) -> int:

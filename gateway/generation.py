@@ -66,6 +66,7 @@ class Generation:
             for _ in range(prompt.num_choices)
         ]
         self._echoed: set[int] = set()  # choices whose answer has begun with the prompt
+        self._echoes: dict[int, EchoedTokens] = {}  # by place of the prompt
         self._num_open = self.prompts.num_choices
 
         self._pieces: Batch = []
@@ -176,11 +177,11 @@ class Generation:
     @property
     def usage(self) -> dict[str, Any]:
         """The usage object until now."""
-        return self.usage_at(self.num_tokens)
+        return self.usage_at(self.num_tokens, self.prompts.num_cached)
 
-    def usage_at(self, num_tokens: int) -> dict[str, Any]:
+    def usage_at(self, num_tokens: int, num_cached: int) -> dict[str, Any]:
         """The usage object when the choices had `num_tokens` tokens together."""
-        return usage_of(self.prompts.num_tokens, num_tokens, self.prompts.num_cached)
+        return usage_of(self.prompts.num_tokens, num_tokens, num_cached)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
@@ -225,9 +226,12 @@ class Generation:
 
     def _echo(self, index: int, echo: Echo) -> Piece:
         """The prompt, as an answer begins with it."""
-        part = self.prompts.part(index)
-        told = EchoedTokens(part, echo) if part is not None and echo.offsets is not None else ()
-        return Piece(echo.text, (), None, told)
+        place, part = self.prompts.place_of(index), self.prompts.part(index)
+        if part is None or echo.offsets is None:
+            return Piece(echo.text, (), None)
+        if place not in self._echoes:
+            self._echoes[place] = EchoedTokens(part, echo, self.prompts.all[place].num_choices > 1)
+        return Piece(echo.text, (), None, self._echoes[place])
 
     def _add(self, index: int, piece: Piece) -> None:
         """A choice has gained this piece."""

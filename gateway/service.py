@@ -17,9 +17,8 @@ from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import Receive
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
+from gateway.answering import StreamedAnswer, WholeAnswer, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation
 from gateway.grammars import GrammarChecks
@@ -27,7 +26,9 @@ from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
 from gateway.limits import Limits, check_list
 from gateway.logprobs import LogprobWriter
+from gateway.long_answers import LongAnswers
 from gateway.metrics import Metrics
+from gateway.openai_answer import ChunkWriter, ResponseHead
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
 from gateway.openapi_rules import Bounds
 from gateway.prompt_part import PromptWriter
@@ -156,6 +157,7 @@ class Service:
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
     in_flight: InFlight = field(default_factory=InFlight)
+    long_answers: LongAnswers = field(default_factory=LongAnswers)
 
     @property
     def bounds(self) -> Bounds:
@@ -218,7 +220,7 @@ class Call(Protocol):
         """Names by which another request may abort it: the choices that each means."""
         ...
 
-    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+    def answer(self, service: Service, generation: Generation) -> Response:
         """The response, streamed or whole."""
         ...
 
@@ -243,22 +245,23 @@ class OpenAiCall:
         """See Call."""
         return {self.response_id: range(self.parsed.num_choices * self.parsed.num_prompts)}
 
-    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+    def answer(self, service: Service, generation: Generation) -> Response:
         """See Call."""
         parsed, created = self.parsed, int(datetime.now(UTC).timestamp())
         is_chat, logprobs = isinstance(parsed, ChatRequest), None
         if parsed.num_top_logprobs is not None:
-            logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
+            as_ids, bytes_of = parsed.return_tokens_as_token_ids is True, service.translator.token_bytes
+            logprobs = LogprobWriter(is_chat, bytes_of, as_ids, parsed.num_top_logprobs)
         prompt_logprobs = None
         if parsed.prompt_logprobs is not None:
             prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
         with_ids, name = parsed.return_token_ids is True, service.names.first
         head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
         if not parsed.stream:
-            return await answer_whole(generation, head, receive)
+            return WholeAnswer(generation, head, service.long_answers)
         options = parsed.stream_options or StreamOptions()
         writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
-        return StreamedAnswer(generation, writer)
+        return StreamedAnswer(generation, writer, service.long_answers)
 
 
 async def respond(service: Service, request: Request, parse_body: Parse) -> Response:
@@ -289,7 +292,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
             else:
                 prompts = translate(requests, service.control.limits, grammars)
             generation = await _started(service, request, call, prompts, received_at)
-    return await call.answer(service, generation, request.receive)
+    return call.answer(service, generation)
 
 
 def _openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:

@@ -32,7 +32,7 @@ from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
-MAX_SCORES = 1_000_000  # of prompts, told by one answer: each takes some 350 bytes for a moment
+MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75 MB
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,7 @@ class Prompt:
     prompt_logprobs: PromptLogprobsAsked | None = None  # of its own tokens
     echo: Echo | None = None
     is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
-
-    @property
-    def num_scores(self) -> int:
-        """Log-probabilities of its own tokens that the answer tells, those of the likeliest ones included."""
-        if self.prompt_logprobs is None:
-            return 0
-        times = self.num_choices if self.echo is not None else 1
-        return times * len(self.token_ids) * (1 + self.prompt_logprobs.num_top)
+    num_scores: int = 0  # log-probabilities of its own tokens, as often as its choices tell them
 
 
 class Translator:
@@ -108,7 +101,9 @@ class Translator:
             for prompt in self.prompts(request, limits, grammar)
         ]
         if (num_scores := sum(prompt.num_scores for prompt in prompts)) > MAX_SCORES:
-            what = f"asks for {num_scores} log-probabilities of prompts, expected at most {MAX_SCORES}"
+            what = f"the answer would tell {num_scores} log-probabilities of prompts, expected at most {MAX_SCORES}"
+            if num_choices > 1:
+                what += f"; each of {num_choices} choices has its own list"
             refuse(requests[0].scored_by, what)
         return prompts
 
@@ -149,6 +144,7 @@ class Translator:
                     prompt_logprobs=scored,
                     echo=self._echo(request, len(prompts), ids) if request.echo else None,
                     is_echoed_only=num_tokens == 0,
+                    num_scores=request.num_prompt_scores(len(ids)),
                 )
             )
         return prompts

@@ -78,7 +78,7 @@ class Behaviour:
     prompt_late: bool = False  # these come behind the answer's tokens
     prompt_until: int | None = None  # a first attempt tells only the tokens before this position
     pause_s: float = 0.0
-    step_s: float | None = None  # all requests decode together, a step each `step_s`; nothing of the above applies
+    step_s: float | None = None  # all requests decode together, a step each `step_s`; of the above, only pieces of prompts apply
 
 
 @dataclass
@@ -280,6 +280,7 @@ class FakeWorker:
         """The request decodes from the next step on. Its first token is sent at once."""
         steps = self._steps(assign)
         first = next(steps)
+        await self._send_prompt(assign, is_late=False)
         self._running[assign.request_id] = itertools.chain([first], steps)
         await self._send_first(first)
 
