@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gateway.crowd import Lateness, longest_gap_s
-from bench.gateway.fake_pair import FakePair
+from bench.gateway.fake_pair import PROMPT_PIECE, FakePair
 from bench.gateway.lone_gateway import Running, gateway_process, peak_memory_mb, post, stream
+from protocol.logprobs import PromptLogprobsAsked
 from runtime.clock import MonotonicClock
+from tests.doubles.fake_worker import packed_scores
 
 MODEL, VOCAB_SIZE, STEP_S = "models/story", 1024, 0.01
 PROMPT: Final = [30 + place % 990 for place in range(1900)]  # the workers tell of ids below each token's own
@@ -82,6 +84,8 @@ async def measure(case: str, clients: int) -> Row:
     """Starts a gateway, and lets so many clients ask for the answer at once."""
     path, fields = CASES[case]
     body, clock = json.dumps(fields).encode(), MonotonicClock()
+    for start in range(1, len(PROMPT), PROMPT_PIECE):  # the workers have them ready
+        packed_scores(tuple(PROMPT[start : start + PROMPT_PIECE]), start, PromptLogprobsAsked(20))
     async with gateway_process(MODEL) as gateway, FakePair(gateway.control, clock, STEP_S, VOCAB_SIZE):
         await stream(gateway.url, clock, SHORT, 8)
         before_mb = peak_memory_mb(gateway.pid)
