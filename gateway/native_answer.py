@@ -60,7 +60,7 @@ class _Growing:
     @property
     def whole(self) -> orjson.Fragment | Later:
         """All of it. A Later is read before more is added."""
-        if len(self) <= PART_BYTES:
+        if len(self) <= PART_BYTES // 4:  # an event has four of them
             return orjson.Fragment(self._open + self._inner + self._close)
         return Later(self._blocks)
 
@@ -176,8 +176,8 @@ class NativeAnswer:
         return _Told(
             text_json(found.texts, found.num_chars),
             ids_json(ids),
-            in_blocks(lambda: (self._pair(each.token_id, _score(each.scored).logprob) for each in tokens)),
-            in_blocks(lambda: ([self._pair(*top) for top in _score(each.scored).top] for each in tokens)),
+            in_blocks(lambda: (self._pair(each.token_id, _score(each.scored).logprob) for each in tokens), TOKENS),
+            in_blocks(lambda: ([self._pair(*top) for top in _score(each.scored).top] for each in tokens), TOKENS),
             len(ids),
             ids[-1] if ids else None,
         )
@@ -208,9 +208,11 @@ class NativeAnswer:
         last_places = {index: place for place, (index, _) in enumerate(batch)}
         for place, (index, piece) in enumerate(batch):
             output = self._outputs.setdefault(index, _Output())
-            self._take(output, piece)
-            waits = place < last_places[index] and output.num_bytes > PART_BYTES
-            if piece.finish_reason is None and (waits or not self._is_due(output, generation.prompts.place_of(index))):
+            prompt = generation.prompts.place_of(index)
+            self._take(output, piece, self._wanted[prompt])
+            is_long = max(output.num_bytes, output.event_bytes) > PART_BYTES
+            waits = is_long and place < last_places[index]  # for what has come together with it
+            if piece.finish_reason is None and (waits or not self._is_due(output, self._wanted[prompt])):
                 continue
 
             output.num_sent, output.bytes_told, output.event_bytes = output.num_tokens, output.num_bytes, 0
@@ -223,15 +225,15 @@ class NativeAnswer:
                 output.event_bytes += len(block)
                 yield block
 
-    def _is_due(self, output: _Output, place: int) -> bool:
+    @staticmethod
+    def _is_due(output: _Output, wanted: Wanted) -> bool:
         """Whether a choice that goes on has an event now."""
+        if output.num_sent < 0:
+            return True
         least = output.event_bytes // GROWTH if output.event_bytes > LONG_EVENT else 0
-        has_grown = output.num_bytes - output.bytes_told >= least
-        return output.num_sent < 0 or (
-            has_grown and output.num_tokens - output.num_sent >= self._wanted[place].interval
-        )
+        return output.num_tokens - output.num_sent >= wanted.interval and output.num_bytes - output.bytes_told >= least
 
-    def _take(self, output: _Output, piece: Piece) -> None:
+    def _take(self, output: _Output, piece: Piece, wanted: Wanted) -> None:
         num_before = output.num_bytes
         output.text.add(piece.text)
         output.token_ids.add(piece.token_ids)
@@ -241,7 +243,8 @@ class NativeAnswer:
         if piece.scores:
             scored = list(zip(piece.token_ids, piece.scores, strict=True))
             output.logprobs.add([self._pair(token_id, each.logprob) for token_id, each in scored])
-            output.top_logprobs.add([[self._pair(*top) for top in each.top] for _, each in scored])
+            if wanted.num_top:
+                output.top_logprobs.add([[self._pair(*top) for top in each.top] for _, each in scored])
         self.num_bytes += output.num_bytes - num_before
 
     def _pair(self, token_id: int, logprob: float) -> list[Any]:

@@ -17,6 +17,7 @@ from gateway.generation import Batch, Generation
 from gateway.logprobs import LogprobWriter, ScoredToken
 from gateway.parts import (
     CHARS,
+    TEXTS,
     TOKENS,
     Kept,
     Later,
@@ -87,7 +88,9 @@ class ResponseHead:
                 of_prompt = {} if self.is_chat else prompts[generation.prompts.place_of(index)]
                 yield self.whole_choice(index, each) | of_prompt
 
-        body = self.fields("chat.completion") | {"choices": list_with_laters(choices), "usage": generation.usage}
+        is_short = self.logprobs is None and sum(len(each.texts) for each in found) <= TEXTS  # nearly every answer
+        told = list(choices()) if is_short else list_with_laters(choices)
+        body = self.fields("chat.completion") | {"choices": told, "usage": generation.usage}
         timeline = generation.timeline()
         return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
 

@@ -96,7 +96,7 @@ def list_of(groups: Sequence[Iterable[bytes]]) -> Later:
     return Later(blocks)
 
 
-def in_blocks(items: Items, size: int = TOKENS) -> Later:
+def in_blocks(items: Items, size: int) -> Later:
     """A list of these items, so many in a block."""
     return list_of([Later(lambda: items_of(items, size))])
 
