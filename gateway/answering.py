@@ -161,6 +161,13 @@ class StreamedAnswer(Response):
                 await send(message)
             generation.is_held = False
 
+        def count() -> None:
+            if num_bytes := num_prompt_bytes + self._shape.num_bytes:
+                try:
+                    answers.resize(held, num_bytes)
+                except Overloaded as error:
+                    generation.on_failed(error)
+
         async def write_batch(batch: Batch) -> None:
             content = self._shape.chunks(generation, batch)
             if isinstance(content, bytes):
@@ -175,17 +182,15 @@ class StreamedAnswer(Response):
             generation.is_held = False
 
         num_prompt_bytes = generation.prompts.num_score_bytes
+        count()
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write_batch(first)
         generation.times.first_chunk_written()
+        count()
 
         async for batch in batches:
             await write_batch(batch)
-            if num_bytes := num_prompt_bytes + self._shape.num_bytes:
-                try:
-                    answers.resize(held, num_bytes)
-                except Overloaded as error:
-                    generation.on_failed(error)
+            count()
 
         await send(_body(self._last(), more=False))
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from gateway.parts import KEPT_BYTES
 from gateway.prompt_part import PromptPart
 from gateway.requests import RequestRecord
 from gateway.translate import Prompt
+
+JSON_TIMES = 10  # JSON of log-probabilities is so many times longer than they are, at most
 
 
 class CallPrompts:
@@ -43,9 +46,9 @@ class CallPrompts:
 
     @property
     def num_score_bytes(self) -> int:
-        """Memory of the log-probabilities of prompts."""
-        parts = (record.prompt_part for record in self.records)
-        return sum(part.num_bytes for part in parts if part is not None)
+        """Memory of the log-probabilities of prompts, and of what is kept of them as JSON."""
+        sizes = [each.prompt_part.num_bytes for each in self.records if each.prompt_part is not None]
+        return sum(size + min(JSON_TIMES * size, 2 * KEPT_BYTES) for size in sizes)
 
     @property
     def num_cached(self) -> int:

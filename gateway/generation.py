@@ -21,6 +21,7 @@ from runtime.log import get_log
 
 log = get_log("gateway.generation")
 TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
+PROMPT_TOKENS = 1024  # what a prompt counts for there at least
 MAX_LOGGED = 8  # prompts that the log line of one call names
 CANCELLED = "cancelled"  # the outcome when the client has left
 ABORT = "abort"  # the finish reason of a choice that the client has aborted by another request, as vLLM names it
@@ -94,12 +95,13 @@ class Generation:
         self.times.assigned(self.prompts.all)
 
     async def _assign_all(self) -> None:
-        """Lets other requests run after every TURN_TOKENS tokens of prompts."""
+        """Lets other requests run after every TURN_TOKENS tokens of prompts, short ones counted as longer."""
         num_tokens = 0
         for place, prompt in enumerate(self.prompts.all):
-            num_tokens += len(prompt.token_ids)
+            num_own = max(len(prompt.token_ids), PROMPT_TOKENS)
+            num_tokens += num_own
             if num_tokens > TURN_TOKENS:
-                num_tokens = len(prompt.token_ids)
+                num_tokens = num_own
                 await asyncio.sleep(0)
 
             request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices

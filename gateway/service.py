@@ -50,6 +50,7 @@ from runtime.settings import HttpLimits
 
 BODIES = 16  # how many bodies of the greatest length may be held at a time
 LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
+MANY_PROMPTS = 64  # a body with more prompts is tokenised in a thread, too
 HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 JSON_TYPE = "application/json"
 MAX_SHOWN = 200  # characters of a wrong name that an error shows
@@ -283,10 +284,11 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
 
         requests = call.requests
         service.names.check(requests[0].model)
-        with service.admission.entering(sum(each.num_choices * each.num_prompts for each in requests)):
+        num_prompts = sum(each.num_prompts for each in requests)
+        with service.admission.entering(requests[0].num_choices * num_prompts):  # each prompt has as many
             grammars = [await service.grammars.text_of(each) for each in requests]
             translate = service.translator.all_prompts
-            if is_long:
+            if is_long or num_prompts > MANY_PROMPTS:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
                     prompts = await asyncio.to_thread(translate, requests, service.control.limits, grammars)
             else:
