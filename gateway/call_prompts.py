@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from gateway.parts import KEPT_BYTES
 from gateway.prompt_part import PromptPart
 from gateway.requests import RequestRecord
 from gateway.translate import Prompt
+
+JSON_TIMES = 10  # JSON of log-probabilities is so many times longer than they are, at most
 
 
 class CallPrompts:
@@ -42,9 +45,10 @@ class CallPrompts:
         return len(self.of(index).token_ids), 0 if record is None else record.num_cached
 
     @property
-    def num_scored(self) -> int:
-        """Prompt tokens whose log-probabilities the answer tells, once for each choice."""
-        return sum(prompt.num_choices * len(prompt.token_ids) for prompt in self.all if prompt.prompt_logprobs)
+    def num_score_bytes(self) -> int:
+        """Memory of the log-probabilities of prompts, and of what is kept of them as JSON."""
+        sizes = [each.prompt_part.num_bytes for each in self.records if each.prompt_part is not None]
+        return sum(size + min(JSON_TIMES * size, 2 * KEPT_BYTES) for size in sizes)
 
     @property
     def num_cached(self) -> int:

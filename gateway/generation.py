@@ -21,6 +21,7 @@ from runtime.log import get_log
 
 log = get_log("gateway.generation")
 TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of the loop
+PROMPT_TOKENS = 1024  # what a prompt counts for there at least
 MAX_LOGGED = 8  # prompts that the log line of one call names
 CANCELLED = "cancelled"  # the outcome when the client has left
 ABORT = "abort"  # the finish reason of a choice that the client has aborted by another request, as vLLM names it
@@ -66,6 +67,7 @@ class Generation:
             for _ in range(prompt.num_choices)
         ]
         self._echoed: set[int] = set()  # choices whose answer has begun with the prompt
+        self._echoes: dict[int, EchoedTokens] = {}  # by place of the prompt
         self._num_open = self.prompts.num_choices
 
         self._pieces: Batch = []
@@ -93,12 +95,13 @@ class Generation:
         self.times.assigned(self.prompts.all)
 
     async def _assign_all(self) -> None:
-        """Lets other requests run after every TURN_TOKENS tokens of prompts."""
+        """Lets other requests run after every TURN_TOKENS tokens of prompts, short ones counted as longer."""
         num_tokens = 0
         for place, prompt in enumerate(self.prompts.all):
-            num_tokens += len(prompt.token_ids)
+            num_own = max(len(prompt.token_ids), PROMPT_TOKENS)
+            num_tokens += num_own
             if num_tokens > TURN_TOKENS:
-                num_tokens = len(prompt.token_ids)
+                num_tokens = num_own
                 await asyncio.sleep(0)
 
             request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices
@@ -176,11 +179,11 @@ class Generation:
     @property
     def usage(self) -> dict[str, Any]:
         """The usage object until now."""
-        return self.usage_at(self.num_tokens)
+        return self.usage_at(self.num_tokens, self.prompts.num_cached)
 
-    def usage_at(self, num_tokens: int) -> dict[str, Any]:
+    def usage_at(self, num_tokens: int, num_cached: int) -> dict[str, Any]:
         """The usage object when the choices had `num_tokens` tokens together."""
-        return usage_of(self.prompts.num_tokens, num_tokens, self.prompts.num_cached)
+        return usage_of(self.prompts.num_tokens, num_tokens, num_cached)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
@@ -225,9 +228,12 @@ class Generation:
 
     def _echo(self, index: int, echo: Echo) -> Piece:
         """The prompt, as an answer begins with it."""
-        part = self.prompts.part(index)
-        told = EchoedTokens(part, echo) if part is not None and echo.offsets is not None else ()
-        return Piece(echo.text, (), None, told)
+        place, part = self.prompts.place_of(index), self.prompts.part(index)
+        if part is None or echo.offsets is None:
+            return Piece(echo.text, (), None)
+        if place not in self._echoes:
+            self._echoes[place] = EchoedTokens(part, echo, self.prompts.all[place].num_choices > 1)
+        return Piece(echo.text, (), None, self._echoes[place])
 
     def _add(self, index: int, piece: Piece) -> None:
         """A choice has gained this piece."""

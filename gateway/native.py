@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from starlette.types import Receive
 
-from gateway.answering import StreamedAnswer, answer_whole
+from gateway.answering import StreamedAnswer, WholeAnswer
 from gateway.generation import Generation
 from gateway.http_errors import json_response
 from gateway.limits import Limits, check_list
@@ -62,7 +61,7 @@ class NativeCall:
         num_choices = self.requests[0].num_choices
         return self.names if num_choices == 1 else [f"{each}_{c}" for each in self.names for c in range(num_choices)]
 
-    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+    def answer(self, service: Service, generation: Generation) -> Response:
         """See service.Call."""
         asked = [(each.logprobs, each.start_len) for each in self.requests for _ in range(each.num_prompts)]
         shape = NativeAnswer(
@@ -71,7 +70,8 @@ class NativeCall:
             wanted=[Wanted(*each, interval) for each, interval in zip(asked, self.body.intervals, strict=True)],
             text_of=service.translator.token_text if self.body.return_text_in_logprobs else lambda _: None,
         )
-        return StreamedAnswer(generation, shape) if self.body.stream else await answer_whole(generation, shape, receive)
+        answer = StreamedAnswer if self.body.stream else WholeAnswer
+        return answer(generation, shape, service.long_answers)
 
 
 def native_call(raw: bytes, limits: Limits, http_limits: HttpLimits) -> NativeCall:

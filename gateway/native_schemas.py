@@ -77,6 +77,12 @@ class NativePrompt(CompletionRequest):
             return None
         return PromptLogprobsAsked(self.logprobs, self.start_len + 1)
 
+    def num_prompt_scores(self, num_tokens: int) -> int:
+        """See GenerationRequest. Each choice has its own lists; each event of a stream has them again."""
+        if self.logprobs is None or self.start_len == ONLY_OUTPUTS:
+            return 0
+        return self.num_choices * max(0, num_tokens - self.start_len) * (1 + self.logprobs)
+
 
 class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
     """`POST /generate`, as SGLang has it."""

@@ -1,29 +1,14 @@
 """What an answer tells of its prompt: the text before the answer, and log-probabilities of the prompt's tokens."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, Final
-
-import orjson
+from typing import Any
 
 from gateway.choice_text import Detokenizer
-from gateway.logprobs import ScoredToken, finite
+from gateway.logprobs import ScoredToken, SharedTokens, finite
 from protocol.errors import WireError
-from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, check_tokens
+from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, check_tokens, unpacked
 from protocol.messages_gateway import PromptLogprobs
-
-LONG = 512  # scored tokens; more are written in a thread, so that other clients' tokens do not wait for them
-BLOCK: Final = 256  # tokens that are encoded at a time
-
-
-def in_blocks(items: Iterable[Any]) -> orjson.Fragment:
-    """A list as JSON. It is encoded block by block: at no time are all its items in memory, and other threads run
-    between two blocks."""
-    rest, blocks = iter(items), list[bytes]()
-    while block := list(islice(rest, BLOCK)):
-        blocks.append(orjson.dumps(block)[1:-1])
-    return orjson.Fragment(b"[" + b",".join(blocks) + b"]")
 
 
 @dataclass(frozen=True)
@@ -85,8 +70,13 @@ class PromptPart:
         """Those of every token, with so many of the likeliest ones; None for each token before those asked for."""
         yield from [None] * min(self.asked.start, len(self.token_ids))
         for piece in self._pieces:
-            for scored in piece.tokens():
+            for scored in unpacked(piece.num_top, piece.raw):
                 yield scored._replace(top=scored.top[:num_top])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of these."""
+        return sum(len(piece.raw) for piece in self._pieces)
 
     def __len__(self) -> int:
         """Tokens of the prompt."""
@@ -94,11 +84,12 @@ class PromptPart:
 
 
 @dataclass(frozen=True)
-class EchoedTokens(Collection[ScoredToken]):
+class EchoedTokens(SharedTokens):
     """The tokens of an echo. They are unpacked where they are read."""
 
     part: PromptPart
     echo: Echo
+    is_shared: bool = False
 
     def __len__(self) -> int:
         return len(self.part)

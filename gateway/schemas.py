@@ -133,6 +133,11 @@ class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
         """What workers compute for the prompt's own tokens; None: nothing."""
         return None if self.prompt_logprobs is None else PromptLogprobsAsked(self.prompt_logprobs)
 
+    def num_prompt_scores(self, num_tokens: int) -> int:
+        """Log-probabilities that the answer tells of a prompt of so many tokens, those of the likeliest ones included,
+        as often as it tells them. A chat tells them once."""
+        return 0 if self.prompt_logprobs is None else num_tokens * (1 + self.prompt_logprobs)
+
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
@@ -173,6 +178,11 @@ class CompletionRequest(GenerationRequest):
         wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
         counts = [each for each in wanted if each is not None]
         return PromptLogprobsAsked(max(counts)) if counts else None
+
+    def num_prompt_scores(self, num_tokens: int) -> int:
+        """See GenerationRequest. Each choice has both lists."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return self.num_choices * num_tokens * sum(1 + each for each in wanted if each is not None)
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:

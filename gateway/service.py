@@ -17,9 +17,8 @@ from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import Receive
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole, wants_timeline
+from gateway.answering import StreamedAnswer, WholeAnswer, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation
 from gateway.grammar_checks import GrammarChecks
@@ -27,7 +26,9 @@ from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
 from gateway.limits import Limits, check_list
 from gateway.logprobs import LogprobWriter
+from gateway.long_answers import LongAnswers
 from gateway.metrics import Metrics
+from gateway.openai_answer import ChunkWriter, ResponseHead
 from gateway.openapi import ChatCompletion, Completion, body_of, generation_responses
 from gateway.openapi_rules import Bounds
 from gateway.prompt_part import PromptWriter
@@ -49,6 +50,7 @@ from runtime.settings import HttpLimits
 
 BODIES = 16  # how many bodies of the greatest length may be held at a time
 LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
+MANY_PROMPTS = 64  # a body with more prompts is tokenised in a thread, too
 HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
 JSON_TYPE = "application/json"
 MAX_SHOWN = 200  # characters of a wrong name that an error shows
@@ -156,6 +158,7 @@ class Service:
     one_long_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes memory
     one_huge_text: asyncio.Lock = field(default_factory=asyncio.Lock)  # tokenising it, which takes seconds
     in_flight: InFlight = field(default_factory=InFlight)
+    long_answers: LongAnswers = field(default_factory=LongAnswers)
 
     @property
     def bounds(self) -> Bounds:
@@ -218,7 +221,7 @@ class Call(Protocol):
         """Names by which another request may abort it: the choices that each means."""
         ...
 
-    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+    def answer(self, service: Service, generation: Generation) -> Response:
         """The response, streamed or whole."""
         ...
 
@@ -243,22 +246,23 @@ class OpenAiCall:
         """See Call."""
         return {self.response_id: range(self.parsed.num_choices * self.parsed.num_prompts)}
 
-    async def answer(self, service: Service, generation: Generation, receive: Receive) -> Response:
+    def answer(self, service: Service, generation: Generation) -> Response:
         """See Call."""
         parsed, created = self.parsed, int(datetime.now(UTC).timestamp())
         is_chat, logprobs = isinstance(parsed, ChatRequest), None
         if parsed.num_top_logprobs is not None:
-            logprobs = LogprobWriter(is_chat, service.translator.token_bytes, parsed.return_tokens_as_token_ids is True)
+            as_ids, bytes_of = parsed.return_tokens_as_token_ids is True, service.translator.token_bytes
+            logprobs = LogprobWriter(is_chat, bytes_of, as_ids, parsed.num_top_logprobs)
         prompt_logprobs = None
         if parsed.prompt_logprobs is not None:
             prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
         with_ids, name = parsed.return_token_ids is True, service.names.first
         head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
         if not parsed.stream:
-            return await answer_whole(generation, head, receive)
+            return WholeAnswer(generation, head, service.long_answers)
         options = parsed.stream_options or StreamOptions()
         writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
-        return StreamedAnswer(generation, writer)
+        return StreamedAnswer(generation, writer, service.long_answers)
 
 
 async def respond(service: Service, request: Request, parse_body: Parse) -> Response:
@@ -280,16 +284,17 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
 
         requests = call.requests
         service.names.check(requests[0].model)
-        with service.admission.entering(sum(each.num_choices * each.num_prompts for each in requests)):
+        num_prompts = sum(each.num_prompts for each in requests)
+        with service.admission.entering(requests[0].num_choices * num_prompts):  # each prompt has as many
             grammars = [await service.grammars.text_of(each) for each in requests]
             translate = service.translator.all_prompts
-            if is_long:
+            if is_long or num_prompts > MANY_PROMPTS:
                 async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
                     prompts = await asyncio.to_thread(translate, requests, service.control.limits, grammars)
             else:
                 prompts = translate(requests, service.control.limits, grammars)
             generation = await _started(service, request, call, prompts, received_at)
-    return await call.answer(service, generation, request.receive)
+    return call.answer(service, generation)
 
 
 def _openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:

@@ -32,7 +32,7 @@ from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
-MAX_SCORES = 1_000_000  # of prompts, told by one answer: each takes some 350 bytes for a moment
+MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75 MB
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,7 @@ class Prompt:
     prompt_logprobs: PromptLogprobsAsked | None = None  # of its own tokens
     echo: Echo | None = None
     is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
-
-    @property
-    def num_scores(self) -> int:
-        """Log-probabilities of its own tokens that the answer tells, those of the likeliest ones included."""
-        if self.prompt_logprobs is None:
-            return 0
-        times = self.num_choices if self.echo is not None else 1
-        return times * len(self.token_ids) * (1 + self.prompt_logprobs.num_top)
+    num_scores: int = 0  # log-probabilities of its own tokens, as often as its choices tell them
 
 
 class Translator:
@@ -102,24 +95,33 @@ class Translator:
             each = f" of {num_choices} choices each" if num_choices > 1 else ""
             what = f"got {found} prompts{each}, expected at most {most}, which the workers run and let wait together"
             refuse(field_of(requests[0].prompt_name), what)
+        stops: dict[tuple[str, ...], StopSet] = {}  # prompts of one call often share them
         prompts = [
             prompt
             for request, grammar in zip(requests, grammars, strict=True)
-            for prompt in self.prompts(request, limits, grammar)
+            for prompt in self.prompts(request, limits, grammar, stops)
         ]
         if (num_scores := sum(prompt.num_scores for prompt in prompts)) > MAX_SCORES:
-            what = f"asks for {num_scores} log-probabilities of prompts, expected at most {MAX_SCORES}"
+            what = f"the answer would tell {num_scores} log-probabilities of prompts, expected at most {MAX_SCORES}"
+            if num_choices > 1:
+                what += f"; each of {num_choices} choices has its own list"
             refuse(requests[0].scored_by, what)
         return prompts
 
-    def prompts(self, request: AnyRequest, limits: Limits, grammar: str = "") -> list[Prompt]:
-        """Each prompt with its rules. `grammar`: the text of the one that the request asks for. BadRequest if one of
-        them could never be served."""
+    def prompts(
+        self,
+        request: AnyRequest,
+        limits: Limits,
+        grammar: str = "",
+        known_stops: dict[tuple[str, ...], StopSet] | None = None,
+    ) -> list[Prompt]:
+        """Each prompt with its rules. `grammar`: the text of the one that the request asks for. `known_stops`: those
+        of requests before; this one's are added. BadRequest if one of them could never be served."""
         if isinstance(request, ChatRequest):
             found = {"messages": self.chat_prompt(request, limits)}
         else:
             found = self.completion_prompts(request, limits)
-        num_choices, stops = request.num_choices, self._stops(request)
+        num_choices, stops = request.num_choices, self._stops(request, {} if known_stops is None else known_stops)
 
         rules = self._sampling(request, limits, grammar)
         check_drawable(rules, limits)
@@ -149,6 +151,7 @@ class Translator:
                     prompt_logprobs=scored,
                     echo=self._echo(request, len(prompts), ids) if request.echo else None,
                     is_echoed_only=num_tokens == 0,
+                    num_scores=request.num_prompt_scores(len(ids)),
                 )
             )
         return prompts
@@ -207,10 +210,13 @@ class Translator:
             raise prompt_too_long(where, len(text), limits)
         return ids
 
-    def _stops(self, request: GenerationRequest) -> StopSet:
+    def _stops(self, request: GenerationRequest, known: dict[tuple[str, ...], StopSet]) -> StopSet:
         if request.stop and self._tokenizer is None:
             refuse("stop", "this model has no tokenizer; use stop_token_ids")
-        return StopSet([request.stop] if isinstance(request.stop, str) else request.stop or ())
+        strings = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+        if strings not in known:
+            known[strings] = StopSet(strings)
+        return known[strings]
 
     def _sampling(self, request: GenerationRequest, limits: Limits, grammar: str) -> SamplingParams:
         """The rules that all prompts share. `prompts` sets `max_tokens`."""

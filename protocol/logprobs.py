@@ -7,6 +7,7 @@ likelier), then id and log-probability of each of the likeliest tokens, the like
 
 import struct
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from sys import byteorder
@@ -77,14 +78,24 @@ class Logprobs(Message):
 
     def tokens(self) -> tuple[TokenLogprob, ...]:
         """Those of each token."""
-        rows = row_of(self.num_top).iter_unpack(self.raw)
-        return tuple([TokenLogprob(row[0], row[1], tuple(zip(row[2::2], row[3::2], strict=True))) for row in rows])
+        return tuple(unpacked(self.num_top, self.raw))
 
 
 @cache
 def row_of(num_top: int) -> struct.Struct:
     """The words of one token."""
     return struct.Struct("<fi" + "if" * num_top)
+
+
+def packed(scored: TokenLogprob) -> bytes:
+    """The words of one token."""
+    return row_of(len(scored.top)).pack(scored.logprob, scored.rank, *(part for pair in scored.top for part in pair))
+
+
+def unpacked(num_top: int, raw: bytes | bytearray) -> Iterator[TokenLogprob]:
+    """Those of each token, one after another: unpacked they take ten times as much memory."""
+    for row in row_of(num_top).iter_unpack(raw):
+        yield TokenLogprob(row[0], row[1], tuple(zip(row[2::2], row[3::2], strict=True)))
 
 
 def checked(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> tuple[TokenLogprob, ...]:
@@ -124,10 +135,7 @@ def check_tokens(found: Logprobs, num_top: int, num_tokens: int) -> None:
 
 def of_tokens(tokens: tuple[TokenLogprob, ...]) -> Logprobs:
     """The same as they travel. All have as many likeliest tokens."""
-    num_top = len(tokens[0].top) if tokens else 0
-    pack = row_of(num_top).pack
-    rows = [pack(each.logprob, each.rank, *(part for pair in each.top for part in pair)) for each in tokens]
-    return Logprobs(num_top, b"".join(rows))
+    return Logprobs(len(tokens[0].top) if tokens else 0, b"".join(map(packed, tokens)))
 
 
 def pieces_of(num_top: int, raw: bytes) -> tuple[Logprobs, ...]:

@@ -87,7 +87,7 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
         prompts = [[num_bytes % load.vocab_size, place % load.vocab_size, 1] for place in range(load.streams)]
         running = [tasks.create_task(stream(gateway.url, clock, prompt, num_tokens, one_runs)) for prompt in prompts]
         await all_run.wait()
-        lateness = _Lateness(clock)
+        lateness = Lateness(clock)
         ticking = tasks.create_task(lateness.watch())
 
         begun, cpu_s, before = clock.now(), cpu_seconds(gateway.pid), await metrics_of(gateway.url)
@@ -128,7 +128,7 @@ def longest_gap_s(streams: Iterable[Streamed], begun: float, ended: float) -> fl
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
 
 
-class _Lateness:
+class Lateness:
     """How late this process wakes up."""
 
     def __init__(self, clock: Clock) -> None:

@@ -16,6 +16,7 @@ from tests.doubles.fake_worker import Behaviour, FakeWorker
 
 STATS = WorkerStats(kv_pages=KvPages(total=65536, free=65536), running=0, waiting=0)
 CONTEXT_LENGTH = 1 << 20
+PROMPT_PIECE = 256  # tokens in one message of a prompt's log-probabilities
 
 
 class FakePair:
@@ -36,7 +37,7 @@ class FakePair:
                 role,
                 endpoint,
                 str(role),
-                Behaviour(script, step_s=step_s),
+                Behaviour(script, prompt_piece=PROMPT_PIECE, step_s=step_s),
                 prefill,
                 max_total_tokens=CONTEXT_LENGTH,
                 max_running_requests=4096,

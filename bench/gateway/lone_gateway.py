@@ -96,7 +96,7 @@ async def stream(
     its tokens."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
     sent_at, times, parts = clock.now(), list[float](), list[bytes]()
-    async for part in _post(url, body):
+    async for part in post(url, body):
         parts.append(part)
         if b"data: " in part:
             times.append(clock.now())
@@ -111,17 +111,17 @@ async def stream(
 
 async def complete(url: str, body: bytes) -> tuple[int, Any]:
     """Status and JSON of one completion that is not streamed."""
-    answer = b"".join([part async for part in _post(url, body)])
+    answer = b"".join([part async for part in post(url, body)])
     head, _, content = answer.partition(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), json.loads(content)
 
 
-async def _post(url: str, body: bytes) -> AsyncIterator[bytes]:
+async def post(url: str, body: bytes, path: str = "/v1/completions") -> AsyncIterator[bytes]:
     """The gateway's answer, part by part."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     writer.write(head.encode() + body)

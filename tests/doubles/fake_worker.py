@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import zmq
@@ -78,7 +79,9 @@ class Behaviour:
     prompt_late: bool = False  # these come behind the answer's tokens
     prompt_until: int | None = None  # a first attempt tells only the tokens before this position
     pause_s: float = 0.0
-    step_s: float | None = None  # all requests decode together, a step each `step_s`; nothing of the above applies
+    step_s: float | None = (
+        None  # all requests decode together, a step each `step_s`; of the above, only pieces of prompts apply
+    )
 
 
 @dataclass
@@ -270,16 +273,16 @@ class FakeWorker:
         if self.behaviour.prompt_until is not None and not assign.attempt:
             end = min(end, self.behaviour.prompt_until)
         for start in range(asked.start, end, self.behaviour.prompt_piece):
-            scored = prompt_scores(
-                assign.prompt_ids[start : min(end, start + self.behaviour.prompt_piece)], start, asked
-            )
+            piece = assign.prompt_ids[start : min(end, start + self.behaviour.prompt_piece)]
+            scored = packed_scores(piece, start, asked)
             for _ in range(2 if self.behaviour.twice else 1):
-                await sender.send(PromptLogprobs(assign.request_id, assign.attempt, start, of_tokens(scored)))
+                await sender.send(PromptLogprobs(assign.request_id, assign.attempt, start, scored))
 
     async def _join(self, assign: Assign) -> None:
         """The request decodes from the next step on. Its first token is sent at once."""
         steps = self._steps(assign)
         first = next(steps)
+        await self._send_prompt(assign, is_late=False)
         self._running[assign.request_id] = itertools.chain([first], steps)
         await self._send_first(first)
 
@@ -345,6 +348,12 @@ def prompt_scores(token_ids: Sequence[int], start: int, asked: PromptLogprobsAsk
         return tuple((token + 1 - rank, -place + 0.5 - rank / 2) for rank in range(asked.num_top))
 
     return tuple(TokenLogprob(-float(place), 2, top(place, token)) for place, token in enumerate(token_ids, start))
+
+
+@lru_cache(64)
+def packed_scores(token_ids: tuple[int, ...], start: int, asked: PromptLogprobsAsked) -> Logprobs:
+    """The same as they travel. A benchmark asks for the same ones again and again."""
+    return of_tokens(prompt_scores(token_ids, start, asked))
 
 
 def _scored(assign: Assign, token_ids: list[int]) -> Logprobs | None:

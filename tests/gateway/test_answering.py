@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from gateway.answering import ChunkWriter, ResponseHead, StreamedAnswer, answer_whole
+from gateway.answering import StreamedAnswer, WholeAnswer
 from gateway.choice_text import Detokenizer
 from gateway.control import Control, ControlSocket
 from gateway.generation import Generation
+from gateway.long_answers import LongAnswers
 from gateway.membership import Membership
 from gateway.metrics import Metrics
+from gateway.openai_answer import ChunkWriter, ResponseHead
 from gateway.retries import RetryRules
 from gateway.times import Times
 from gateway.translate import Prompt
@@ -85,10 +87,13 @@ class Call:
 
     def answer(self, is_stream: bool) -> "asyncio.Task[Any]":
         """The answer under way."""
-        if not is_stream:
-            return asyncio.create_task(answer_whole(self.generation, HEAD, self.receive))
-        streamed = StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False))
-        return asyncio.create_task(streamed({"type": "http"}, self.receive, self.send))
+        answers = LongAnswers()
+        answer = (
+            StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False), answers)
+            if is_stream
+            else WholeAnswer(self.generation, HEAD, answers)
+        )
+        return asyncio.create_task(answer({"type": "http"}, self.receive, self.send))
 
     async def tokens(self, count: int) -> None:
         """The worker sends so many, each taken before the next."""

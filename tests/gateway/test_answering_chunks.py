@@ -3,9 +3,9 @@
 import orjson
 import pytest
 
-from gateway.answering import ChunkWriter, ResponseHead
 from gateway.choice_text import Piece
 from gateway.generation import usage_of
+from gateway.openai_answer import ChunkWriter, ResponseHead
 
 USAGE = usage_of(3, 4, 2)
 TEXTS = ["first", 'say "hi"\n', "", "\u2028é\x00", "last"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answering import ChunkWriter, ResponseHead
+from gateway.openai_answer import ChunkWriter, ResponseHead
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, events, wait_until

@@ -1,10 +1,9 @@
 """What an answer tells of its prompt, without a gateway."""
 
-import orjson
 import pytest
 
 from gateway.choice_text import ByteDetokenizer, Detokenizer, TokenBytes
-from gateway.prompt_part import BLOCK, EchoedTokens, PromptPart, PromptWriter, echo_of, in_blocks
+from gateway.prompt_part import EchoedTokens, PromptPart, PromptWriter, echo_of
 from protocol.errors import WireError
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs
@@ -132,9 +131,3 @@ def test_the_shape_of_vllm() -> None:
         },
     ]
     assert list(PromptWriter(0, lambda _: None).entries(part))[1] == {"98": first | {"decoded_token": None}}
-
-
-@pytest.mark.parametrize("number", [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_blocks_are_one_list(number: int) -> None:
-    items = [{"a": place} if place % 3 else None for place in range(number)]
-    assert orjson.loads(orjson.dumps({"list": in_blocks(iter(items))})) == {"list": items}

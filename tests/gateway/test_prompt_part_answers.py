@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway import answering, translate
+from gateway import openai_answer
 from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import ChoiceTokens, PromptLogprobs, Role, Tokens
 from tests.doubles.fake_worker import Behaviour, FakeWorker, letters, prompt_scores
@@ -47,7 +47,7 @@ async def test_a_stream_begins_with_the_prompt(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, is_late: bool, is_long: bool
 ) -> None:
     if is_long:
-        monkeypatch.setattr(answering, "LONG", 2)
+        monkeypatch.setattr(openai_answer, "LONG_BATCH", 2)
     await setting.add_pair(Behaviour(prompt_late=is_late))
     [whole] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
     chunks = chunks_of((await setting.complete(TEXT, stream=True, **SCORED)).text)
@@ -213,19 +213,3 @@ async def test_nonsense_fails_the_request_alone(setting: Setting) -> None:
     assert answer.status_code == 500 and "invalid" in answer.json()["error"]["message"]
     decode.behaviour = Behaviour()
     assert (await setting.complete(TEXT, **SCORED)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"), [({"echo": True, "logprobs": 2, "n": 2}, "echo"), ({"prompt_logprobs": 5}, "prompt_logprobs")]
-)
-async def test_what_one_answer_tells_has_a_bound(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], field: str
-) -> None:
-    await setting.add_pair()
-    monkeypatch.setattr(translate, "MAX_SCORES", 24)
-    assert (await setting.complete(TEXT, max_tokens=1, **fields)).status_code == 200
-    monkeypatch.setattr(translate, "MAX_SCORES", 23)
-    response = await setting.complete(TEXT, max_tokens=1, **fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, field)
-    assert error["message"] == f"{field}: asks for 24 log-probabilities of prompts, expected at most 23"

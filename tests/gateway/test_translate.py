@@ -205,6 +205,15 @@ def test_stop_rules(folder: Path) -> None:
     assert prompt_of(folder, completion()).stops.strings == () and prompt_of(folder, completion()).skip_special
 
 
+def test_requests_that_are_answered_together_share_what_follows_their_stop_strings(folder: Path) -> None:
+    """A list of prompts may be long: an automaton for each would take seconds and much memory."""
+    stops: tuple[Any, ...] = ("ab", ["ab"], ["ab", "c"], "ab", ["ab", "c"], None, [])
+    requests = [completion(prompt=[[1], [2]], stop=stop) for stop in stops]
+    found = [each.stops for each in translator(folder).all_prompts(requests, LIMITS, [""] * len(requests))]
+    assert [each.strings for each in found[::2]] == [("ab",), ("ab",), ("ab", "c"), ("ab",), ("ab", "c"), (), ()]
+    assert len({id(each) for each in found}) == 3
+
+
 def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = translator(folder)
     limits = Limits(context_length=64)

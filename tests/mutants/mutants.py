@@ -16,6 +16,7 @@ from tests.mutants.mutants_of_kernels import ON_A_CPU
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
 from tests.mutants.mutants_of_leaving import LEAVING
 from tests.mutants.mutants_of_logprobs import LOGPROBS
+from tests.mutants.mutants_of_long_answers import LONG_ANSWERS
 from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_mlps import MLPS
 from tests.mutants.mutants_of_native import NATIVE
@@ -341,6 +342,7 @@ MUTANTS = (
     *CACHES,
     *POLICIES,
     *NATIVE,
+    *LONG_ANSWERS,
     *PAIRING,
     *HTTP,
     *ROLES,

@@ -82,9 +82,9 @@ NATIVE = (
     ),
     Mutant(
         "the last tokens of a stream are too few for an event",
-        "NativeAnswer.chunks",
-        "piece.finish_reason is None and output.num_sent >= 0 and not has_enough",
-        "output.num_sent >= 0 and not has_enough",
+        "NativeAnswer._blocks",
+        "piece.finish_reason is None and (waits or not self._is_due(output, self._wanted[prompt]))",
+        "waits or not self._is_due(output, self._wanted[prompt])",
         "the client never hears the end",
         tests=ROUTES,
     ),
