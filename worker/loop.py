@@ -21,6 +21,7 @@ from protocol.messages_gateway import (
     Assign,
     CacheFlushed,
     CancelRequest,
+    DeclaredLost,
     FlushCache,
     Heartbeat,
     Leave,
@@ -293,7 +294,7 @@ class WorkerLoop:
         self.ranks.receive()
 
     def _on_gateway(self, message: ToWorker) -> None:
-        if isinstance(message, Refused | Leave):
+        if isinstance(message, Refused | DeclaredLost | Leave):
             self._on_end(message)
             return
         if isinstance(message, Welcome | RegisterAgain):
@@ -324,7 +325,7 @@ class WorkerLoop:
             self.link.flush()
             self.link.forget(message.instance)
 
-    def _on_end(self, message: Refused | Leave) -> None:
+    def _on_end(self, message: Refused | DeclaredLost | Leave) -> None:
         if isinstance(message, Leave):
             self.departure.is_free = True
         elif self.departure.state is State.LEAVING:
