@@ -37,10 +37,6 @@ def pid_of(baton: BatonProcess, name: str) -> int:
     return 0
 
 
-def instance_of(baton: BatonProcess, name: str) -> int:
-    return next((int(row["instance"]) for row in baton.workers() if row["id"] == name), 0)
-
-
 def is_whole(baton: BatonProcess) -> bool:
     try:
         return {row["id"]: row["pid"] for row in baton.workers()} == {
@@ -87,14 +83,14 @@ def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_
     """The supervisor never kills it, however late this test wakes it."""
     flags = ("--port", "0", "--silence-limit", "4", "--hang-limit", "0")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
-        old, instance = pid_of(baton, "decode-0"), instance_of(baton, "decode-0")
+        old, instance = pid_of(baton, "decode-0"), baton.instance("decode-0")
         os.kill(old, signal.SIGSTOP)
         try:
-            assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)  # lost
+            assert baton.wait_until(lambda: baton.instance("decode-0") == 0)  # lost
             assert pid_of(baton, "decode-0") == old
         finally:
             os.kill(old, signal.SIGCONT)
-        assert baton.wait_until(lambda: instance_of(baton, "decode-0") not in (0, instance))
+        assert baton.wait_until(lambda: baton.instance("decode-0") not in (0, instance))
         expect_exact_again(baton)
         said = "decode-0 ended with exit status 3: worker 'decode-0' was silent for "
         assert said in baton.log_text()
@@ -120,7 +116,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
     baton.process.send_signal(signal.SIGSTOP)
     try:
         os.kill(killed, signal.SIGKILL)
-        assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)
+        assert baton.wait_until(lambda: baton.instance("decode-0") == 0)
         assert baton.http.get("/health").status_code == 503
     finally:
         baton.process.send_signal(signal.SIGCONT)
@@ -173,10 +169,10 @@ def test_parts_started_alone_are_kept_alive_too(tmp_path: Path) -> None:
         join = ("worker", "--gateway", control.group(), "--role", "unified", "--worker-id", "u")
         with BatonProcess(*join, "--max-total-tokens", "2048", log=tmp_path / "u") as worker:
             for part, name in ((worker, "u"), (gateway, "gateway")):
-                assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+                assert gateway.wait_until(lambda: gateway.instance("u") != 0)
                 old = pid_of(part, name)
                 os.kill(old, signal.SIGKILL)
                 assert part.wait_until(lambda old=old, part=part: "serves again" in part.log_text())  # type: ignore[misc]
                 assert pid_of(part, name) not in (0, old)
-            assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+            assert gateway.wait_until(lambda: gateway.instance("u") != 0)
             assert gateway.complete(prompt="Once", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3

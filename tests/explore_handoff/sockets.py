@@ -167,7 +167,8 @@ class SimulatedRouter:
         return list(self._inbox.popleft())
 
     def close(self, linger: int | None = None) -> None:
-        """Its process ends; see Network.end_of."""
+        """Whoever is connected sees the connection end."""
+        self._network.unbind(self)
 
     # ---- for the network ----
 

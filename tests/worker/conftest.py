@@ -28,7 +28,9 @@ from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.worker.stopping import Stop
-from worker.loop import PeerLink, WorkerLoop
+from worker.gateway_link import GatewayLink
+from worker.loop import WorkerLoop
+from worker.parts import PeerLink
 from worker.requests import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
@@ -118,7 +120,7 @@ class Bench:
         self.loop = WorkerLoop(
             self.core,
             self.peers,
-            self._dealer,
+            GatewayLink(self._dealer, self.clock),
             register,
             self._wake,
             cast(StopSignal, self._stop),

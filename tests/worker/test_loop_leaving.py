@@ -20,7 +20,7 @@ from protocol.messages_gateway import (
 )
 from tests.worker.conftest import STATS, Bench
 from worker.departure import Departure
-from worker.loop import WorkerBroken
+from worker.parts import WorkerBroken
 
 BOUND_S = 1e6  # moments of real time, such as a message takes, are long on the clock of these tests
 
@@ -148,7 +148,7 @@ def test_what_breaks_while_it_leaves_does_not_say_that_it_has_left(context: Any)
     told = Gateway()
     with pytest.raises(WorkerBroken, match="rank 1 has gone"):
         run(context, told, hears_end=False)
-    told.bench.loop._tell_gateway(CacheFlushed(7))  # comes behind all that it has said
+    told.bench.loop.gateway.send(CacheFlushed(7))  # comes behind all that it has said
     while not told.said(CacheFlushed):
         assert told.bench.router.socket.poll(60_000)
         told.seen += told.bench.heard()
