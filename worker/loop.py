@@ -138,7 +138,8 @@ class WorkerLoop:
         Raises as `run` does.
         """
         try:
-            self._receive()
+            if self._drain_by is None:
+                self._receive()
             if self._drain_by is not None:
                 return self._drain(self._drain_by)
             progressed = self.core.step()
@@ -283,8 +284,7 @@ class WorkerLoop:
             raise RefusedByGateway(message.reason)
 
     def _on_lost(self, message: DeclaredLost) -> None:
-        """Drops all that it has. Its peers were told; once its seats in their memory are free, they use pages again
-        that it might have written."""
+        """Drops all that it has, and lets go of peers' memory: they wait for that, and then use its pages again."""
         log.warning("declared lost", why=message.reason)
         self.core.reset()
         self.link.close()

@@ -272,6 +272,7 @@ class SimulatedArrivals:
 
     def receive(self) -> Sequence[memoryview] | None:
         """See Arrivals."""
+        assert not self.is_closed, "somebody reads from a socket that is closed"
         return self.inbox.popleft() if self.inbox else None
 
     def pollables(self) -> list[Pollable]:

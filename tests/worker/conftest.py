@@ -12,6 +12,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
+    DeclaredLost,
     Refused,
     Register,
     RegisterAgain,
@@ -43,7 +44,7 @@ class Core:
     def __init__(self, on_step: Callable[[], None]) -> None:
         self.outbox = Outbox()
         self.busy = False
-        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
+        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0, busy=False)
         self.num_resets = 0
         self.book = KvBook(9, 64, max_requests=4, max_context=512, caches=True)
         self._on_step = on_step
@@ -138,9 +139,9 @@ class Bench:
         return [TO_GATEWAY.decode(envelope.body) for envelope in envelopes]
 
     def send(self, message: ToWorker) -> None:
-        """The gateway says something in the newest session; RegisterAgain and Refused outside."""
+        """The gateway says something in the newest session; RegisterAgain, Refused and DeclaredLost outside."""
         body = TO_WORKER.encode(message)
-        if isinstance(message, RegisterAgain | Refused):
+        if isinstance(message, RegisterAgain | Refused | DeclaredLost):
             raw = Envelope(self.session.epoch, 0, 0, body).sealed()
         else:
             raw = self.session.seal(body)

@@ -8,6 +8,7 @@ import pytest
 from protocol.errors import GroupBroken
 from protocol.messages_gateway import (
     CacheFlushed,
+    DeclaredLost,
     Heartbeat,
     Leave,
     Leaving,
@@ -120,9 +121,13 @@ def test_a_second_signal_ends_it_at_once(context: Any) -> None:
     assert told.seen[-1] == Left("unified-0", 5)
 
 
-@pytest.mark.parametrize("message", [Refused("its group has left"), RegisterAgain(1), RegisterAgain(2)], ids=str)
+@pytest.mark.parametrize(
+    "message",
+    [Refused("its group has left"), DeclaredLost("it was silent"), RegisterAgain(1), RegisterAgain(2)],
+    ids=str,
+)
 def test_it_ends_in_good_order_when_the_gateway_does_not_know_it_any_more(
-    context: Any, message: Refused | RegisterAgain
+    context: Any, message: Refused | DeclaredLost | RegisterAgain
 ) -> None:
     class Gateway(Told):
         def after(self, bench: Bench) -> None:
