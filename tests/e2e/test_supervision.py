@@ -78,25 +78,6 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
-@pytest.mark.broad
-def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_folder: Path, tmp_path: Path) -> None:
-    """The supervisor never kills it, however late this test wakes it."""
-    flags = ("--port", "0", "--silence-limit", "4", "--hang-limit", "0")
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
-        old, instance = pid_of(baton, "decode-0"), baton.instance("decode-0")
-        os.kill(old, signal.SIGSTOP)
-        try:
-            assert baton.wait_until(lambda: baton.instance("decode-0") == 0)  # lost
-            assert pid_of(baton, "decode-0") == old
-        finally:
-            os.kill(old, signal.SIGCONT)
-        assert baton.wait_until(lambda: baton.instance("decode-0") not in (0, instance))
-        expect_exact_again(baton)
-        said = "decode-0 ended with exit status 3: worker 'decode-0' was silent for "
-        assert said in baton.log_text()
-        assert re.search(r"this instance may not return; it is started again (at once|in )", baton.log_text())
-
-
 @pytest.mark.parametrize("name", ["prefill-0", broad("gateway")])
 def test_what_never_wakes_is_killed_and_started_again(baton: BatonProcess, name: str) -> None:
     expect_exact_again(baton)

@@ -144,7 +144,7 @@ class Scenario:
             replace(each, name=f"{each.name}-again", at=each.at + rng.uniform(1.5, 6.0), leaves_at=None)
             for each in world.arrivals
         )
-        flushes = tuple(FIRST_S + rng.random() * 5 for _ in range(rng.choice((0, 1, 2))))
+        flushes = tuple(rng.choice(sleeps).at + rng.uniform(1.9, 2.6) for _ in range(rng.choice((0, 1, 2))))
         return replace(
             world,
             arrivals=world.arrivals + again,
