@@ -92,6 +92,14 @@ RETURNS = (
         ("tests/worker/test_lives.py",),
     ),
     _mutant(
+        "what the former instance of a worker says is taken",
+        "Control._on_message",
+        "identity not in self._sessions",
+        "False",
+        "nobody sees that its messages still come",
+        ("tests/gateway/test_control_returns.py",),
+    ),
+    _mutant(
         "a worker whose launch hangs may return",
         "Membership._lose",
         "not self._patience.hangs(each)",
