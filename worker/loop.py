@@ -154,7 +154,7 @@ class WorkerLoop:
         if self.core.loop.broken:
             self._give_up()
             raise WorkerBroken(self.core.loop.broken)
-        if not self._is_member:
+        if not self._is_member and self.departure.state is State.SERVING:
             self.gateway.check_joining(self.clock.now())
         return progressed
 

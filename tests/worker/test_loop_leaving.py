@@ -21,6 +21,7 @@ from protocol.messages_gateway import (
 )
 from tests.worker.conftest import STATS, Bench
 from worker.departure import Departure
+from worker.gateway_link import JOIN_DEADLINE_S
 from worker.parts import WorkerBroken
 
 BOUND_S = 1e6  # moments of real time, such as a message takes, are long on the clock of these tests
@@ -132,6 +133,7 @@ def test_it_ends_in_good_order_when_the_gateway_does_not_know_it_any_more(
     class Gateway(Told):
         def after(self, bench: Bench) -> None:
             if self.turns_after == 2:
+                bench.clock.advance(2 * JOIN_DEADLINE_S)  # it has served for long
                 bench.send(message)
 
     told = Gateway()
