@@ -18,7 +18,7 @@ from runtime.curve import OPEN, Security
 from runtime.log import get_log
 from runtime.session import Session, SessionLost, open_envelope
 from transfer.landing.frame_receiver import FrameReceiver
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.requests import Outbox
 
 LAST_WORDS_MS = 1000  # for cancels to leave before a connection is closed

@@ -24,6 +24,7 @@ from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
     CacheFlushed,
+    DeclaredLost,
     FirstToken,
     FlushCache,
     Heartbeat,
@@ -227,7 +228,7 @@ class Control:
         return self._flushes.begin()
 
     def _ask_to_flush(self, number: int, roles: tuple[Role, ...]) -> list[bytes]:
-        keys = [member.key for member in self.membership.members if member.role in roles]
+        keys = self.membership.flush(roles)
         for key in keys:
             self._send(key, FlushCache(number))
         return [key.identity for key in keys]
@@ -307,6 +308,8 @@ class Control:
             self._send(to, message, epoch)
             if isinstance(message, Refused):
                 log.warning("worker refused", worker=to.worker_id, why=message.reason)
+            elif isinstance(message, DeclaredLost):
+                log.info("lost worker is heard again", worker=to.worker_id, instance=to.instance)
 
         if change.kept_waiting:
             log.warning("worker kept waiting", why=change.kept_waiting)

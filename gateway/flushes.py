@@ -53,7 +53,7 @@ class Flushes:
             self._go_on(flush)
 
     def left(self, identity: bytes) -> None:
-        """A worker is lost, and its cache with it."""
+        """A worker is lost. If its process returns, Welcome tells it that it has missed flushes."""
         for number in list(self._flushes):
             self.answered(number, identity)
 

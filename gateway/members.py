@@ -6,7 +6,17 @@ from enum import StrEnum
 from functools import cached_property
 
 from gateway.prefixes import KnownPrefixes
-from protocol.messages_gateway import Heartbeat, Leaving, Left, Register, Role, ToWorker, WorkerAddress
+from protocol.messages_gateway import (
+    DeclaredLost,
+    Heartbeat,
+    Leaving,
+    Left,
+    Refused,
+    Register,
+    Role,
+    ToWorker,
+    WorkerAddress,
+)
 from protocol.messages_group import GroupPlace
 from protocol.worker_facts import WorkerStats
 
@@ -15,7 +25,7 @@ DROPPED = "has dropped its connection"
 
 @dataclass(frozen=True)
 class WorkerKey:
-    """One process: its stable worker id, and the instance drawn at its start."""
+    """One life of a worker: its stable worker id, and the instance drawn when that life began."""
 
     worker_id: str
     instance: int
@@ -89,15 +99,44 @@ class Change:
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a process is lost, and when it was last heard."""
+    """Why an instance is lost, and when it was last heard. `may_return`: its process, if it lives, may join as another
+    instance."""
 
     reason: str
     last_seen: float
+    may_return: bool = False
 
     @property
     def has_ended(self) -> bool:
         """Whether its connection is gone. A process that only stands still keeps it."""
         return DROPPED in self.reason
+
+    @property
+    def answer(self) -> DeclaredLost | Refused:
+        """What its process is told when it is heard again."""
+        return DeclaredLost(self.reason) if self.may_return else Refused(f"{self.reason}; this instance may not return")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a member may be silent, and how long one of its launches may take, in seconds."""
+
+    silence_s: float
+    launch_s: float
+
+    def silent_at(self, member: Member) -> float:
+        """When it will have been silent for too long."""
+        return member.last_seen + self.silence_s
+
+    def hangs(self, member: Member) -> bool:
+        """Whether its launch is one that never ends, by its last heartbeat."""
+        return member.launch_age_s >= self.launch_s
+
+    def why_lost(self, member: Member, now: float) -> str | None:
+        """Why it is lost by now, behind its name; None if it is not."""
+        if now >= self.silent_at(member):
+            return f"was silent for {now - member.last_seen:.1f} s"
+        return f"made no progress in a launch for {member.launch_age_s:.1f} s" if self.hangs(member) else None
 
 
 def missing_role(ready: Set[Role], seen: Set[Role]) -> str | None:

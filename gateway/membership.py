@@ -7,7 +7,9 @@
     | LEAVING   |                     | Leave is sent: FREE | it has left | it is lost                            |
     | FREE      |                     |                     | it has left | it has left                           |
 
-Register makes a worker READY. A process that is lost or has left is refused for ever.
+Register makes a worker READY. An instance that is lost or has left is never READY again. If its process is heard of
+once more, it is told DeclaredLost, and registers as another instance. Refused are a rank of a group, a worker that has
+left, and one whose launch makes no progress: it needs another process.
 
 A worker id belongs to its live holder. Another process that asks for it is not admitted until the holder is lost; so a
 restarted worker, which asks again every second, takes over. A worker of another role or host is refused.
@@ -28,13 +30,14 @@ With an epoch, all older ones are over. A rank that has waited in an epoch that 
 A new gateway knows no epochs, so the ranks of a group gather there once more. Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from gateway.differences import difference_from
 from gateway.groups import Asking, Groups, over
-from gateway.members import Change, Loss, Member, Stage, WorkerKey, missing_role
+from gateway.members import Change, Loss, Member, Patience, Stage, WorkerKey, missing_role
 from protocol.messages_gateway import (
     Heartbeat,
     Leave,
@@ -73,12 +76,12 @@ class Membership:
         self.hash_key = hash_key
         self.tokenizer = tokenizer
         self.facts = facts
-        self._launch_deadline_s = launch_deadline_s
-        self._silence_limit_s = silence_limit_s
+        self._patience = Patience(silence_limit_s - LEAD_S, launch_deadline_s)
 
         self._members: dict[str, Member] = {}  # by worker id
         self.losses: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
         self.num_lost = self.num_left = 0  # since the start
+        self._num_flushes: Counter[Role] = Counter()  # FlushCache that members of a role were sent
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: the process that asked for it last
         self._groups = Groups()
         self._seen_roles: set[Role] = set()  # of all workers that ever joined
@@ -108,15 +111,17 @@ class Membership:
         its group are missing. `session`: the number of the session that the message opens."""
         key, place = WorkerKey.named_in(message.address), message.place
         loss = self.losses.get(key)
+        if loss is not None and loss.may_return:
+            return Change(((key, loss.answer),))
         others = [member.registered for member in self.members]
-        reason = difference_from(message, self.tokenizer, self.facts, others) if loss is None else loss.reason
+        reason = difference_from(message, self.tokenizer, self.facts, others) if loss is None else loss.answer.reason
         if reason is not None:
             return self._refuse(message, reason)
 
         known = self._members.get(key.worker_id)
         if known is not None and known.key == key:
             self._members[key.worker_id] = replace(known, stats=message.stats, last_seen=now)
-            return Change(((key, self._welcome),))
+            return Change(((key, self._welcome(known.role)),))
 
         if place is not None and (fault := self._groups.fault(message, place)) is not None:
             return self._refuse(message, fault)
@@ -140,10 +145,10 @@ class Membership:
         return Change()
 
     def greet_stranger(self, key: WorkerKey) -> Change:
-        """Tells a worker that is not a member to register, or that it is refused."""
+        """Tells a worker that is not a member to register, or that it was lost."""
         self._groups.forget(key.worker_id, key.instance)  # it will ask in another session
         loss = self.losses.get(key)
-        answer = RegisterAgain(self.gateway_instance) if loss is None else Refused(loss.reason)
+        answer = RegisterAgain(self.gateway_instance) if loss is None else loss.answer
         return Change(((key, answer),))
 
     def leaving(self, key: WorkerKey) -> tuple[Member, ...]:
@@ -172,13 +177,15 @@ class Membership:
         is_orderly = member.stage is Stage.FREE or (by_itself and member.stage is Stage.LEAVING)
         return self._lose(member, f"worker {key.worker_id!r} {why}", is_orderly=is_orderly)
 
+    def flush(self, roles: Collection[Role]) -> tuple[WorkerKey, ...]:
+        """The members of these roles are sent FlushCache. Returns who they are. Others hear of it with Welcome."""
+        self._num_flushes.update(roles)
+        return tuple(member.key for member in self.members if member.role in roles)
+
     @property
     def next_silent_at(self) -> float:
         """When the first member will have been silent for too long, unless a heartbeat comes; infinity without any."""
-        return min((self._silent_at(member) for member in self._members.values()), default=float("inf"))
-
-    def _silent_at(self, member: Member) -> float:
-        return member.last_seen + self._silence_limit_s - LEAD_S
+        return min(map(self._patience.silent_at, self._members.values()), default=float("inf"))
 
     def expire(self, now: float) -> Change:
         """Declares workers lost that were silent for too long or hang in a launch."""
@@ -186,7 +193,7 @@ class Membership:
         lost: list[Member] = []
         self._groups.expire(now)
         for member in self.members:
-            reason = self._hopeless(member, now)
+            reason = self._patience.why_lost(member, now)
             if reason is not None and self.find(member.key) is not None:  # else it was lost with its group
                 change = self._lose(member, f"worker {member.key.worker_id!r} {reason}")
                 outgoing += change.outgoing
@@ -194,18 +201,10 @@ class Membership:
         gone = {member.key for member in lost}
         return Change(tuple(each for each in outgoing if each[0] not in gone), tuple(lost))
 
-    def _hopeless(self, member: Member, now: float) -> str | None:
-        if now >= self._silent_at(member):
-            return f"was silent for {now - member.last_seen:.1f} s"
-        if member.launch_age_s >= self._launch_deadline_s:
-            return f"made no progress in a launch for {member.launch_age_s:.1f} s"
-        return None
-
     # ---- joining ----
 
-    @property
-    def _welcome(self) -> Welcome:
-        return Welcome(self.gateway_instance, self.hash_key)
+    def _welcome(self, role: Role) -> Welcome:
+        return Welcome(self.gateway_instance, self.hash_key, self._num_flushes[role])
 
     def _gather(self, rank: Asking) -> Change:
         """Keeps a rank until all of its group wait, then admits them."""
@@ -226,7 +225,7 @@ class Membership:
         for member in members:
             self._members[member.key.worker_id] = member
             self._seen_roles.add(member.role)
-        return Change(tuple((member.key, self._welcome) for member in members), joined=members)
+        return Change(tuple((member.key, self._welcome(member.role)) for member in members), joined=members)
 
     def _ranks_of(self, group: str) -> tuple[Member, ...]:
         """The ranks of this group that serve, in whatever epoch."""
@@ -291,7 +290,8 @@ class Membership:
             why = reason
             if each.key != member.key:
                 why = f"its group {'has left' if is_orderly else 'has lost a rank'}: {reason}"
-            self._note_loss(each.key, why, each.last_seen)
+            may_return = place is None and not is_orderly and not self._patience.hangs(each)
+            self._note_loss(each.key, why, each.last_seen, may_return)
         if is_orderly:
             self.num_left += len(lost)
         else:
@@ -299,7 +299,7 @@ class Membership:
         news = [PeerLost(each.key.worker_id, each.key.instance, is_orderly) for each in lost]
         return Change(tuple((other.key, each) for other in self.members for each in news), lost, is_orderly)
 
-    def _note_loss(self, key: WorkerKey, reason: str, last_seen: float) -> None:
-        self.losses[key] = Loss(f"{reason}; this instance may not return", last_seen)
+    def _note_loss(self, key: WorkerKey, reason: str, last_seen: float, may_return: bool = False) -> None:
+        self.losses[key] = Loss(reason, last_seen, may_return)
         if len(self.losses) > MOST_LOSSES:
             del self.losses[next(iter(self.losses))]

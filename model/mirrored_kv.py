@@ -43,6 +43,10 @@ class MirroredKv(PagedKv):
         """The twin's descriptor."""
         return self._host.shared_fd
 
+    def new_seat(self) -> int:
+        """A seat in the twin."""
+        return self._host.new_seat()
+
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Bytes of the twin."""
         return self._host.page_bytes_view(layer, page_start, num_pages)

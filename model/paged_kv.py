@@ -104,6 +104,11 @@ class PagedKv:
         assert self._shared is not None, "shared_fd needs KV in host memory"
         return self._shared.fd
 
+    def new_seat(self) -> int:
+        """A seat in that memory that was never offered before. CPU only."""
+        assert self._shared is not None, "new_seat needs KV in host memory"
+        return self._shared.new_seat()
+
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         """Writable bytes of pages [page_start, page_start + num_pages) of one layer, without a copy. CPU only."""
         assert self._bytes is not None, "page_bytes_view needs KV in host memory"

@@ -14,7 +14,7 @@ from runtime.bus import Router
 from runtime.log import get_log
 from runtime.session import Envelope, Session, SessionLost, not_known, open_envelope
 from transfer.sending.frame_sender import FrameSender
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.requests import Outbox
 
 log = get_log("prefill")

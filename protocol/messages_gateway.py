@@ -120,9 +120,10 @@ HashKey = Annotated[bytes, Field(strict=True, max_length=HASH_KEY_BYTES)]
 class Register(Message):
     """Sent by a worker when it can serve, and again when the gateway asks or has restarted.
 
-    The gateway answers Welcome, or Refused: a lost instance, a layout or model that differs from other workers', an id
-    that a live worker of another role or host holds, or an epoch of its group that is over. It does not answer while a
-    live worker of the same role and host holds the id, nor while ranks of its group are missing. The worker asks again.
+    The gateway answers Welcome, DeclaredLost, or Refused: a layout or model that differs from other workers', an id
+    that a live worker of another role or host holds, an instance that may not return, or an epoch of its group that is
+    over. It does not answer while a live worker of the same role and host holds the id, nor while ranks of its group
+    are missing. The worker asks again.
     """
 
     address: WorkerAddress
@@ -240,16 +241,27 @@ class Left(Message):
 @dataclass(frozen=True)
 class Welcome(Message):
     """The worker is a member. `gateway_instance` changes when the gateway restarts, and `hash_key` with it. The worker
-    tells with its heartbeats what it caches, in hashes with this key; nothing if the key is empty."""
+    tells with its heartbeats what it caches, in hashes with this key; nothing if the key is empty. `num_flushes`: how
+    many FlushCache its role was sent so far. A worker that has missed one forgets what it has cached."""
 
     gateway_instance: Instance
     hash_key: HashKey = b""
+    num_flushes: Count = 0
 
 
 @dataclass(frozen=True)
 class Refused(Message):
     """The worker may not join. It logs `reason`, which names the difference, and ends with status 3; one that leaves
     just ends. Sent outside a session."""
+
+    reason: Text
+
+
+@dataclass(frozen=True)
+class DeclaredLost(Message):
+    """The worker was declared lost, and its session is over. Its requests are elsewhere, and its peers were told. It
+    drops all that it has, closes its links, and registers as a new instance; one that leaves just ends. Never sent to a
+    rank of a group. Sent outside a session."""
 
     reason: Text
 
@@ -367,7 +379,7 @@ ToGateway = (
     | Left
     | CacheFlushed
 )
-ToWorker = Welcome | Refused | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache | Leave
+ToWorker = Welcome | Refused | DeclaredLost | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache | Leave
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
@@ -375,5 +387,6 @@ TO_GATEWAY: Boundary[ToGateway] = Boundary(
     max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(
-    "gateway to worker", (Welcome, Refused, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache, Leave)
+    "gateway to worker",
+    (Welcome, Refused, DeclaredLost, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache, Leave),
 )

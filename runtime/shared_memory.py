@@ -31,6 +31,12 @@ class SharedMemory:
         os.ftruncate(self.fd, num_bytes)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.mapping = mmap.mmap(self.fd, num_bytes)
+        self._num_seats = 0
+
+    def new_seat(self) -> int:
+        """A seat that was never offered before, to whoever may take it."""
+        self._num_seats += 1
+        return self._num_seats
 
 
 def open_shared(pid: int, fd: int, num_bytes: int | None = None) -> int:

@@ -36,6 +36,9 @@ class Seated(Protocol):
     def shared_fd(self) -> int:
         """Its descriptor."""
 
+    def new_seat(self) -> int:
+        """A seat that was never offered before, in no life of this worker."""
+
 
 class SharedPages(Seated, PageMemory, Protocol):
     """KV pages that other processes may map. The shared memory holds only these pages, layer after layer."""

@@ -7,7 +7,7 @@ die_with_parent()  # before the imports below, which take seconds
 from protocol.messages_gateway import WorkerAddress
 from unified.worker import UnifiedWorker
 from worker.boot import main
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.started import Started
 
 

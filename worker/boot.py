@@ -1,15 +1,15 @@
 """Starts the model, KV memory, streams, executor and planner of any worker, and runs its process.
 
-    settings -> runner -> KV pages -> executor, warmed up -> planner -> (role's core and link) -> WorkerLoop
+    settings -> runner -> KV pages -> executor, warmed up -> planner -> life: (role's core and link) -> WorkerLoop
 
-A role passes a function that makes its core and link. group_start.py has what the ranks of a group do meanwhile.
+A role passes a function that makes its core and link. lives.py says why it may be called again. group_start.py has what
+the ranks of a group do meanwhile.
 """
 
-import random
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +33,7 @@ from runtime.bus import Dealer, Wake
 from runtime.clock import MonotonicClock
 from runtime.curve import MARK, open_security, security_of_data
 from runtime.installation import check_imports
+from runtime.keys import Keys
 from runtime.log import get_log, start_log
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
@@ -51,9 +52,13 @@ from scheduler.speculation.modes import launches_for
 from scheduler.speculation.step_costs import measure_step_costs
 from worker.departure import Departure
 from worker.ending import close_all
+from worker.gateway_link import GatewayLink
 from worker.group_start import GroupStart
-from worker.loop import RefusedByGateway, WorkerBroken, WorkerLoop
+from worker.known_gateway import KnownGateway
+from worker.lives import Lives
+from worker.loop import WorkerLoop
 from worker.memory import bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
+from worker.parts import PeerLink, RefusedByGateway, WorkerBroken
 from worker.registration import draft_info, registration
 from worker.started import BuildRole, Started
 from worker.trust import read_trust, why_refused, why_unanswered
@@ -127,69 +132,87 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         speculation=speculation_of(runner, executor, settings),
     )
 
-    instance = random.SystemRandom().getrandbits(62)
-    identity = f"{settings.worker_id}#{instance}".encode()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     security = open_security(keys, context, log)
-    data_security = security_of_data(security, encrypt=settings.encrypt_data)
     started = Started(
         settings,
-        instance,
-        identity,
+        0,  # each life has an instance
         planner,
         executor.kv,
         runner.fingerprint(),
         context,
         clock,
         security,
-        data_security,
+        security_of_data(security, encrypt=settings.encrypt_data),
     )
-    core, link, address = build(started)
-    gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
-    gateway = Dealer(context, gateway_address, identity, security=security)
-
-    def on_ready() -> None:
-        log.info(
-            "ready",
-            role=settings.role.value,
-            kv_pages=executor.kv.num_pages - 1,
-            threads=settings.threads,
-            device=str(runner.device),
-            **(asdict(draft) if (draft := draft_info(settings)) else {}),
-        )
-        status.ready(kv_pages=executor.kv.num_pages - 1)
-
     status.loading("joining the gateway")
-    ranks = group.link(executor)
-    loop = WorkerLoop(
-        core,
-        link,
-        gateway,
-        registration(started, runner, core, address),
-        wake,
-        stop,
-        clock,
-        on_ready,
-        status.alive,
-        refused_connections=security.refused,
-        ranks=ranks,
-        silence_may_mean=why_unanswered(settings.place, has_keys=keys is not None),
-        refusal_means=why_refused(keys),
-        departure=Departure(settings.drain_timeout_s),
-        on_leaving=status.leaving,
-    )
+    surroundings = Surroundings(keys, status, stop, wake, group.link(executor), KnownGateway())
 
+    lives = Lives(lambda instance: begin_life(replace(started, instance=instance), runner, build, surroundings))
     device_is_broken = False
     try:
-        loop.run()
+        lives.run()
     except WorkerBroken as broken:
         device_is_broken = broken.at_device
         raise
     finally:
         status.alive(clock.now())  # a pause may have ended the loop before it could tell
         waits = group.is_alone and not device_is_broken
-        close_all(link, ranks, gateway, executor, security, context, waits=waits)
+        close_all(lives.now.link, surroundings.ranks, lives.now.gateway, executor, security, context, waits=waits)
     end_process(0)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Whom the process hears and tells, through all of its lives."""
+
+    keys: Keys | None
+    status: StatusPipe
+    stop: StopSignal
+    wake: Wake
+    ranks: PeerLink  # of its group
+    known: KnownGateway
+
+
+def begin_life(started: Started, runner: Runner, build: BuildRole, around: Surroundings) -> WorkerLoop:
+    """The loop of a life: with a core, links and a socket to the gateway of its own."""
+    settings, keys, kv = started.settings, around.keys, started.kv
+    core, link, address = build(started)
+    gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
+    gateway = GatewayLink(
+        Dealer(started.context, gateway_address, started.identity, security=started.security),
+        started.clock,
+        silence_may_mean=why_unanswered(settings.place, has_keys=keys is not None),
+        refusal_means=why_refused(keys),
+    )
+
+    def on_ready() -> None:
+        log.info(
+            "ready",
+            role=settings.role.value,
+            kv_pages=kv.num_pages - 1,
+            threads=settings.threads,
+            device=str(runner.device),
+            **(asdict(draft) if (draft := draft_info(settings)) else {}),
+        )
+        around.status.ready(kv_pages=kv.num_pages - 1)
+
+    return WorkerLoop(
+        core,
+        link,
+        gateway,
+        registration(started, runner, core, address),
+        around.wake,
+        around.stop,
+        started.clock,
+        on_ready,
+        around.status.alive,
+        refused_connections=started.security.refused,
+        ranks=around.ranks,
+        departure=Departure(settings.drain_timeout_s),
+        on_leaving=around.status.leaving,
+        known=around.known,
+    )
 
 
 def load_runner(settings: WorkerSettings, collectives: Collectives | None = None) -> Runner:

@@ -4,10 +4,10 @@ from typing import Final
 
 import zmq
 
-from runtime.bus import Dealer
 from runtime.curve import Security
 from scheduler.execution.executor import Executor
-from worker.loop import PeerLink
+from worker.gateway_link import GatewayLink
+from worker.parts import PeerLink
 
 LINGER_MS: Final = 200
 
@@ -15,7 +15,7 @@ LINGER_MS: Final = 200
 def close_all(
     link: PeerLink,
     ranks: PeerLink,
-    gateway: Dealer,
+    gateway: GatewayLink,
     executor: Executor,
     security: Security,
     context: "zmq.Context[zmq.Socket[bytes]]",

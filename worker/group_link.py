@@ -8,7 +8,7 @@ from protocol.messages_group import RankBeat, StepRow
 from runtime.clock import Clock
 from scheduler.agreement import Agreement
 from worker.group_watch import GroupWatch
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.rank_sockets import RankSockets
 
 BEAT_S: Final = 0.4  # so every second heartbeat of a loop, of 0.25 s each; a beat wakes all other ranks

@@ -17,7 +17,7 @@ from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from worker.group_link import GroupLink
 from worker.group_watch import JOIN_S
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.rank_sockets import RankSockets
 
 

@@ -1,26 +1,28 @@
 """The process loop of every worker: poll, hand messages to the core, step it, send its outbox.
 
-    gateway <-> Dealer <-> core.on_gateway / outbox.gateway
-    peers   <-> PeerLink <-> core.on_peer / outbox.prefill, outbox.decode
-    ranks   <-> GroupLink <-> the executor's Agreement
+    gateway <-> GatewayLink <-> core.on_gateway / outbox.gateway
+    peers   <-> PeerLink    <-> core.on_peer / outbox.prefill, outbox.decode
+    ranks   <-> GroupLink   <-> the executor's Agreement
 
-It joins the gateway, sends heartbeats, and leaves on a signal (departure.py).
+It joins the gateway, sends heartbeats, and leaves on a signal (departure.py). This is one life of a worker (lives.py):
+it ends early if the gateway declares the worker lost while its process lives.
+
+    serves --DeclaredLost--> drops all requests, closes its links --its launches are over--> LOST
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import zmq
 
-from protocol.errors import BatonError, GroupBroken, PrefillQueueFull, QueueFull, Unavailable, WireError
+from protocol.errors import GroupBroken, PrefillQueueFull, QueueFull
 from protocol.messages_gateway import (
-    TO_GATEWAY,
-    TO_WORKER,
     Assign,
     CacheFlushed,
     CancelRequest,
+    DeclaredLost,
     FlushCache,
     Heartbeat,
     Leave,
@@ -31,119 +33,53 @@ from protocol.messages_gateway import (
     Register,
     RegisterAgain,
     RequestFailed,
-    ToGateway,
     ToWorker,
     Welcome,
 )
 from protocol.worker_facts import WorkerStats
-from runtime.bus import REDIAL_S, Dealer, Wake
+from runtime.bus import Wake
 from runtime.clock import Clock
-from runtime.log import EventLog, Refusals, get_log
+from runtime.log import get_log
 from runtime.process_life import StopSignal
-from runtime.session import Session, SessionLost, open_envelope
+from runtime.session import SessionLost
 from scheduler.execution.streams import DeviceBroken, first_line
-from scheduler.planning.overlap_loop import OverlapLoop
-from scheduler.planning.planner import Planner
 from worker.departure import Departure, State
-from worker.requests import Outbox
+from worker.gateway_link import GatewayLink
+from worker.known_gateway import KnownGateway
+from worker.parts import Core, Ending, PeerLink, RefusedByGateway, WorkerBroken
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
-SILENT_GATEWAY_S = 5.0  # without an answer, before a warning is logged
-JOIN_DEADLINE_S = 60.0
+DRAIN_S = 60.0  # for launches to end, once the worker is declared lost; a longer one hangs
 IDLE_POLL_S = 0.05  # how often a loop steps that holds pages, for transports that cannot be polled for "done reading"
 
 log = get_log("worker")
 
 
-class Core(Protocol):
-    """A worker's decisions: PrefillWorker, DecodeWorker or UnifiedWorker."""
+@dataclass
+class _OldestLaunch:
+    """The oldest launch in flight at the last turn; ticket 0: there was none."""
 
-    outbox: Outbox
-    loop: OverlapLoop
+    ticket: int = 0
+    since: float = 0.0
 
-    def on_gateway(self, message: ToWorker) -> None:
-        """Takes a message from the gateway."""
+    def look(self, ticket: int, now: float) -> None:
+        """What is the oldest one now."""
+        if ticket != self.ticket:
+            self.ticket, self.since = ticket, now
 
-    def reset(self) -> None:
-        """Ends everything, because the gateway has restarted."""
-
-    def step(self) -> bool:
-        """One turn; never blocks. False when there was nothing to do."""
-
-    @property
-    def planner(self) -> Planner:
-        """What decides the launches and keeps the books."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a launch, or device work of a transfer, is in flight."""
-
-    def stats(self) -> WorkerStats:
-        """Load for the heartbeat."""
-
-
-class PeerLink:
-    """The sockets between a worker and its peers of the other role, or the other ranks of its group. A worker without
-    them has this one."""
-
-    def __init__(self, log: EventLog = log) -> None:
-        self.refusals = Refusals(log, "message refused")
-
-    def receive(self) -> None:
-        """Hands arrived messages to the core. Malformed ones are counted and dropped."""
-
-    def flush(self) -> None:
-        """Sends the core's messages to peers."""
-
-    def tick(self) -> None:
-        """Sends the counts of each session that is not settled. Called with every heartbeat."""
-
-    def forget(self, instance: int) -> None:
-        """Forgets a peer that is lost."""
-
-    def forget_all(self) -> None:
-        """Forgets every peer: a new gateway does not report peers that were lost with the old one."""
-
-    def may_end(self, rests: bool) -> bool:
-        """Whether this worker may end. `rests`: it has and gets no work. Other ranks are told, and must rest, too."""
-        return rests
-
-    def pollables(self) -> Sequence[Any]:
-        """The sockets and descriptors to wait on."""
-        return ()
-
-    def close(self) -> None:
-        """Closes every socket."""
-
-
-class RefusedByGateway(BatonError):
-    """The gateway refuses this worker. The message is its reason."""
-
-    code = "refused"
-
-
-class WorkerBroken(BatonError):
-    """Every launch of this worker fails, for every request. The process ends, so that a restart may help.
-
-    `at_device`: the device itself is broken, or the group, for which a forward may wait for ever. Then nothing on the
-    device may be waited for, or closed.
-    """
-
-    code = "worker_broken"
-
-    def __init__(self, message: str, *, at_device: bool = False) -> None:
-        super().__init__(message)
-        self.at_device = at_device
+    def age_s(self, now: float) -> float:
+        """How long it has been the oldest one."""
+        return now - self.since if self.ticket else 0.0
 
 
 @dataclass
 class WorkerLoop:
-    """One worker process."""
+    """One life of a worker."""
 
     core: Core
     link: PeerLink
-    gateway: Dealer
+    gateway: GatewayLink
     register: Register
     wake: Wake
     stop: StopSignal
@@ -152,53 +88,49 @@ class WorkerLoop:
     on_turn: Callable[[float], None] = lambda _now: None  # called with every heartbeat
     refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
     ranks: PeerLink = field(default_factory=PeerLink)  # a GroupLink, where there are other ranks
-    silence_may_mean: str = ""  # why a gateway that runs may not answer, for logs and errors
-    refusal_means: Mapping[str, str] = field(default_factory=dict)  # the likely cause of a refusal, by reason
     departure: Departure = field(default_factory=Departure)
     on_leaving: Callable[[int, float], None] = lambda _requests, _bound_s: None
-    _session: Session = field(default_factory=lambda: Session(1))  # with the gateway
+    known: KnownGateway = field(default_factory=KnownGateway)  # from the lives before
     _is_member: bool = False
-    _gateway_instance: int = 0  # of the last gateway that answered; 0: none yet
-    _join_deadline: float = 0.0
-    _tell_at: float = 0.0  # when to log that no gateway answers
-    _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
-    _is_cut_off: bool = False  # a member whose connection to the gateway is lost
+    _was_member: bool = False  # in this life: before that, its peers are not heard
+    _drain_by: float | None = None  # it was declared lost, and its launches must end by then
     _next_beat: float = 0.0
-    _refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _next_register: float = 0.0
-    _launch: int = 0  # the oldest in flight at the last turn
-    _launch_since: float = 0.0
+    _oldest: _OldestLaunch = field(default_factory=_OldestLaunch)
     _watched: tuple[Any, ...] = ()
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
-    def run(self) -> None:
-        """Serves until it has left. Raises RefusedByGateway or Unavailable when it cannot join.
+    def run(self) -> Ending:
+        """Serves until it has left, or is lost. Raises RefusedByGateway or Unavailable when it cannot join.
 
         Raises WorkerBroken, after telling the gateway that it leaves, when its launches fail one after the other, or
         its device or its group is broken.
         """
-        self.begin()
+        self.gateway.begin()
         progressed = True
         while not self.ends():
             self._wait(progressed)
             progressed = self.turn()
+            if self.is_over:
+                return Ending.LOST
         self.leave()
+        return Ending.LEFT
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this life is: the worker was declared lost, and nothing of it is in flight any more."""
+        return self._drain_by is not None and not self.core.loop.busy
 
     def ends(self) -> bool:
         """Whether this worker ends now: after `leave`. Tells the gateway when it begins to leave."""
-        was, is_known = self.departure.state, self._is_member and not self._is_cut_off
+        was, is_known = self.departure.state, self._is_member and not self.gateway.is_cut_off
         rests = self.ranks.may_end(self.departure.is_free and not self._holds_pages)
         state = self.departure.look(self.stop.count, self.clock.now(), is_known=is_known, rests=rests)
         if was is State.SERVING and state is not was:
             address, stats = self.register.address, self.core.stats()
-            self._tell_gateway(Leaving(address.worker_id, address.instance))
+            self.gateway.send(Leaving(address.worker_id, address.instance))
             self.on_leaving(stats.running + stats.waiting, self.departure.bound_s)
         return state is State.ENDING
-
-    def begin(self) -> None:
-        """Starts the JOIN_DEADLINE_S in which a gateway must answer. Called before the first turn."""
-        now = self.clock.now()
-        self._join_deadline, self._tell_at = now + JOIN_DEADLINE_S, now + SILENT_GATEWAY_S
 
     def turn(self) -> bool:
         """Receives messages, steps the core, sends its messages. Never waits. False if there was nothing to do.
@@ -206,7 +138,10 @@ class WorkerLoop:
         Raises as `run` does.
         """
         try:
-            self._receive()
+            if self._drain_by is None:
+                self._receive()
+            if self._drain_by is not None:
+                return self._drain(self._drain_by)
             progressed = self.core.step()
             self._send()
         except (DeviceBroken, torch.AcceleratorError) as error:
@@ -219,15 +154,20 @@ class WorkerLoop:
         if self.core.loop.broken:
             self._give_up()
             raise WorkerBroken(self.core.loop.broken)
-        if not self._is_member:
-            self._check_joining(self.clock.now())
+        if not self._is_member and self.departure.state is State.SERVING:
+            self.gateway.check_joining(self.clock.now())
         return progressed
 
     def leave(self) -> None:
         """Tells the gateway that this worker ends."""
         address = self.register.address
-        self._tell_gateway(Left(address.worker_id, address.instance))
+        self.gateway.send(Left(address.worker_id, address.instance))
         log.info("left", signal=self.stop.received.name if self.stop.received else "")
+
+    def close(self) -> None:
+        """Closes the links to peers and to the gateway. Idempotent."""
+        self.link.close()
+        self.gateway.close()
 
     def _give_up(self) -> None:
         """The gateway gives its requests to other workers at once. Of one that leaves, Left would mean a good end: the
@@ -235,22 +175,22 @@ class WorkerLoop:
         if self.departure.state is State.SERVING:
             self.leave()
 
-    def _join_again(self) -> None:
-        """Begins another session with the gateway. A Register opens it. A worker that still joins gets no more time."""
-        if self._is_member:
-            self.begin()
-        self._session = Session(self._session.epoch + 1)
-        self._is_member, self._next_register = False, 0.0
+    def _drain(self, by: float) -> bool:
+        """Takes what launches have computed for requests that are gone. Their rows and pages come free."""
+        progressed, now = self.core.loop.step(), self.clock.now()
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_S
+            self.on_turn(now)
+        if now > by and self.core.loop.busy:
+            raise WorkerBroken(f"a launch has not ended in {DRAIN_S:.0f} s", at_device=True)
+        return progressed
 
-    def _check_joining(self, now: float) -> None:
-        if now > self._join_deadline:
-            why = self.refusal_means.get(self._refusal, self.silence_may_mean)
-            why = f" ({why})" if why else ""
-            raise Unavailable(f"no gateway has answered at {self.gateway.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
-        if now > self._tell_at and not self._refusal:
-            perhaps = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
-            log.warning("no gateway answers yet, still trying", endpoint=self.gateway.endpoint, **perhaps)
-            self._tell_at = self._join_deadline
+    def _join_again(self) -> None:
+        """Begins another session with the gateway. A worker that still joins gets no more time."""
+        if self._is_member:
+            self.gateway.begin()
+        self.gateway.begin_session()
+        self._is_member, self._next_register = False, 0.0
 
     def _wait(self, progressed: bool) -> None:
         spins = self.core.busy and self.register.device.startswith("cuda")  # a GPU cannot wake this thread
@@ -268,7 +208,10 @@ class WorkerLoop:
         return self.core.busy or bool(pages.owned or pages.reserved or pages.quarantined)
 
     def _poll(self, timeout_ms: int) -> None:
-        watched = (self.gateway.socket, self.wake.fd, self.stop.fd, *self.link.pollables(), *self.ranks.pollables())
+        watched: tuple[Any, ...] = (self.wake.fd, self.stop.fd)
+        if self._drain_by is None:
+            peers = self.link.pollables() if self._was_member else ()
+            watched = (self.gateway.socket, *watched, *peers, *self.ranks.pollables())
         if watched != self._watched:
             self._watched, self._poller = watched, zmq.Poller()
             for each in watched:
@@ -278,44 +221,30 @@ class WorkerLoop:
     def _receive(self) -> None:
         for raw in self.gateway.receive():
             try:
-                envelope = open_envelope(raw)
-                message = TO_WORKER.decode(envelope.body) if envelope.body else None
-                is_news = self._session.accept(envelope)
-            except WireError as error:
-                self._refusals.note("message", source="gateway", why=error.message)
+                message = self.gateway.read(raw)
             except SessionLost as lost:
                 log.warning("the session with the gateway is lost", why=f"the gateway {lost}")
                 self._join_again()
             else:
-                if is_news and message is not None:
+                if message is not None:
                     self._on_gateway(message)
-        self.link.receive()
+            if self._drain_by is not None:
+                return
+        if self._was_member:  # else what is cached may be from before a flush, as Welcome tells
+            self.link.receive()
         self.ranks.receive()
 
     def _on_gateway(self, message: ToWorker) -> None:
-        if isinstance(message, Refused | Leave):
+        if isinstance(message, Refused | DeclaredLost | Leave):
             self._on_end(message)
             return
         if isinstance(message, Welcome | RegisterAgain):
-            if self._gateway_instance not in (0, message.gateway_instance):
-                log.warning("gateway restarted", instance=message.gateway_instance)
-                self.core.reset()
-                self.core.planner.book.flush()  # the new gateway may have flushed before this worker joined
-                self.link.flush()
-                self.link.forget_all()
-            self._gateway_instance = message.gateway_instance
-            if isinstance(message, RegisterAgain):
-                self._join_again()
-            else:
-                self.core.planner.book.report_to(message.hash_key)
-                joins, self._is_member, self._refusal = not self._is_member, True, ""
-                if joins:
-                    self.on_ready()
+            self._on_answer(message)
             return
-
         if isinstance(message, FlushCache):
+            self.known.flushed()
             self.core.planner.book.flush()
-            self._tell_gateway(CacheFlushed(message.number))
+            self.gateway.send(CacheFlushed(message.number))
             return
 
         _log_news(message)
@@ -324,13 +253,42 @@ class WorkerLoop:
             self.link.flush()
             self.link.forget(message.instance)
 
-    def _on_end(self, message: Refused | Leave) -> None:
+    def _on_answer(self, message: Welcome | RegisterAgain) -> None:
+        book = self.core.planner.book
+        if self.known.is_another(message):
+            log.warning("gateway restarted", instance=message.gateway_instance)
+            self.core.reset()
+            self.link.flush()
+            self.link.forget_all()
+        if self.known.answered(message):
+            book.flush()
+        if isinstance(message, RegisterAgain):
+            self._join_again()
+            return
+
+        book.report_to(message.hash_key)
+        if not self._is_member:
+            self._is_member = self._was_member = True
+            book.news.tell_anew()
+            self.on_ready()
+        self.gateway.joined()
+
+    def _on_end(self, message: Refused | DeclaredLost | Leave) -> None:
         if isinstance(message, Leave):
             self.departure.is_free = True
         elif self.departure.state is State.LEAVING:
-            self._is_member = False  # its group has left, so it ends, too
+            self._is_member = False  # its group has left, or its requests are elsewhere, so it ends, too
+        elif isinstance(message, DeclaredLost) and self.register.place is None:
+            self._on_lost(message)
         else:
             raise RefusedByGateway(message.reason)
+
+    def _on_lost(self, message: DeclaredLost) -> None:
+        """Drops all that it has, and lets go of peers' memory: they wait for that, and then use its pages again."""
+        log.warning("declared lost", why=message.reason)
+        self.core.reset()
+        self.link.close()
+        self._is_member, self._drain_by = False, self.clock.now() + DRAIN_S
 
     def _send(self) -> None:
         self.ranks.flush()  # first: they wait for this rank's step
@@ -338,53 +296,40 @@ class WorkerLoop:
         now = self.clock.now()
         if not self._is_member and now >= self._next_register:  # before anything else is said in its session
             self._next_register = now + REGISTER_AGAIN_S
-            self._tell_gateway(replace(self.register, stats=self._stats()))
+            self.gateway.send(replace(self.register, stats=self._stats()))
 
         outbox = self.core.outbox
         for message in outbox.gateway:
-            self._tell_gateway(message)
+            self.gateway.send(message)
             if isinstance(message, RequestFailed):
-                ids = {"request_id": message.request_id, "attempt": message.attempt}
-                tell = log.info if message.code in (QueueFull.code, PrefillQueueFull.code) else log.warning
-                tell("request failed", **ids, code=message.code, why=message.message)
+                _log_failure(message)
         outbox.gateway.clear()
 
-        if self.core.loop.oldest_launch != self._launch:
-            self._launch, self._launch_since = self.core.loop.oldest_launch, now
+        self._oldest.look(self.core.loop.oldest_launch, now)
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.on_turn(now)
             if self._is_member:
                 self._beat(now)
-            self._tend_link(now)
+            self.gateway.tend(now, is_member=self._is_member)
             self.link.tick()
             self.ranks.tick()
 
-    def _tend_link(self, now: float) -> None:
-        refusal = self.gateway.tend(now)
-        if refusal and refusal != self._refusal:
-            self._refusal = refusal
-            why = self.refusal_means.get(refusal, refusal)
-            log.error("the gateway refuses this worker", endpoint=self.gateway.endpoint, why=why, again_s=REDIAL_S)
-
-        if self._is_member and self.gateway.is_up == self._is_cut_off:
-            self._is_cut_off = not self._is_cut_off
-            say, what = (log.warning, "is lost") if self._is_cut_off else (log.info, "is back")
-            say(f"the connection to the gateway {what}", endpoint=self.gateway.endpoint)
-
     def _stats(self) -> WorkerStats:
-        stats, refused = self.core.stats(), self._refusals.total + self.link.refusals.total
+        stats, refused = self.core.stats(), self.gateway.refusals.total + self.link.refusals.total
         connections = {f"refused_connections_{reason}": count for reason, count in self.refused_connections().items()}
         return replace(stats, counters={**stats.counters, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:
         address = self.register.address
-        launch_age_s = now - self._launch_since if self._launch else 0.0
         news = self.core.planner.book.news.take()
-        self._tell_gateway(Heartbeat(address.worker_id, address.instance, self._stats(), launch_age_s, news))
+        self.gateway.send(Heartbeat(address.worker_id, address.instance, self._stats(), self._oldest.age_s(now), news))
 
-    def _tell_gateway(self, message: ToGateway) -> None:
-        self.gateway.send(self._session.seal(TO_GATEWAY.encode(message)))
+
+def _log_failure(message: RequestFailed) -> None:
+    ids = {"request_id": message.request_id, "attempt": message.attempt}
+    say = log.info if message.code in (QueueFull.code, PrefillQueueFull.code) else log.warning
+    say("request failed", **ids, code=message.code, why=message.message)
 
 
 def _log_news(message: ToWorker) -> None:

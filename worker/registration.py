@@ -10,7 +10,7 @@ from protocol.messages_gateway import RankEndpoint, Register, Role, WorkerAddres
 from protocol.worker_facts import DraftInfo
 from runtime.curve import without_secret
 from runtime.settings import WorkerSettings
-from worker.loop import Core
+from worker.parts import Core
 from worker.started import Started
 
 

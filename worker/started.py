@@ -13,7 +13,7 @@ from runtime.clock import MonotonicClock
 from runtime.curve import Security
 from runtime.settings import WorkerSettings
 from scheduler.planning.planner import Planner
-from worker.loop import Core, PeerLink
+from worker.parts import Core, PeerLink
 from worker.policies import Policies
 
 CPU_MIXED_CHUNK: Final = 512  # tokens; more at a time are hardly faster on a CPU, and others wait longer for them
@@ -21,11 +21,11 @@ CPU_MIXED_CHUNK: Final = 512  # tokens; more at a time are hardly faster on a CP
 
 @dataclass(frozen=True)
 class Started:
-    """The parts from which a role builds its core and link."""
+    """The parts from which a role builds its core and link. All but `instance`, which is that of one life, last as long
+    as the process."""
 
     settings: WorkerSettings
     instance: int
-    identity: bytes
     planner: Planner
     kv: PagedKv
     fingerprint: Fingerprint
@@ -33,6 +33,11 @@ class Started:
     clock: MonotonicClock
     security: Security  # of sockets for messages
     data_security: Security  # of sockets for KV
+
+    @property
+    def identity(self) -> bytes:
+        """The routing id of its sockets in this life."""
+        return f"{self.settings.worker_id}#{self.instance}".encode()
 
     @property
     def policies(self) -> Policies:

@@ -36,7 +36,9 @@ from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, Segment
 from scheduler.execution.thread_choice import EVERY_ROW, wake_beside_layers
 from unified.worker import UnifiedWorker
-from worker.loop import PeerLink, WorkerLoop
+from worker.gateway_link import GatewayLink
+from worker.loop import WorkerLoop
+from worker.parts import PeerLink
 
 ROUND = 20  # steps that are summed up; medians are of rounds
 
@@ -187,7 +189,9 @@ def _serve(
 
     with _front((*load, runner.config.vocab_size)) as endpoint, StopSignal() as stop:
         gateway = Dealer(context, endpoint, b"bench#1")
-        loop = WorkerLoop(worker, PeerLink(), gateway, register, wake, stop, MonotonicClock(), on_ready=lambda: None)
+        clock = MonotonicClock()
+        to_gateway = GatewayLink(gateway, clock)
+        loop = WorkerLoop(worker, PeerLink(), to_gateway, register, wake, stop, clock, on_ready=lambda: None)
         try:
             loop.run()
         except Enough:

@@ -76,6 +76,10 @@ class HostPages:
         """See SharedPages."""
         return self._memory.fd
 
+    def new_seat(self) -> int:
+        """See Seated."""
+        return self._memory.new_seat()
+
     def fill(self, seed: int) -> None:
         """Writes random bytes."""
         self._array[:] = np.frombuffer(np.random.default_rng(seed).bytes(len(self._array)), np.uint8)

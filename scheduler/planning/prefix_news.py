@@ -58,6 +58,10 @@ class PrefixNews:
         self._waiting.clear()
         self._is_flushed = True
 
+    def tell_anew(self) -> None:
+        """All that the cache holds is told again: the gateway may know nothing of it."""
+        self._waiting = dict.fromkeys(islice(self._num_pages, MOST_WAITING), True)
+
     def take(self) -> CacheNews:
         """What is to be told next. The rest of what waits is told later."""
         told = list(islice(self._waiting.items(), MAX_CACHE_NEWS))

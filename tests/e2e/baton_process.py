@@ -143,6 +143,14 @@ class BatonProcess:
         # A poll of the process's end doubles as the pause between two looks.
         return any(what() or not self._pause() for _ in range(tries))
 
+    def instance(self, worker_id: str) -> int:
+        """Of a worker that is a member; 0 if it is none."""
+        return next((int(row["instance"]) for row in self.workers() if row["id"] == worker_id), 0)
+
+    def wait_for_instance(self, worker_id: str, old: int) -> bool:
+        """Whether the worker comes to be a member as another instance than `old`."""
+        return self.wait_until(lambda: self.instance(worker_id) not in (0, old))
+
     def wait_for_return(self, worker_id: str, pid: int) -> bool:
         """Whether the worker that was the process `pid` comes to be a member as another process."""
         return self.wait_until(lambda: any(each["id"] == worker_id and each["pid"] != pid for each in self.workers()))

@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -38,10 +39,6 @@ def pid_of(baton: BatonProcess, name: str) -> int:
         if name in argv or f'"worker_id": "{name}"' in " ".join(argv):
             return child.pid
     return 0
-
-
-def instance_of(baton: BatonProcess, name: str) -> int:
-    return next((int(row["instance"]) for row in baton.workers() if row["id"] == name), 0)
 
 
 def is_whole(baton: BatonProcess) -> bool:
@@ -108,6 +105,12 @@ def test_a_gateway_that_is_killed_again_and_again_serves_again_after_waits_that_
         assert baton.process.poll() is None
 
 
+def identities(baton: BatonProcess) -> list[tuple[Any, ...]]:
+    """Of the gateway its process; of each worker its process and its instance."""
+    workers = [(row["id"], row["pid"], row["instance"]) for row in baton.workers()]
+    return [("gateway", pid_of(baton, "gateway")), *sorted(workers)]
+
+
 @pytest.mark.broad
 def test_a_gateway_that_was_paused_for_longer_than_a_worker_may_be_silent_loses_none(
     fake_folder: Path, tmp_path: Path
@@ -115,9 +118,8 @@ def test_a_gateway_that_was_paused_for_longer_than_a_worker_may_be_silent_loses_
     flags = ("--port", "0", "--silence-limit", str(SILENCE_LIMIT), "--hang-limit", "0")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         expect_exact_again(baton)
-        names = ("gateway", "prefill-0", "decode-0")
-        before = {name: (pid_of(baton, name), instance_of(baton, name)) for name in names}
-        gateway, clock = psutil.Process(before["gateway"][0]), MonotonicClock()
+        before = identities(baton)
+        gateway, clock = psutil.Process(pid_of(baton, "gateway")), MonotonicClock()
         gateway.suspend()
         try:
             assert baton.wait_until(lambda: gateway.status() == psutil.STATUS_STOPPED)
@@ -126,30 +128,8 @@ def test_a_gateway_that_was_paused_for_longer_than_a_worker_may_be_silent_loses_
         finally:
             gateway.resume()
         expect_exact_again(baton)
-        assert {name: (pid_of(baton, name), instance_of(baton, name)) for name in names} == before
+        assert identities(baton) == before
         assert "worker lost" not in baton.log_text() and " error baton " not in baton.log_text()
-
-
-@pytest.mark.broad
-def test_a_worker_that_wakes_after_it_was_lost_returns_as_another_instance(fake_folder: Path, tmp_path: Path) -> None:
-    """The supervisor never kills it, however late this test wakes it."""
-    flags = ("--port", "0", "--silence-limit", "4", "--hang-limit", "0")
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
-        old, instance = pid_of(baton, "decode-0"), instance_of(baton, "decode-0")
-        os.kill(old, signal.SIGSTOP)
-        try:
-            assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)  # lost
-            assert pid_of(baton, "decode-0") == old
-        finally:
-            os.kill(old, signal.SIGCONT)
-        assert baton.wait_until(lambda: instance_of(baton, "decode-0") not in (0, instance))
-        expect_exact_again(baton)
-        said = "decode-0 ended with exit status 3: worker 'decode-0' was silent for "
-        assert said in baton.log_text()
-        counted = (
-            r"this instance may not return; decode-0 was paused, so this does not count; it is started again at once"
-        )
-        assert re.search(counted, baton.log_text())
 
 
 @pytest.mark.parametrize("name", ["prefill-0", broad("gateway")])
@@ -171,7 +151,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
     baton.process.send_signal(signal.SIGSTOP)
     try:
         os.kill(killed, signal.SIGKILL)
-        assert baton.wait_until(lambda: instance_of(baton, "decode-0") == 0)
+        assert baton.wait_until(lambda: baton.instance("decode-0") == 0)
         assert baton.http.get("/health").status_code == 503
     finally:
         baton.process.send_signal(signal.SIGCONT)
@@ -224,10 +204,10 @@ def test_parts_started_alone_are_kept_alive_too(tmp_path: Path) -> None:
         join = ("worker", "--gateway", control.group(), "--role", "unified", "--worker-id", "u")
         with BatonProcess(*join, "--max-total-tokens", "2048", log=tmp_path / "u") as worker:
             for part, name in ((worker, "u"), (gateway, "gateway")):
-                assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+                assert gateway.wait_until(lambda: gateway.instance("u") != 0)
                 old = pid_of(part, name)
                 os.kill(old, signal.SIGKILL)
                 assert part.wait_until(lambda old=old, part=part: "serves again" in part.log_text())  # type: ignore[misc]
                 assert pid_of(part, name) not in (0, old)
-            assert gateway.wait_until(lambda: instance_of(gateway, "u") != 0)
+            assert gateway.wait_until(lambda: gateway.instance("u") != 0)
             assert gateway.complete(prompt="Once", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3

@@ -53,6 +53,11 @@ class TimedStream:
         self._mark_at = 0.0
         self._ends_at = 0.0  # of the launch that runs now
 
+    @property
+    def has_hung(self) -> bool:
+        """Whether one of its launches never ends."""
+        return self._free_at == inf
+
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
         """Queues the segments."""
         begins = max(self._agenda.now, self._free_at)

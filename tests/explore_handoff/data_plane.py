@@ -110,6 +110,14 @@ class DataPlane:
         self.network.agenda.after(self._rng.choice((0.0, 0.02, 0.5)) * self._rng.random(), notice)
         self._depart_soon(connection, REDIAL_S * (1 + 9 * self._rng.random()))
 
+    def unbind(self, arrivals: "SimulatedArrivals") -> None:
+        """Nobody reaches `arrivals` any more."""
+        gone = [endpoint for endpoint, each in self._bound.items() if each is arrivals]
+        for connection in [each for each in self.connections if each.endpoint in gone]:
+            self.cut(connection)
+        for endpoint in gone:
+            del self._bound[endpoint]
+
     def end_of(self, host: Host) -> None:
         """A process has ended."""
         for connection in [each for each in self.connections if each.source is host]:
@@ -173,7 +181,7 @@ class DataPlane:
 
         def arrive() -> None:
             arrivals.num_on_way -= 1
-            if not there.alive:
+            if not there.alive or arrivals.is_closed:
                 return
             if connection.epoch != epoch:
                 network.story.fault(network.agenda.now, here.name, "frame lost", "with the connection", b"".join(parts))
@@ -248,6 +256,7 @@ class SimulatedArrivals:
         self.owner = owner
         self.inbox: deque[tuple[memoryview, ...]] = deque()
         self.num_on_way = 0
+        self.is_closed = False
         self._plane = plane
         self.address = plane.bind(self)
 
@@ -263,6 +272,7 @@ class SimulatedArrivals:
 
     def receive(self) -> Sequence[memoryview] | None:
         """See Arrivals."""
+        assert not self.is_closed, "somebody reads from a socket that is closed"
         return self.inbox.popleft() if self.inbox else None
 
     def pollables(self) -> list[Pollable]:
@@ -276,4 +286,6 @@ class SimulatedArrivals:
         """See Arrivals."""
 
     def close(self) -> None:
-        """Its process ends; see DataPlane.end_of."""
+        """See Arrivals."""
+        self.is_closed = True
+        self._plane.unbind(self)

@@ -46,6 +46,14 @@ def pause(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
     worker.pause(seconds)
 
 
+def sleep(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
+    """It is stopped until it is lost, and wakes. No rank of a group: such a one is refused."""
+    if worker.group is None:
+        seconds = rng.uniform(2.1, 4.0)
+        _tell(stage, worker.name, "sleeps", f"for {seconds:.3f} s")
+        worker.pause(seconds)
+
+
 def leave(stage: Stage, rng: random.Random, worker: WorkerProcess) -> None:
     """SIGTERM, or two of them: then it ends at once."""
     bound_s = rng.choice((0.0, 0.1, 3.0)) * rng.random()
@@ -137,6 +145,7 @@ def _hits_a_rank(fault: OfWorker) -> Fault:
 KINDS: Mapping[str, Fault] = {
     "kill": _hits_any(kill),
     "pause": _hits_any(pause),
+    "sleep": _hits_any(sleep),
     "leave": _hits_any(leave),
     "hang": _hits_any(hang),
     "fail": _hits_any(fail),

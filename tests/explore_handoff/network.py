@@ -150,6 +150,12 @@ class Network:
         """`router` is reached at `endpoint`."""
         self.bound[endpoint] = router
 
+    def unbind(self, router: BoundEnd) -> None:
+        """Nobody reaches `router` any more."""
+        self.bound = {endpoint: each for endpoint, each in self.bound.items() if each is not router}
+        for connection in [each for each in self.connections if each.router is router]:
+            self.cut(connection, *(self.weather.rng.random() * 0.05 for _ in range(2)))
+
     def dial(self, dealer: DialingEnd, wait_s: float = DIAL_S) -> None:
         """Connects once somebody answers; tries until then."""
 

@@ -27,6 +27,7 @@ FIRST_WITH_LAYERS = 60
 FIRST_WITH_DRAFT = 50  # sabotages are tried on the worlds before; those of drafts name tests of their own
 FIRST_WITH_GRAMMARS = 64
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
+SLEEPING = 14_000  # the same of worlds in which workers sleep: every fourth, too
 GROUPED = 7_000  # a multiple of the kinds; their drafts are those of late seeds
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)
 FIRST_S = 0.6  # by then everybody has joined
@@ -125,10 +126,32 @@ class Scenario:
 
     @staticmethod
     def random(seed: int) -> "Scenario":
-        """The world of a seed. Kinds take turns. Some have groups of ranks."""
+        """The world of a seed. Kinds take turns. Some have groups of ranks, in others workers sleep."""
         if seed >= FIRST_WITH_GROUPS and seed % 4 == 0:
             return Scenario.grouped(seed)
+        if seed >= FIRST_WITH_GROUPS and seed % 4 == 2:
+            return Scenario.sleeping(seed)
         return Scenario._drawn(seed)
+
+    @staticmethod
+    def sleeping(seed: int) -> "Scenario":
+        """One in which workers are stopped until they are lost, also several at once, and wake. The same prompts come
+        again then, and caches may have been flushed meanwhile."""
+        rng = random.Random(f"sleep {seed}")
+        world = Scenario._drawn(SLEEPING + seed)
+        sleeps = tuple(_fault(rng, ("sleep",), 1.5) for _ in range(rng.choice((1, 1, 2, 3))))
+        again = tuple(
+            replace(each, name=f"{each.name}-again", at=each.at + rng.uniform(1.5, 6.0), leaves_at=None)
+            for each in world.arrivals
+        )
+        flushes = tuple(rng.choice(sleeps).at + rng.uniform(1.9, 2.6) for _ in range(rng.choice((0, 1, 2))))
+        return replace(
+            world,
+            arrivals=world.arrivals + again,
+            faults=world.faults + sleeps,
+            flushes=world.flushes + flushes,
+            caches=rng.choice(((Role.PREFILL, Role.DECODE), (Role.PREFILL, Role.DECODE), (Role.DECODE,), ())),
+        )
 
     @staticmethod
     def grouped(seed: int) -> "Scenario":

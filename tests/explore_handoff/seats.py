@@ -17,7 +17,7 @@ from tests.explore_handoff.groups import Group, Mailbox
 from tests.explore_handoff.network import Host
 from tests.explore_handoff.story import Story
 from worker.group_link import GroupLink
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 from worker.rank_sockets import RankSockets
 
 

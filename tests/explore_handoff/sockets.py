@@ -80,6 +80,7 @@ class SimulatedDealer:
 
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         """The next message, or zmq.Again."""
+        assert not self.closed, "somebody reads from a socket that is closed"
         if not self._inbox:
             raise AGAIN.with_traceback(None)
         return [self._inbox.popleft()]
@@ -138,6 +139,7 @@ class SimulatedRouter:
         self.peers: dict[bytes, Connection] = {}
         self._network = network
         self._endpoint = ""
+        self._is_closed = False
         self._inbox: deque[tuple[bytes, bytes]] = deque()
 
     def setsockopt(self, option: int, value: int) -> None:
@@ -162,12 +164,15 @@ class SimulatedRouter:
 
     def recv_multipart(self, flags: int = 0) -> list[bytes]:
         """Name and message, or zmq.Again."""
+        assert not self._is_closed, "somebody reads from a socket that is closed"
         if not self._inbox:
             raise AGAIN.with_traceback(None)
         return list(self._inbox.popleft())
 
     def close(self, linger: int | None = None) -> None:
-        """Its process ends; see Network.end_of."""
+        """Whoever is connected sees the connection end."""
+        self._is_closed = True
+        self._network.unbind(self)
 
     # ---- for the network ----
 

@@ -29,8 +29,9 @@ class Vintages:
         self._is_member = is_member
         self._at_prefill: dict[Attempt, float] = {}  # when the oldest KV was written from which its prompt was computed
 
-    def watch(self, planner: Planner, instance: int, *, is_prefill: bool) -> None:
-        """Notes every admission of a planner, and checks what it finds. Nobody waits for a worker that is no member."""
+    def watch(self, planner: Planner, instance: Callable[[], int], *, is_prefill: bool) -> None:
+        """Notes every admission of a planner, and checks what it finds. Nobody waits for a worker that is no member:
+        the `instance` that it is at that time."""
         admit, written, born = planner.admit, dict[int, Written](), dict[int, Written]()  # by page; by row
 
         def admitted(reqs: Sequence[Req], *args: Any, **more: Any) -> bool:
@@ -43,7 +44,7 @@ class Vintages:
             if ages:
                 self._happened["found at prefill" if is_prefill else "found at decode"] += 1
                 what = f"{first.request_id} finds KV from {min(ages):.4f}, a flush of {self.flushed_at:.4f} is over"
-                assert min(ages) >= self.flushed_at or not self._is_member(instance), what
+                assert min(ages) >= self.flushed_at or not self._is_member(instance()), what
 
             age = min([self._agenda.now, *ages])
             if is_prefill:

@@ -1,13 +1,15 @@
 """A worker process in virtual time: the product's loop, core, links, sender and receiver; streams, sockets and wires
 are simulated.
 
-It turns when something has come or when a launch has ended, and now and then; not while it is paused. What it does not
-know: what goes wrong, or when.
+It turns when something has come or when a launch has ended, and now and then; not while it is paused. If it is declared
+lost meanwhile, it comes back as another instance, with the same executor and planner. What it does not know: what goes
+wrong, or when.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -52,7 +54,10 @@ from transfer.in_place.pools import IN_PLACE, Pools
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.sending.frame_sender import FrameSender
-from worker.loop import RefusedByGateway, WorkerBroken, WorkerLoop
+from worker.gateway_link import GatewayLink
+from worker.known_gateway import KnownGateway
+from worker.loop import WorkerLoop
+from worker.parts import RefusedByGateway, WorkerBroken
 
 GATEWAY_ENDPOINT = "tcp://gateway:1"
 INJECTED = "a failure for the test"
@@ -72,7 +77,8 @@ class Surroundings:
     plane: DataPlane
     rng: random.Random
     vintages: Vintages
-    pools: dict[int, SharedPool] = field(default_factory=dict)  # of decode workers that ever were, by instance
+    pools: dict[int, SharedPool] = field(default_factory=dict)  # of decode workers that ever were, by process
+    instances: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 @dataclass
@@ -98,14 +104,13 @@ class WorkerProcess:
         world: Surroundings,
         role: Role,
         worker_id: str,
-        instance: int,
         on_turn: Callable[["WorkerProcess"], None],
         on_end: Callable[["WorkerProcess"], None],
         seat: Seat | None = None,
     ) -> None:
         self.world = world
-        self.role, self.worker_id, self.instance = role, worker_id, instance
-        self.name = f"{worker_id}#{instance}"
+        self.role, self.worker_id = role, worker_id
+        self.process = self._become(next(world.instances))  # as if the first instance were its pid
         self.alive = True
         self.paused_until = 0.0
         self.fails_next = False  # the next forward raises
@@ -160,27 +165,16 @@ class WorkerProcess:
         self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
         if speculation is not None:
             Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
-        world.vintages.watch(self.planner, instance, is_prefill=role is Role.PREFILL)
-        gateway = Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode())
+        world.vintages.watch(self.planner, lambda: self.instance, is_prefill=role is Role.PREFILL)
+        memory = self.executor.kv, self.planner.book.pages
+        if role is Role.DECODE:
+            world.pools[self.process] = SharedPool(self, self.process, *memory, self._writer_of)
         self.sender: FrameSender | None = None
         self.receiver: FrameReceiver | None = None
         self.core: PrefillWorker | DecodeWorker
-        link: DecodeLink | PrefillLink
-        self.core, link, address = self._prefill() if role is Role.PREFILL else self._decode()
-        self._stop = _Stop()
-        self.loop = WorkerLoop(
-            self.core,
-            link,
-            gateway,
-            self._register(address),
-            cast(Any, _Wake()),
-            cast(StopSignal, self._stop),
-            world.agenda.clock,
-            on_ready=lambda: None,
-            ranks=self._seat.link(self, self.executor, world.agenda.clock),
-        )
-        self.loop.begin()
-        self.wake()
+        self._stop, self._known = _Stop(), KnownGateway()
+        self._ranks = self._seat.link(self, self.executor, world.agenda.clock)
+        self.loop = self._begin()
 
     @property
     def group(self) -> Group | None:
@@ -193,6 +187,38 @@ class WorkerProcess:
         return self.planner.num_launches
 
     # ---- its life ----
+
+    def _become(self, instance: int) -> int:
+        self.instance, self.name = instance, f"{self.worker_id}#{instance}"
+        return instance
+
+    def _begin(self) -> WorkerLoop:
+        """The next life; see worker/boot.py."""
+        clock, is_prefill = self.world.agenda.clock, self.role is Role.PREFILL
+        gateway = GatewayLink(Dealer(cast(Any, self.context), GATEWAY_ENDPOINT, self.name.encode()), clock)
+        link: DecodeLink | PrefillLink
+        self.core, link, address = self._prefill() if is_prefill else self._decode()
+        loop = WorkerLoop(
+            self.core,
+            link,
+            gateway,
+            self._register(address),
+            cast(Any, _Wake()),
+            cast(StopSignal, self._stop),
+            clock,
+            on_ready=lambda: None,
+            ranks=self._ranks,
+            known=self._known,
+        )
+        loop.gateway.begin()
+        self.wake()
+        return loop
+
+    def _come_back(self) -> None:
+        self.loop.close()
+        self.world.story.fault(self.world.agenda.now, self.name, "returned", "as another instance")
+        self._become(next(self.world.instances))
+        self.loop = self._begin()
 
     def wake(self) -> None:
         """There is something to do: it turns soon."""
@@ -240,6 +266,8 @@ class WorkerProcess:
                 self._check_broken(error)
             self._on_end(self)
             return
+        if self.loop.is_over:
+            self._come_back()
         if self.loop.ends():
             self.loop.leave()
             self._on_end(self)
@@ -251,7 +279,7 @@ class WorkerProcess:
         """It may end by itself if it can compute no more, or if something was done to a rank of its group."""
         story, now = self.world.story, self.world.agenda.now
         if self.group is None:
-            assert self.num_launch_failures >= TOO_MANY, "it can compute, and ends"
+            assert self.num_launch_failures >= TOO_MANY or self.forward.has_hung, "it can compute, and ends"
             story.fault(now, self.name, "broken", "it ends by itself")
             return
         assert isinstance(error.__cause__, GroupBroken), error.message
@@ -283,9 +311,7 @@ class WorkerProcess:
     def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         world = self.world
         memory = TargetMemory(self.executor.kv, self.planner.book.pages)
-        pool = SharedPool(self, self.instance, self.executor.kv, self.planner.book.pages, self._writer_of)
-        world.pools[self.instance] = pool
-        writers = Writers(pool if world.scenario.in_place else None)
+        writers = Writers(world.pools[self.process] if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
         address = WorkerAddress(self.worker_id, self.instance, ranks=(RankEndpoint(receiver.address),))
         clock, overlap = world.agenda.clock, world.scenario.overlap
@@ -321,7 +347,7 @@ class WorkerProcess:
         return Register(
             address,
             self.role,
-            pid=self.instance,
+            pid=self.process,
             host="host",
             layout=self.planner.layout,
             fingerprint=self._fingerprint,

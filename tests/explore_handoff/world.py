@@ -35,6 +35,7 @@ from tests.grammars import text_named
 
 HELLO_S, HANDOVER_S, DELIVERY_S = 2.0, 5.0, 12.0  # instead of 30, 120 and 600
 NEVER_S = 1e6  # instead of the last two where only connections break, which needs no deadline to be noticed
+DRAIN_S = 4.0  # instead of 60
 REST_S = 45.0  # after the last fault, by which everything is at rest
 MILD_REST_S = 10.0  # the same where nothing is lost: no deadline need pass
 CANCELLED_S = 1.0  # after a client has left a mild world, by which nobody knows of its request
@@ -64,7 +65,6 @@ class World:
         vintages = Vintages(agenda, self.story.happened, self._is_member)
         self.surroundings = Surroundings(scenario, agenda, self.story, network, plane, rng, vintages)
         self._flushes: list[tuple[float, asyncio.Event]] = []  # under way: when it began, and what says that it is over
-        self._next_instance = 1
         self._num_restarting = 0
         self._launch_failures = 0
         self._begun: list[WorkerProcess] = []
@@ -307,8 +307,7 @@ class World:
             self.workers.remove(worker)
 
     def _start(self, role: Role, worker_id: str, seat: Seat | None = None) -> None:
-        instance, self._next_instance = self._next_instance, self._next_instance + 1
-        process = WorkerProcess(self.surroundings, role, worker_id, instance, check_worker, self._ended, seat)
+        process = WorkerProcess(self.surroundings, role, worker_id, check_worker, self._ended, seat)
         self.workers.append(process)
         self._begun.append(process)
         self.story.tell(self._agenda.now, process.name, "starts")
@@ -344,6 +343,7 @@ def _constants(scenario: Scenario) -> Iterator[None]:
         "decode.requests.HANDOVER_S_PER_TOKEN": 0.0,
         "prefill.worker.DELIVERY_DEADLINE_S": delivery_s,
         "worker.group_watch.COLLECTIVE_S": scenario.collective_s,
+        "worker.loop.DRAIN_S": DRAIN_S,
         "prefill.decode_peers.JOB_TOKENS": scenario.job_tokens,
         "transfer.sending.frame_sender.FRAME_BYTES": scenario.frame_bytes,
         "transfer.sending.frame_sender.IN_PLACE_FRAME_BYTES": scenario.frame_bytes,

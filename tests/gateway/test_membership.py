@@ -7,7 +7,7 @@ from gateway.members import Change, WorkerKey
 from gateway.membership import LEAD_S, MOST_LOSSES, Membership
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
-from protocol.messages_gateway import Heartbeat, PeerLost, Refused, RegisterAgain, Role, Welcome
+from protocol.messages_gateway import DeclaredLost, Heartbeat, PeerLost, Refused, RegisterAgain, Role, Welcome
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.settings import GatewaySettings
 from tests.gateway.worker_ends import LAYOUT, MODEL, STATS, register
@@ -156,7 +156,7 @@ def test_the_limit_of_silence_is_an_option() -> None:
     assert [member.key for member in table.expire(60).lost] == [WorkerKey("d", 2)]
 
 
-def test_silence_ends_membership_for_ever(table: Membership) -> None:
+def test_who_was_silent_is_told_so_and_may_join_as_another_instance(table: Membership) -> None:
     table.register(register("p", 1, Role.PREFILL), 0.0)
     table.register(register("d", 2), 0.0)
     table.heartbeat(Heartbeat("p", 1, STATS, 0.5), 1.5)
@@ -166,9 +166,49 @@ def test_silence_ends_membership_for_ever(table: Membership) -> None:
     assert list(change.outgoing) == [(WorkerKey("p", 1), PeerLost("d", 2))]
     assert table.missing is not None
     for again in (table.heartbeat(Heartbeat("d", 2, STATS), 3.0), table.register(register("d", 2), 3.0)):
-        [refused] = messages(again)
-        assert isinstance(refused, Refused) and "silent" in refused.reason
+        assert messages(again) == [DeclaredLost("worker 'd' was silent for 2.0 s")] and not again.joined
     assert messages(table.register(register("d", 3), 3.0)) == [Welcome(77)]
+    assert messages(table.heartbeat(Heartbeat("d", 2, STATS), 3.0)) == [DeclaredLost("worker 'd' was silent for 2.0 s")]
+    assert [member.key.instance for member in table.members if member.role is Role.DECODE] == [3]
+
+
+@pytest.mark.parametrize("why", ["has dropped its connection", "has received 9 messages of 3 that were sent to it"])
+def test_who_has_lost_its_connection_may_return_too(table: Membership, why: str) -> None:
+    table.register(register("d", 2), 0.0)
+    table.give_up(WorkerKey("d", 2), why)
+    assert messages(table.register(register("d", 2), 0.1)) == [DeclaredLost(f"worker 'd' {why}")]
+
+
+def test_who_hangs_in_a_launch_may_not_return_however_it_was_lost() -> None:
+    """Nothing but another process heals it."""
+    for is_silent in (True, False):
+        table = Membership(77, launch_deadline_s=30)
+        table.register(register("d", 2), 0.0)
+        table.heartbeat(Heartbeat("d", 2, STATS, launch_age_s=30.0), 0.9)
+        change = table.expire(3.0) if is_silent else table.give_up(WorkerKey("d", 2), "is cut off")
+        assert change.lost
+        [answer] = messages(table.heartbeat(Heartbeat("d", 2, STATS), 1.1))
+        assert isinstance(answer, Refused) and answer.reason.endswith("; this instance may not return")
+
+
+def test_who_has_left_may_not_return(table: Membership) -> None:
+    table.register(register("d", 2), 0.0)
+    table.leaving(WorkerKey("d", 2))
+    table.give_up(WorkerKey("d", 2), "has left", by_itself=True)
+    assert messages(table.register(register("d", 2), 0.1)) == [
+        Refused("worker 'd' has left; this instance may not return")
+    ]
+
+
+def test_welcome_tells_how_often_the_role_was_flushed(table: Membership) -> None:
+    table.register(register("p", 1, Role.PREFILL), 0.0)
+    assert table.flush((Role.PREFILL,)) == (WorkerKey("p", 1),)
+    assert messages(table.register(register("d", 2), 0.0)) == [Welcome(77, num_flushes=0)]
+    assert table.flush((Role.DECODE, Role.UNIFIED)) == (WorkerKey("d", 2),)
+    assert messages(table.register(register("d", 2), 0.0)) == [Welcome(77, num_flushes=1)]
+    table.give_up(WorkerKey("p", 1), "is cut off")
+    assert table.flush((Role.PREFILL,)) == ()
+    assert messages(table.register(register("p", 3, Role.PREFILL), 0.0)) == [Welcome(77, num_flushes=2)]
 
 
 def test_two_lost_at_once_are_not_told_of_each_other(table: Membership) -> None:
@@ -199,7 +239,7 @@ def test_a_new_instance_takes_over_when_the_old_one_is_lost(table: Membership) -
     assert table.register(register("d", 3, pid=42), 1.5) == Change()  # said once
     assert [member.key.instance for member in table.expire(GatewaySettings.silence_limit_s).lost] == [2]
     assert messages(table.register(register("d", 3, pid=42), 2.5)) == [Welcome(77)]
-    assert isinstance(messages(table.heartbeat(Heartbeat("d", 2, STATS), 2.6))[0], Refused)
+    assert isinstance(messages(table.heartbeat(Heartbeat("d", 2, STATS), 2.6))[0], DeclaredLost)
     assert table.find(WorkerKey("d", 3)) is not None
 
 
@@ -226,7 +266,7 @@ def test_a_bounded_number_of_losses_is_remembered_and_all_are_counted(table: Mem
         table.give_up(WorkerKey("d", instance), "has left")
     assert table.num_lost == MOST_LOSSES + 2
     forgotten, known = (messages(table.heartbeat(Heartbeat("d", each, STATS), 0.0))[0] for each in (2, 3))
-    assert isinstance(forgotten, RegisterAgain) and isinstance(known, Refused)
+    assert isinstance(forgotten, RegisterAgain) and isinstance(known, DeclaredLost)
     assert WorkerKey("d", 2) not in table.losses and table.losses[WorkerKey("d", 3)].last_seen == 0.0
 
 

@@ -198,10 +198,10 @@ def test_with_one_rank_all_are_lost_and_peers_hear_of_each(table: Membership, ho
     news = [PeerLost(f"g.{number}", instance_of(1, number)) for number in range(SIZE)]
     assert list(change.outgoing) == [(WorkerKey("p", 9), each) for each in news]
     why = f"worker 'g.1' {why}"
-    assert table.losses[victim].reason == f"{why}; this instance may not return"
+    assert table.losses[victim].answer == Refused(f"{why}; this instance may not return")
     told = f"its group has lost a rank: {why}; this instance may not return"
     for other in others[:2]:
-        assert table.losses[other].reason == told
+        assert table.losses[other].answer == Refused(told)
         assert reason(table.heartbeat(Heartbeat(other.worker_id, other.instance, STATS), 2.1)) == told
 
 

@@ -12,6 +12,7 @@ from gateway.model_folder import model_facts
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     ChoiceTokens,
+    DeclaredLost,
     Heartbeat,
     Left,
     PeerLost,
@@ -83,7 +84,7 @@ async def test_a_silent_decode_worker_fails_its_requests(setting: Setting) -> No
     await prefill.until(lambda: any(isinstance(each, PeerLost) for each in prefill.received))
     assert (await setting.client.get("/health")).status_code == 503
     decode.silent = False
-    await decode.until(lambda: any(isinstance(each, Refused) for each in decode.received))
+    await decode.until(lambda: any(isinstance(each, DeclaredLost) for each in decode.received))
     assert [row["id"] for row in (await setting.client.get("/workers")).json()] == ["prefill-0"]
 
 

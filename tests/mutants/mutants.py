@@ -25,6 +25,7 @@ from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_prompt_logprobs import PROMPT_LOGPROBS
 from tests.mutants.mutants_of_ranks import RANKS
 from tests.mutants.mutants_of_restarts import RESTARTS
+from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
 from tests.mutants.mutants_of_speculation import SPECULATION
@@ -345,6 +346,7 @@ MUTANTS = (
     *LONG_ANSWERS,
     *PAIRING,
     *HTTP,
+    *RETURNS,
     *ROLES,
     *RULES,
     *LOGPROBS,

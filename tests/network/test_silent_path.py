@@ -36,9 +36,11 @@ def test_a_path_between_workers_that_drops_silently_costs_the_next_request_nothi
 def test_workers_whose_path_to_the_gateway_drops_silently_come_back_by_themselves(pair: Served) -> None:
     answer, num_retries = pair.answer(), pair.num_retries()
     pids = {name: pair.gateway.worker(name).pid for name in ("prefill", "decode")}
+    instances = {name: pair.gateway.instance(name) for name in pids}
     for name in pids:
         (flow,) = pair.hosts.flows(name, "here")
         pair.hosts.drop(flow)
-    assert all(pair.gateway.wait_for_return(name, pid) for name, pid in pids.items())
+    assert all(pair.gateway.wait_for_instance(name, instance) for name, instance in instances.items())
+    assert {name: pair.gateway.worker(name).pid for name in pids} == pids, "a process was started again"
     assert pair.answer() == answer
     assert pair.num_retries() == num_retries

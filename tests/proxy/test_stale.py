@@ -73,7 +73,7 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
         assert all(map(decodes, others))
         holds.lets_go = True
     assert set(deployment.verdicts(others)) == {"exact"}
-    assert deployment.is_whole(2 + num_decode) and wait_until(lambda: state_of(pid) in "XZ"), (
+    assert deployment.is_whole(2 + num_decode) and holds.sender not in instances_of(deployment, pid), (
         "it may not return as who it was"
     )
     deployment.settle()
@@ -82,12 +82,14 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
 
 
 def test_a_decode_worker_that_wakes(lend: Lend) -> None:
-    """Its frames come when it counts no more; what it says is dropped. Then they come to the process that follows it,
+    """Its frames come when it counts no more; what it says is dropped. Then they come to the instance that follows it,
     as to one that has got its port."""
     deployment = lend(1, 2, "zmq", PATIENT)
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
-    (pid,) = [each["pid"] for each in deployment.baton.workers() if f"data {each['id']}" == gate.name]
+    ((pid, instance),) = [
+        (each["pid"], int(each["instance"])) for each in deployment.baton.workers() if f"data {each['id']}" == gate.name
+    ]
 
     def let_go() -> None:
         deployment.clear()
@@ -99,7 +101,7 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
         (second,) = deployment.start([PROMPT[::-1]], MAX_TOKENS)  # in the same pages of the prefill worker
         assert decodes(second)
     assert deployment.verdicts([second]) == ["exact"]
-    assert deployment.is_whole(3) and wait_until(lambda: state_of(pid) in "XZ"), "it may not return as who it was"
+    assert deployment.is_whole(3) and instance not in instances_of(deployment, pid), "it may not return as who it was"
     assert dropped(deployment) > before
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
     deployment.settle()
@@ -108,6 +110,13 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     deployment.expect_exact([PROMPT[:60]] * 4, 9)
     assert wait_until(lambda: deployment.rejected("unknown_reservation") - before == len(holds.kept))
     deployment.expect_rest()
+
+
+def instances_of(deployment: Proxied, pid: int) -> list[int]:
+    """As which instance the process is a member; there must be one."""
+    found = [int(each["instance"]) for each in deployment.baton.workers() if each["pid"] == pid]
+    assert found, "it has not returned"
+    return found
 
 
 def dropped(deployment: Proxied) -> float:

@@ -143,3 +143,8 @@ def test_processes_of_one_host_name_it_alike() -> None:
         check=True,
     )
     assert said.stdout.strip() == host_identity()
+
+
+def test_a_seat_is_new_only_once_and_each_memory_has_seats_of_its_own() -> None:
+    memory, other = SharedMemory(SIZE), SharedMemory(SIZE)
+    assert [memory.new_seat() for _ in range(3)] == [1, 2, 3] and other.new_seat() == 1

@@ -40,6 +40,9 @@ class HostMemory:
     def shared_fd(self) -> int:
         return self._memory.fd
 
+    def new_seat(self) -> int:
+        return self._memory.new_seat()
+
     def page_bytes_view(self, layer: int, page_start: int, num_pages: int) -> memoryview:
         return self.pool[self.layout.span(self.num_pages, layer, page_start, num_pages)]
 

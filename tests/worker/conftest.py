@@ -12,6 +12,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
+    DeclaredLost,
     Refused,
     Register,
     RegisterAgain,
@@ -28,7 +29,9 @@ from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.worker.stopping import Stop
-from worker.loop import PeerLink, WorkerLoop
+from worker.gateway_link import GatewayLink
+from worker.loop import WorkerLoop
+from worker.parts import PeerLink
 from worker.requests import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
@@ -41,7 +44,7 @@ class Core:
     def __init__(self, on_step: Callable[[], None]) -> None:
         self.outbox = Outbox()
         self.busy = False
-        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0)
+        self.loop: Any = SimpleNamespace(broken="", oldest_launch=0, busy=False)
         self.num_resets = 0
         self.book = KvBook(9, 64, max_requests=4, max_context=512, caches=True)
         self._on_step = on_step
@@ -118,7 +121,7 @@ class Bench:
         self.loop = WorkerLoop(
             self.core,
             self.peers,
-            self._dealer,
+            GatewayLink(self._dealer, self.clock),
             register,
             self._wake,
             cast(StopSignal, self._stop),
@@ -136,9 +139,9 @@ class Bench:
         return [TO_GATEWAY.decode(envelope.body) for envelope in envelopes]
 
     def send(self, message: ToWorker) -> None:
-        """The gateway says something in the newest session; RegisterAgain and Refused outside."""
+        """The gateway says something in the newest session; RegisterAgain, Refused and DeclaredLost outside."""
         body = TO_WORKER.encode(message)
-        if isinstance(message, RegisterAgain | Refused):
+        if isinstance(message, RegisterAgain | Refused | DeclaredLost):
             raw = Envelope(self.session.epoch, 0, 0, body).sealed()
         else:
             raw = self.session.seal(body)

@@ -40,8 +40,10 @@ from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.worker.stopping import Stop
 from unified.worker import UnifiedWorker
+from worker.gateway_link import GatewayLink
 from worker.group_link import GroupLink
-from worker.loop import PeerLink, WorkerLoop
+from worker.loop import WorkerLoop
+from worker.parts import PeerLink
 from worker.rank_sockets import RankSockets
 
 EPOCH = 4
@@ -119,9 +121,17 @@ class Rank:
         self.link = GroupLink(self.sockets, self.agreement, clock, lambda: self.executor.running_step)
         stop: Any = self.stop
         self.loop = WorkerLoop(
-            self.core, PeerLink(), self.gateway, self._register, self.wake, stop, clock, lambda: None, ranks=self.link
+            self.core,
+            PeerLink(),
+            GatewayLink(self.gateway, clock),
+            self._register,
+            self.wake,
+            stop,
+            clock,
+            lambda: None,
+            ranks=self.link,
         )
-        self.loop.begin()
+        self.loop.gateway.begin()
 
     @property
     def counts(self) -> tuple[int, int]:

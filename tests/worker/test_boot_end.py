@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import BatonError, ConfigError, GroupBroken, InternalError
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, StatusPipe
 from worker.boot import _tell
-from worker.loop import WorkerBroken
+from worker.parts import WorkerBroken
 
 
 def caused(error: BatonError, cause: BatonError) -> BatonError:

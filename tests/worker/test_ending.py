@@ -21,7 +21,9 @@ from scheduler.execution.streams import DeviceBroken
 from tests.doubles.clock import VirtualClock
 from tests.doubles.cuda_recorder import ASSERTED, MORE_LINES
 from worker.ending import close_all
-from worker.loop import PeerLink, WorkerBroken, WorkerLoop
+from worker.gateway_link import GatewayLink
+from worker.loop import WorkerLoop
+from worker.parts import PeerLink, WorkerBroken
 
 PROJECT = Path(__file__).resolve().parents[2]
 REGISTER = Register(
@@ -51,7 +53,9 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
     core: Any = SimpleNamespace(step=step)
     unused: Any = SimpleNamespace()
     stop: Any = SimpleNamespace(received=None)
-    loop = WorkerLoop(core, PeerLink(), gateway, REGISTER, unused, stop, VirtualClock(), lambda: None)
+    loop = WorkerLoop(
+        core, PeerLink(), GatewayLink(gateway, VirtualClock()), REGISTER, unused, stop, VirtualClock(), lambda: None
+    )
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()
@@ -92,7 +96,7 @@ import sys
 from scheduler.execution.streams import DeviceBroken
 from unified.__main__ import build
 from worker.boot import main
-from worker.loop import PeerLink
+from worker.parts import PeerLink
 
 class Link(PeerLink):
     def close(self):

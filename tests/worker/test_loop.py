@@ -10,7 +10,9 @@ from protocol.errors import Unavailable
 from protocol.messages_gateway import Heartbeat, Left, Register, RegisterAgain, RequestFailed, ToGateway, Welcome
 from tests.runtime.rebinding import bound_again
 from tests.worker.conftest import Bench
-from worker.loop import HEARTBEAT_S, IDLE_POLL_S, JOIN_DEADLINE_S, WorkerBroken
+from worker.gateway_link import JOIN_DEADLINE_S
+from worker.loop import HEARTBEAT_S, IDLE_POLL_S
+from worker.parts import WorkerBroken
 
 
 def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(context: Any) -> None:
@@ -245,8 +247,8 @@ def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
     bench = Bench(context, play)
     refusals = iter(["", "key", "", "key", ""])
     bench._dealer.tend = lambda now: next(refusals, "")  # type: ignore[method-assign]
-    bench.loop.refusal_means = {"key": "its list lacks the key"}
-    bench.loop.silence_may_mean = "anything"
+    bench.loop.gateway.refusal_means = {"key": "its list lacks the key"}
+    bench.loop.gateway.silence_may_mean = "anything"
     with pytest.raises(Unavailable, match=r"in 60 s \(its list lacks the key\)"):
         bench.loop.run()
     bench.close()

@@ -10,7 +10,8 @@ from protocol.errors import GroupBroken
 from protocol.messages_group import StepRow
 from tests.worker.ranks import EPOCH, Group, Rank
 from worker.group_watch import ANNOUNCE_S, SILENCE_S
-from worker.loop import HEARTBEAT_S, WorkerBroken
+from worker.loop import HEARTBEAT_S
+from worker.parts import WorkerBroken
 
 Make = Callable[..., Group]
 

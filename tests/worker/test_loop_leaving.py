@@ -8,6 +8,7 @@ import pytest
 from protocol.errors import GroupBroken
 from protocol.messages_gateway import (
     CacheFlushed,
+    DeclaredLost,
     Heartbeat,
     Leave,
     Leaving,
@@ -20,7 +21,8 @@ from protocol.messages_gateway import (
 )
 from tests.worker.conftest import STATS, Bench
 from worker.departure import Departure
-from worker.loop import WorkerBroken
+from worker.gateway_link import JOIN_DEADLINE_S
+from worker.parts import WorkerBroken
 
 BOUND_S = 1e6  # moments of real time, such as a message takes, are long on the clock of these tests
 
@@ -120,13 +122,18 @@ def test_a_second_signal_ends_it_at_once(context: Any) -> None:
     assert told.seen[-1] == Left("unified-0", 5)
 
 
-@pytest.mark.parametrize("message", [Refused("its group has left"), RegisterAgain(1), RegisterAgain(2)], ids=str)
+@pytest.mark.parametrize(
+    "message",
+    [Refused("its group has left"), DeclaredLost("it was silent"), RegisterAgain(1), RegisterAgain(2)],
+    ids=str,
+)
 def test_it_ends_in_good_order_when_the_gateway_does_not_know_it_any_more(
-    context: Any, message: Refused | RegisterAgain
+    context: Any, message: Refused | DeclaredLost | RegisterAgain
 ) -> None:
     class Gateway(Told):
         def after(self, bench: Bench) -> None:
             if self.turns_after == 2:
+                bench.clock.advance(2 * JOIN_DEADLINE_S)  # it has served for long
                 bench.send(message)
 
     told = Gateway()
@@ -148,7 +155,7 @@ def test_what_breaks_while_it_leaves_does_not_say_that_it_has_left(context: Any)
     told = Gateway()
     with pytest.raises(WorkerBroken, match="rank 1 has gone"):
         run(context, told, hears_end=False)
-    told.bench.loop._tell_gateway(CacheFlushed(7))  # comes behind all that it has said
+    told.bench.loop.gateway.send(CacheFlushed(7))  # comes behind all that it has said
     while not told.said(CacheFlushed):
         assert told.bench.router.socket.poll(60_000)
         told.seen += told.bench.heard()

@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import Unavailable
 from protocol.messages_gateway import Heartbeat, Register, RegisterAgain, ToGateway, Welcome
 from tests.worker.conftest import IDENTITY, Bench
-from worker.loop import JOIN_DEADLINE_S
+from worker.gateway_link import JOIN_DEADLINE_S
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

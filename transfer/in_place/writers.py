@@ -33,6 +33,10 @@ class SeatFile:
         """The file."""
         return self._memory.fd
 
+    def new_seat(self) -> int:
+        """See Seated."""
+        return self._memory.new_seat()
+
 
 class PoolOwner:
     """Lends its memory, also that of its `device`, with one seat a greeting."""
@@ -40,17 +44,15 @@ class PoolOwner:
     def __init__(self, memory: Seated, device: DeviceHandle | None = None) -> None:
         self._memory = memory
         self._device = device
-        self._num_seats = 0
 
     def offer(self) -> PoolOffer:
         """Offers a seat that was never offered before."""
-        self._num_seats += 1
         return PoolOffer(
             host=host_identity(),
             pid=os.getpid(),
             fd=self._memory.shared_fd,
             num_pages=self._memory.num_pages,
-            seat=self._num_seats,
+            seat=self._memory.new_seat(),
             device=self._device,
         )
 

@@ -166,3 +166,27 @@ def test_another_gateway_begins_with_an_empty_cache() -> None:
     known = KnownPrefixes()
     known.learn(book.news.take())
     assert believed(known, [1] * 200) == 0 and believed(known, [1] * 200, key=b"another key") == 192
+
+
+def test_a_gateway_that_knows_nothing_is_told_all_that_the_cache_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever came and went before, and was told or not."""
+    monkeypatch.setattr(prefix_news, "MOST_WAITING", 50)
+    for seed in range(20):
+        rng, book, first = random.Random(seed), book_of(16), KnownPrefixes()
+        prompts = [[rng.randrange(3) for _ in range(rng.randint(64, 600))] for _ in range(12)]
+        for ids in prompts:
+            cache(book, ids)
+            if rng.random() < 0.2:
+                book.flush()
+            if rng.random() < 0.3:
+                first.learn(book.news.take())
+        book.news.tell_anew()
+        other = KnownPrefixes()
+        while (news := book.news.take()) != CacheNews():
+            other.learn(news)
+        held = [len(book._cache.match(packed(ids))) * 16 // STRIDE * STRIDE for ids in prompts] if book._cache else []
+        known = [believed(other, ids) for ids in prompts]
+        assert len(other) == min(len(book.news._num_pages), 50)
+        if len(other) < 50:
+            assert known == held
+        assert all(mine <= theirs for mine, theirs in zip(known, held, strict=True))

@@ -222,3 +222,21 @@ def test_the_descriptors_are_closed_with_the_memory() -> None:
     take_seat(os.dup(memory.fd), 1)
     del memory
     assert num_open_files() == num_files + 1  # the dup
+
+
+def test_pages_of_the_life_before_are_writable_until_their_writer_lets_go_whoever_greets_the_next_life() -> None:
+    """A decode worker that returns lends the same memory. Its old reservation waits for the old seat alone."""
+    memory = HostMemory(LAYOUT, 4, seed=1)
+    before, after = Writers(PoolOwner(memory)), Writers(PoolOwner(memory))
+    held = MappedPool(LAYOUT, before.offer(PREFILL))
+    assert before.admit(PREFILL, True)
+    before.began(1, PREFILL)
+
+    again = MappedPool(LAYOUT, after.offer(PREFILL))
+    assert after.admit(PREFILL, True)
+    after.began(2, PREFILL)
+    assert before.may_be_written(1) and after.may_be_written(2)
+    held.close()
+    assert not before.may_be_written(1) and after.may_be_written(2)
+    again.close()
+    assert not after.may_be_written(2)

@@ -1,0 +1,191 @@
+"""A worker that is declared lost while its process lives: how its life ends, and how the next one begins."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocol.messages_gateway import DeclaredLost, FlushCache, Heartbeat, Register, ToGateway, Welcome
+from protocol.messages_group import GroupPlace
+from protocol.prefixes import packed, prefix_hashes
+from protocol.worker_facts import CacheNews
+from scheduler.planning.kv_book import CacheKey, KvBook
+from tests.worker.conftest import Bench
+from worker.known_gateway import KnownGateway
+from worker.loop import DRAIN_S, HEARTBEAT_S
+from worker.parts import Ending, RefusedByGateway, WorkerBroken
+
+LOST = DeclaredLost("worker 'unified-0' was silent for 2.0 s")
+IDS, KEY = packed([5] * 150), b"key"
+
+
+class Launches:
+    """Those of a core that was reset: they go on for `num_turns`."""
+
+    broken, oldest_launch = "", 0
+
+    def __init__(self, num_turns: float) -> None:
+        self.num_turns, self.num_steps = num_turns, 0
+
+    @property
+    def busy(self) -> bool:
+        return self.num_steps < self.num_turns
+
+    def step(self) -> bool:
+        self.num_steps += 1
+        return False
+
+
+class Asleep:
+    """Plays a gateway that declares the worker lost at its first heartbeat; `arrived_later` is what it says after."""
+
+    def __init__(self, num_turns: float = 0) -> None:
+        self.launches = Launches(num_turns)
+        self.num_turns = self.num_lost = 0
+        self.arrived_later: list[ToGateway] = []
+
+    def play(self, bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.advance_if_member()
+        self.arrived_later += arrived if self.num_lost else ()
+        for message in arrived:
+            if isinstance(message, Register):
+                bench.core.loop = self.launches
+                bench.send(Welcome(1))
+            elif isinstance(message, Heartbeat):
+                self.num_lost += 1
+                bench.send(LOST)
+                bench.send(LOST)  # as at each of its messages
+
+
+def test_it_drops_what_it_has_and_closes_its_links_before_its_launches_end(context: Any) -> None:
+    asleep, closed = Asleep(num_turns=5), list[tuple[int, int]]()
+    bench = Bench(context, asleep.play)
+    bench.peers.close = lambda: closed.append((bench.core.num_resets, asleep.launches.num_steps))  # type: ignore[method-assign]
+    assert bench.loop.run() is Ending.LOST
+    assert closed == [(1, 0)], "its requests are gone by then, and no launch was waited for"
+    assert asleep.launches.num_steps == 5 and bench.core.num_resets == 1
+    assert not asleep.arrived_later, "it says nothing more"
+    bench.close()
+
+
+def test_while_its_launches_end_it_gives_signs_of_life_and_hears_nobody(context: Any) -> None:
+    asleep, beats = Asleep(num_turns=8), 0
+    bench = Bench(context, asleep.play)
+    bench.peers.receive = lambda: pytest.fail("it hears a peer") if bench.core.num_resets else None  # type: ignore[method-assign]
+
+    def on_turn(now: float) -> None:
+        nonlocal beats
+        beats += bench.core.num_resets
+
+    bench.loop.on_turn = on_turn
+    step = asleep.launches.step
+
+    def late() -> bool:
+        bench.clock.advance(HEARTBEAT_S)
+        return step()
+
+    asleep.launches.step = late  # type: ignore[method-assign]
+    assert bench.loop.run() is Ending.LOST
+    assert beats == 8
+    bench.close()
+
+
+def test_a_launch_that_never_ends_ends_the_process(context: Any) -> None:
+    asleep = Asleep(num_turns=float("inf"))
+    bench = Bench(context, asleep.play)
+    step = asleep.launches.step
+
+    def late() -> bool:
+        bench.clock.advance(DRAIN_S / 4)
+        return step()
+
+    asleep.launches.step = late  # type: ignore[method-assign]
+    with pytest.raises(WorkerBroken, match="a launch has not ended in 60 s") as caught:
+        bench.loop.run()
+    assert caught.value.at_device, "its device may not be waited for"
+    bench.close()
+
+
+def test_a_rank_of_a_group_does_not_return(context: Any) -> None:
+    asleep = Asleep()
+    bench = Bench(context, asleep.play)
+    bench.loop.register = replace(bench.loop.register, place=GroupPlace("unified-0", 1, 0, 2))
+    with pytest.raises(RefusedByGateway, match="was silent for"):
+        bench.loop.run()
+    assert bench.core.num_resets == 0
+    bench.close()
+
+
+def test_peers_are_heard_once_the_gateway_has_welcomed_the_worker(context: Any) -> None:
+    """Before that it does not know whether it has missed a flush."""
+    heard: list[bool] = []
+    num_turns = 0
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal num_turns
+        bench.advance_if_member()
+        num_turns += 1
+        if num_turns == 10:
+            bench.send(Welcome(1))
+        if heard and any(isinstance(message, Heartbeat) for message in arrived):
+            bench.stop()
+
+    bench = Bench(context, play)
+    bench.peers.receive = lambda: heard.append(bench.loop._is_member)  # type: ignore[method-assign]
+    bench.peers.pollables = lambda: pytest.fail("it waits for peers") if not bench.loop._is_member else ()  # type: ignore[method-assign]
+    bench.loop.run()
+    assert num_turns > 10 and heard and all(heard)
+    bench.close()
+
+
+def cache(book: KvBook) -> None:
+    """A prompt was computed, and its request has ended."""
+    key = CacheKey(IDS, "")
+    held = book.admit(150, 150, 1, key=key)
+    assert held is not None
+    book.keep(held[0], key)
+    book.release(held[0])
+
+
+def life(
+    context: Any, book: KvBook, known: KnownGateway, welcome: Welcome, flushes: int = 0
+) -> tuple[list[CacheNews], int]:
+    """What the worker tells of its cache until two heartbeats after it was welcomed and has got `flushes`; and how many
+    tokens of the prompt it had cached when it heard its peers first."""
+    news: list[CacheNews] = []
+    found: list[int] = []
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.advance_if_member()
+        for message in arrived:
+            if isinstance(message, Register):
+                bench.send(welcome)
+                for number in range(flushes):
+                    bench.send(FlushCache(number))
+            elif isinstance(message, Heartbeat):
+                news.append(message.cache)
+        if len(news) >= 2:
+            bench.stop()
+
+    bench = Bench(context, play)
+    bench.core.book, bench.loop.known = book, known
+    bench.peers.receive = lambda: found.append(book.num_cached(CacheKey(IDS, "")))  # type: ignore[method-assign]
+    bench.loop.run()
+    bench.close()
+    return news, found[0]
+
+
+@pytest.mark.parametrize("missed", [0, 1])
+def test_the_next_life_keeps_the_cache_and_tells_all_of_it_unless_a_flush_was_missed(context: Any, missed: int) -> None:
+    book, known = KvBook(9, 64, max_requests=4, max_context=512, caches=True), KnownGateway()
+    life(context, book, known, Welcome(1, KEY, num_flushes=2), flushes=1)
+    cache(book)
+    assert book.news.take().added, "it was told once"
+
+    news, num_found = life(context, book, known, Welcome(1, KEY, num_flushes=3 + missed))
+    told = [prefix for each in news for prefix in each.added]
+    assert num_found == (0 if missed else 128)
+    assert sorted(told) == ([] if missed else sorted(prefix_hashes(KEY, "", IDS)))
+    assert any(each.flushed for each in news) == bool(missed)
+    counts = book.counts()
+    assert counts.free + counts.cached == counts.total
