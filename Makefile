@@ -51,14 +51,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-asks bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
   bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
-  explore-handoff mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
+  explore-handoff fuzz mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, soak, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, soak, fuzz, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -152,6 +152,9 @@ explore: $(READY) ## random schedules of the overlap scheduler under every strat
 
 explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and decode; for a night: SEEDS=100000
 	@OMP_NUM_THREADS=1 $(PY) -m tests.explore_handoff --seeds $(SEEDS) --from $(FROM) $(if $(GROUPS),--groups)
+
+fuzz: $(READY) ## random and extreme bytes of clients, read by each parser of the gateway in a child; a minute each, or MINUTES=60
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m tests.fuzz --minutes $(if $(filter file,$(origin MINUTES)),1,$(MINUTES)) $(ARGS)
 
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)

@@ -78,13 +78,18 @@ def bad_request(error: ValidationError) -> BadRequest:
     """The error that is likely closest to what the client meant: in a union, of the member that matched furthest."""
     first = max(error.errors(include_url=False), key=_progress)
     top = str(first["loc"][0])
-    path = ".".join(str(part) for part in first["loc"] if not _is_variant(part))
+    path = ".".join(_cut(str(part)) for part in first["loc"] if not _is_variant(part))
 
     if top == "prompt":
         what = "is missing" if first["type"] == "missing" else f"got {short(first['input'])}"
         return BadRequest(f"prompt: {what}, expected {PROMPTS}", param=top)
     param = path if top in ("messages", "sampling_params") else top
     return BadRequest(f"{path}: {_complaint(first, path)}", param=param)
+
+
+def _cut(name: str) -> str:
+    """A part of a path. The client may have chosen it, as a key of `logit_bias`."""
+    return name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
 
 
 def _progress(error: ErrorDetails) -> tuple[int, bool]:

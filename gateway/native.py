@@ -19,7 +19,14 @@ from gateway.http_errors import json_response
 from gateway.limits import Limits, check_list
 from gateway.metrics import Metrics
 from gateway.native_answer import NativeAnswer, Wanted
-from gateway.native_schemas import RENAMED, AbortRequest, GenerateRequest, NativePrompt, NativeSampling
+from gateway.native_schemas import (
+    RENAMED,
+    AbortRequest,
+    GenerateRequest,
+    NativePrompt,
+    NativeSampling,
+    check_lengths,
+)
 from gateway.native_unsupported import refuse_unsupported_native
 from gateway.openapi import NOT_JSON, Generated, body_of, errors, generation_responses
 from gateway.schemas import check_counts, parse_json, validated
@@ -78,6 +85,7 @@ def native_call(raw: bytes, limits: Limits, http_limits: HttpLimits) -> NativeCa
     """All checks of a native request that need no tokens. May run in a thread."""
     body = parse_json(raw)
     if isinstance(body, dict):
+        check_lengths(body, http_limits.max_prompts)
         refuse_unsupported_native(body)
         check_list(body.get("input_ids"), limits, "input_ids")
     parsed = validated(GenerateRequest, body)

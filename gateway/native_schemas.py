@@ -3,7 +3,7 @@
 A native body may give some fields a value for each prompt. Then each prompt becomes a request of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
@@ -21,6 +21,9 @@ ONLY_OUTPUTS: Final = -1
 ANY_JSON: Final = "$$ANY$$"  # SGLang's word for a JSON schema that allows everything
 # Fields of `sampling_params` that have another name in OpenAI's API.
 RENAMED: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+
+# Fields that may have a value for each prompt.
+EACH: Final = "sampling_params rid return_logprob top_logprobs_num logprob_start_len cache_salt".split()
 
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_RID_CHARS)]
 Start = Annotated[int, Field(ge=ONLY_OUTPUTS, lt=INT32 - 1)]
@@ -247,6 +250,14 @@ def _check_choices(sampling: Sequence[NativeSampling]) -> None:
             f"sampling_params: got n of {min(numbers)} and {max(numbers)}, expected the same for all prompts",
             param="sampling_params",
         )
+
+
+def check_lengths(body: Mapping[str, Any], max_prompts: int) -> None:
+    """BadRequest for a list with more items than a request may have prompts, before each item is read."""
+    for name in EACH:
+        value = body.get(name)
+        if isinstance(value, list) and len(value) > max_prompts:
+            raise BadRequest(f"{name}: has {len(value)} items, expected at most {max_prompts}", param=name)
 
 
 class AbortRequest(BaseModel, strict=True):

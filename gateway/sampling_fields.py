@@ -78,7 +78,7 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
         ),
     ] = None
     logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
+        Annotated[dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], Field(fail_fast=True)] | None,
         told("Added to the logits of these token ids, which are written as text.", {"50": -100, "7": 2.5}),
     ] = None
     n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None

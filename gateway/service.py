@@ -52,6 +52,7 @@ BODIES = 16  # how many bodies of the greatest length may be held at a time
 LONG_BODY_BYTES = 16 * 1024  # a longer body is parsed and tokenised in a thread, one at a time
 MANY_PROMPTS = 64  # a body with more prompts is tokenised in a thread, too
 HUGE_BODY_BYTES = 256 * 1024  # a longer body is tokenised apart, so that shorter ones do not wait for it
+ECHO_WORK = 8  # times as long as tokenising: an echo makes text of each token again
 JSON_TYPE = "application/json"
 MAX_SHOWN = 200  # characters of a wrong name that an error shows
 
@@ -188,7 +189,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
     )
     async def completions(request: Request) -> Response:
         """Continues a prompt: text, token ids, or a list of either."""
-        return await respond(service, request, partial(_openai_call, CompletionRequest))
+        return await respond(service, request, partial(openai_call, CompletionRequest))
 
     @app.post(
         "/v1/chat/completions",
@@ -200,7 +201,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        return await respond(service, request, partial(_openai_call, ChatRequest))
+        return await respond(service, request, partial(openai_call, ChatRequest))
 
 
 class Call(Protocol):
@@ -273,23 +274,22 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
     with service.admission.reading() as count:
         raw = await read_body(request, service.http_limits, count)
         service.admission.check()  # spares parsing a body that would be refused
-        num_bytes = len(raw)
-        is_long = num_bytes > LONG_BODY_BYTES
-        if is_long:  # in a thread, so that other clients' tokens do not wait for it
+        if len(raw) > LONG_BODY_BYTES:  # in a thread, so that other clients' tokens do not wait for it
             async with service.one_long_body:
                 call = await asyncio.to_thread(parse_body, raw, service.control.limits, service.http_limits)
         else:
             call = parse_body(raw, service.control.limits, service.http_limits)
+        requests = call.requests
+        work = work_of(raw, requests, service.translator.growth)
         del raw
 
-        requests = call.requests
         service.names.check(requests[0].model)
         num_prompts = sum(each.num_prompts for each in requests)
         with service.admission.entering(requests[0].num_choices * num_prompts):  # each prompt has as many
             grammars = [await service.grammars.text_of(each) for each in requests]
             translate = service.translator.all_prompts
-            if is_long or num_prompts > MANY_PROMPTS:
-                async with service.one_huge_text if num_bytes > HUGE_BODY_BYTES else service.one_long_text:
+            if work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS:
+                async with service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text:
                     prompts = await asyncio.to_thread(translate, requests, service.control.limits, grammars)
             else:
                 prompts = translate(requests, service.control.limits, grammars)
@@ -297,7 +297,14 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
     return call.answer(service, generation)
 
 
-def _openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:
+def work_of(raw: bytes, requests: Sequence[AnyRequest], growth: int) -> int:
+    """Bytes of a plain body that take as long to tokenise. `growth`: how many times longer the tokenizer may make a
+    text, which is only true of characters beyond ASCII."""
+    is_plain = raw.isascii() and b"\\u" not in raw
+    return len(raw) * max(1 if is_plain else growth, ECHO_WORK if any(each.echo for each in requests) else 1)
+
+
+def openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:
     """All checks of a request that need no tokens. May run in a thread."""
     body = parse_json(raw)
     if isinstance(body, dict):

@@ -7,11 +7,10 @@ added token is near, and either the pre-tokenizer always splits there or no toke
 Otherwise the text stays whole.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from gateway.choice_text import (
     TokenBytes,
     WindowDetokenizer,
 )
+from gateway.text_lengths import growth_of, longest_token, parts_of
 from protocol.errors import BadRequest, CheckpointError
 from runtime.byte_alphabet import BYTE_TOKEN, is_byte_level
 from runtime.files import read_fields
 
-LENGTH_KEEPING = ("NFC", "NFD")  # normalizers that leave at least a third of a text's characters
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 SLICE_CHARS = 64 * 1024
 STRIDE_CHARS = 64 * 1024  # in each stride, at most MAX_TRIES places are tried
@@ -99,7 +98,9 @@ class TextTokenizer:
         if is_byte_level(tokenizer):
             self._token_bytes = {skip: TokenBytes(tokenizer, self._skipped(skip)) for skip in (False, True)}
         swallows = any(token.lstrip or token.rstrip for token in added.values())
-        self._longest = None if swallows or self._token_bytes is None else _longest_token(tokenizer)
+        self._longest = None if swallows or self._token_bytes is None else longest_token(tokenizer)
+        self.growth = growth_of(tokenizer)
+        self._slice_chars = SLICE_CHARS // self.growth
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
         self._cuts = find_cuts(tokenizer)
@@ -117,8 +118,8 @@ class TextTokenizer:
     def encode_plain(self, text: str, most: int | None = None) -> list[int] | None:
         """Ids of a text that has its own special tokens, such as a rendered chat template."""
         ids: list[int] = []
-        for part in [text] if self._cuts is None else self._cuts.slices(text):
-            if most is not None and len(ids) > most:
+        for part in [text] if self._cuts is None else self._cuts.slices(text, self._slice_chars):
+            if most is not None and (len(ids) > most or self._is_beyond(part, most)):
                 return None
             encoding = self._encode(part)
             if most is not None and len(encoding) > most + SLICE_CHARS:
@@ -129,7 +130,8 @@ class TextTokenizer:
     def encode_prompt(self, text: str, most: int | None = None) -> list[int] | None:
         """Ids of a plain prompt with the special tokens that the model expects around it. BOS is never doubled."""
         if self._around is None:
-            ids: list[int] | None = self._encode(text, add_special=True).ids
+            is_beyond = most is not None and self._is_beyond(text, most)
+            ids = None if is_beyond else self._encode(text, add_special=True).ids
         else:
             ids = self.encode_plain(text, most)
             if ids is not None:
@@ -138,6 +140,15 @@ class TextTokenizer:
         if ids is not None and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]  # the text itself began with BOS
         return ids
+
+    def _is_beyond(self, text: str, most: int) -> bool:
+        """Whether a text that cannot be cut has far more than `most` tokens: whole, it could take gigabytes. Counts
+        those of its pieces, which differ from its own near each place of a cut."""
+        size = self._slice_chars
+        if len(text) <= 2 * size:
+            return False
+        counts = (len(self._encode(text[begin : begin + size])) for begin in range(0, len(text), size))
+        return any(count > 2 * most + SLICE_CHARS for count in accumulate(counts))
 
     def _encode(self, text: str, add_special: bool = False) -> Encoding:
         """Encodes and, unlike the library's `encode`, lets other threads run. BadRequest for a word without tokens."""
@@ -186,15 +197,6 @@ class TextTokenizer:
     def _id_of(self, name: str) -> int | None:
         text = self.special.texts.get(name)
         return None if text is None else self._tokenizer.token_to_id(text)
-
-
-def _longest_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters that one token can stand for; None if a normalizer may drop any number of them."""
-    normalizer = tokenizer.normalizer
-    if normalizer is not None and type(normalizer).__name__ not in LENGTH_KEEPING:
-        return None
-    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
-    return longest if normalizer is None else 3 * longest
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer | None:
@@ -283,14 +285,14 @@ class Cuts:
 def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
     """Returns the rule by which texts for this tokenizer may be cut, or None if no place is proven safe."""
     added = tokenizer.get_added_tokens_decoder().values()
-    normalizing = _read_normalizer(_parts(tokenizer.normalizer, "normalizers"))
+    normalizing = _read_normalizer(parts_of(tokenizer.normalizer, "normalizers"))
     if normalizing is None:
         return None
     space, drops_space, kinds = normalizing
     if kinds and any(each.normalized for each in added):
         return None  # they may also be spelt in other ways
 
-    splitting = _read_pre_tokenizer(_parts(tokenizer.pre_tokenizer, "pretokenizers"), space, kinds)
+    splitting = _read_pre_tokenizer(parts_of(tokenizer.pre_tokenizer, "pretokenizers"), space, kinds)
     if splitting is None:
         return None
     space, splits, at_lines = splitting
@@ -300,15 +302,6 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
 
     places = re.compile(f"{AT_SPACE}|{AT_LINE}" if at_lines and not drops_space else AT_SPACE)
     return Cuts(places, drops_space, joined, space, tuple(each.content.replace(" ", space) for each in added))
-
-
-def _parts(component: Any, name: str) -> list[dict[str, Any]]:
-    """The description of a normalizer or pre-tokenizer, with sequences flattened."""
-
-    def flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
-        return [part for each in spec[name] for part in flat(each)] if spec["type"] == "Sequence" else [spec]
-
-    return [] if component is None else flat(json.loads(component.__getstate__()))
 
 
 def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[str]] | None:

@@ -78,6 +78,11 @@ class Translator:
         return self._tokenizer is not None
 
     @property
+    def growth(self) -> int:
+        """How many times longer the tokenizer may make a text before it reads it."""
+        return 1 if self._tokenizer is None else self._tokenizer.growth
+
+    @property
     def takes_empty_text(self) -> bool:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))

@@ -1,11 +1,15 @@
+import json
 from typing import Any
 
 import pytest
 
-from gateway.native_schemas import ANY_JSON, AbortRequest, GenerateRequest
+from gateway.limits import NO_LIMITS
+from gateway.native import native_call
+from gateway.native_schemas import ANY_JSON, EACH, AbortRequest, GenerateRequest, check_lengths
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING, refuse_unsupported_native
 from gateway.schemas import CompletionRequest, validated
 from protocol.errors import BadRequest
+from runtime.settings import HttpLimits
 
 BENCH: dict[str, Any] = {  # as SGLang's bench_serving and one_batch_server write it
     "input_ids": [[1, 2], [3]],
@@ -169,3 +173,26 @@ def test_aborts() -> None:
     assert validated(AbortRequest, {"abort_all": True, "rid": None}).abort_all
     with pytest.raises(BadRequest, match="rid: has 300 characters, expected at most 256"):
         validated(AbortRequest, {"rid": "r" * 300})
+
+
+def test_fields_that_may_have_a_value_for_each_prompt_are_known() -> None:
+    """Those whose lists are measured before their items are read."""
+    lists = {name for name, field in GenerateRequest.model_fields.items() if "list[" in str(field.annotation)}
+    assert set(EACH) == lists - {"text", "input_ids"}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_list_that_is_longer_than_any_prompts_is_refused_before_its_items_are_read(name: str) -> None:
+    items = [object()] * 5
+    check_lengths({name: items}, 5)
+    check_lengths({name: None}, 5)
+    with pytest.raises(BadRequest, match=f"{name}: has 5 items, expected at most 4") as caught:
+        check_lengths({name: items}, 4)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_route_measures_such_lists_first(name: str) -> None:
+    raw = json.dumps({"text": "a", name: [{}] * 5}).encode()
+    with pytest.raises(BadRequest, match=f"{name}: has 5 items, expected at most 4"):
+        native_call(raw, NO_LIMITS, HttpLimits(max_prompts=4))

@@ -21,6 +21,7 @@ from tests.mutants.mutants_of_masks import MASKS
 from tests.mutants.mutants_of_mlps import MLPS
 from tests.mutants.mutants_of_native import NATIVE
 from tests.mutants.mutants_of_pairing import PAIRING
+from tests.mutants.mutants_of_parsers import PARSERS
 from tests.mutants.mutants_of_policies import POLICIES
 from tests.mutants.mutants_of_prompt_logprobs import PROMPT_LOGPROBS
 from tests.mutants.mutants_of_ranks import RANKS
@@ -345,6 +346,7 @@ MUTANTS = (
     *NATIVE,
     *LONG_ANSWERS,
     *PAIRING,
+    *PARSERS,
     *HTTP,
     *RETURNS,
     *ROLES,

@@ -1,0 +1,55 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.schemas import AnyRequest, CompletionRequest, parse
+from gateway.service import ECHO_WORK, LONG_BODY_BYTES, work_of
+from gateway.text_lengths import MAX_GROWTH
+from gateway.translate import Translator
+from tests.gateway.conftest import Setting
+
+
+def requests(**fields: Any) -> list[AnyRequest]:
+    return [parse(CompletionRequest, {"prompt": "a", **fields})]
+
+
+@pytest.mark.parametrize(
+    ("raw", "growth", "times"),
+    [
+        (b"a" * 1000, MAX_GROWTH, 1),
+        ("é".encode() * 500, MAX_GROWTH, MAX_GROWTH),
+        (b"\\ufdfa" + b"a" * 994, MAX_GROWTH, MAX_GROWTH),
+        ("é".encode() * 500, 1, 1),
+    ],
+)
+def test_a_body_counts_as_long_as_the_tokenizer_may_make_it(raw: bytes, growth: int, times: int) -> None:
+    assert work_of(raw, requests(), growth) == 1000 * times
+    assert work_of(raw, requests(echo=True), growth) == 1000 * max(times, ECHO_WORK)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_apart"),
+    [
+        ({"prompt": "a" * 1000}, False),
+        ({"prompt": "é" * 1000}, True),
+        ({"prompt": [5] * 400, "user": "y" * 2000}, False),
+        ({"prompt": [5] * 400, "user": "y" * 2000, "echo": True}, True),
+        ({"prompt": "a" * LONG_BODY_BYTES}, True),
+    ],
+)
+async def test_what_takes_long_is_tokenised_in_a_thread(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_apart: bool
+) -> None:
+    await setting.add_pair()
+    apart, to_thread = list[str](), asyncio.to_thread
+
+    async def noted(act: Callable[..., Any], *given: Any) -> Any:
+        apart.append(getattr(act, "__name__", ""))
+        return await to_thread(act, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    monkeypatch.setattr(Translator, "growth", MAX_GROWTH)
+    await setting.client.post("/v1/completions", json={**fields, "max_tokens": 1})
+    assert ("all_prompts" in apart) is is_apart
