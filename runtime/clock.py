@@ -28,6 +28,14 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class ThreadWorkClock:
+    """The seconds of processor time that the calling thread has used. A busy machine does not make it go faster."""
+
+    def now(self) -> float:
+        """Seconds of work since this thread started."""
+        return time.thread_time()
+
+
 class Deadlines(Generic[Key]):
     """One deadline per key, in seconds of the caller's clock. The cost of a look does not grow with their number."""
 

@@ -98,7 +98,8 @@ def _is_full(side: Decoding) -> bool:
 def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clock, *, overlap: bool) -> Decoding:
     """A worker whose grammars are compiled and masked as in worker/boot.py."""
     stream = ReplayedStream(os.sched_getaffinity(0), 1, clock)
-    grammars = AnswerGrammars(load, ThreadPoolExecutor(1, "grammars"), ThreadPoolExecutor(1, "masks"), stream.wake)
+    compiling, masking, beside = (ThreadPoolExecutor(1, name) for name in ("grammars", "masks", "late-masks"))
+    grammars = AnswerGrammars(load, compiling, masking, beside, stream.wake)
     executor = executor_of(runner, BATCH, plan.max_context, stream, grammars=grammars)
     return Decoding.on(executor, stream, clock, overlap=overlap)
 
