@@ -47,11 +47,16 @@ class Answer:
     _num_drawn: int = 0
     _has_begun: bool = False
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `mask` takes work."""
+        return bool(self.unread) or not self.matching.has_mask
+
     def fits(self, spent_s: float) -> bool:
         """Whether its mask is made within a launch whose masks have taken `spent_s` on this thread."""
         if self.is_late:
             return False
-        if not self.unread and self.matching.has_mask:
+        if not self.has_work:
             return True
         if len(self.unread) > MAX_UNREAD:
             return False
@@ -59,6 +64,9 @@ class Answer:
 
     def mask(self, work: Clock) -> Words:
         """Reads what is unread, and makes the mask. An answer that has taken more work than it may gets a fault."""
+        if not self.has_work:
+            self._has_begun = True
+            return self.matching.mask()
         start = work.now()
         self.matching.read(self.unread)
         mask_W = self.matching.mask()
@@ -140,7 +148,7 @@ class Masking:
         for index, place in places:
             answer = self.answers[place]
             if place < self.first_row or answer.fits(spent_s):
-                has_work = bool(answer.unread) or not answer.matching.has_mask
+                has_work = answer.has_work
                 self.masks_NW[index] = answer.mask(self.work)
                 spent_s += answer.last_s if has_work else 0.0
             else:
