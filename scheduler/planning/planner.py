@@ -193,7 +193,7 @@ class Planner:
 
     def sit_out(self, reqs: Sequence[Req]) -> None:
         """A launch has drawn no token for these, because their masks are late. They leave with the next plan, even if
-        they join again with it: the executor has counted the token."""
+        they join again with it: the executor has counted the token. None of them needs a page to join."""
         self.late.add(reqs)
         for req in reqs:
             self.roster.remove(req)
@@ -204,8 +204,7 @@ class Planner:
 
         The order is the executor's.
         """
-        short = self._growth.short
-        return self.roster.next({*short, *self.late.reqs} if self.late else short)
+        return self.roster.next(self._growth.short)
 
     # ---- launches ----
 

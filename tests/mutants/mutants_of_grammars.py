@@ -140,14 +140,6 @@ GRAMMARS = (
         tests=("tests/worker/test_learning.py", LOOPS),
     ),
     Mutant(
-        "a late row is launched although its mask is not made",
-        "Planner.decodes",
-        "self.roster.next({*short, *self.late.reqs} if self.late else short)",
-        "self.roster.next(short)",
-        "it draws nothing, and each launch is for nothing",
-        tests=(LOOPS,),
-    ),
-    Mutant(
         "a row whose masks take long is never late",
         "Answer.fits",
         "spent_s + self.last_s <= LAUNCH_S or __quick",
@@ -164,12 +156,12 @@ GRAMMARS = (
         tests=(LATE,),
     ),
     Mutant(
-        "a late row joins without leaving first",
+        "a late row is not kept out of launches",
         "Planner.sit_out",
         "self.roster.remove(req)",
         "",
-        "the executor has counted the token that was not drawn",
-        tests=(SCHEDULES,),
+        "the executor has counted the token that was not drawn, and goes on with it",
+        tests=(LOOPS,),
     ),
     Mutant(
         "a mask is asked for while a launch with the row is in flight",

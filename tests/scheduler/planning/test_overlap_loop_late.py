@@ -11,6 +11,7 @@ from protocol.grammar import grammar_name
 from protocol.messages_gateway import SamplingParams
 from scheduler.execution.answers import BASE_S, LAUNCH_S
 from scheduler.execution.grammars import AnswerGrammars
+from scheduler.planning.req import Req
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
@@ -63,9 +64,11 @@ class Slow:
                 pool.let_go()
 
     def run(self) -> None:
-        while not self.cluster.at_rest():
+        def is_over() -> bool:
             self.let_go()
-            self.cluster.step()
+            return self.cluster.at_rest()
+
+        self.cluster.run(until=is_over)
 
 
 def follow(kind: str, max_tokens: int = 12) -> SamplingParams:
@@ -94,6 +97,34 @@ def test_neighbours_end_while_a_mask_is_held_and_the_slow_answer_goes_on(topolog
 
     held.run()
     assert [held.cluster.answers["slow", choice].ids for choice in range(2)] == expected
+    expect_rest(held.cluster)
+
+
+def run_beside(cluster: Cluster, name: str, late: Req) -> int:
+    """Runs to the end of a request. The number of looks, none of which finds `late` in a launch."""
+    num_looks, planner = 0, cluster.workers[0].planner
+
+    def is_over() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        assert all(late not in launched.decodes for launched in planner.in_flight)
+        return bool(cluster.answers[name, 0].finish)
+
+    cluster.run(until=is_over)
+    return num_looks
+
+
+@pytest.mark.parametrize("length", range(9, 13))
+def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int) -> None:
+    held = Slow("1U", LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", length), follow("an ambiguous one", 40))
+    held.cluster.assign("plain", prompt_of("plain", 9), greedy(60))
+    held.cluster.run(until=lambda: held.num_held == 1)
+    [late] = held.cluster.workers[0].planner.late.reqs
+    num_pages = len(late.held.pages)
+    assert run_beside(held.cluster, "plain", late) > 0
+    assert len(late.held.pages) == num_pages
+    held.run()
     expect_rest(held.cluster)
 
 
