@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor
 
 from gateway.complaints import short
 from gateway.grammar_texts import text_of
@@ -19,7 +18,7 @@ from gateway.grammars import Asked, refusal
 from protocol.errors import BadRequest, GrammarFault
 from protocol.grammar import grammar_name
 from runtime.clock import Clock
-from runtime.grammars import CompiledGrammar, Matching, compile_grammar, fill_masks
+from runtime.grammars import CompiledGrammar, Matching, compile_grammar
 from runtime.vocabulary import Vocabulary
 
 MAX_STEPS: Final = 64  # tokens of a walk
@@ -37,12 +36,11 @@ PICKS: Final[tuple[Callable[[Lengths], npt.NDArray[np.bool_]], ...]] = (  # amon
 
 
 class Trials:
-    """Tries grammars for one vocabulary. `clock` counts the seconds that this process has worked."""
+    """Tries grammars for one vocabulary. `clock` counts the seconds that the thread has worked."""
 
     def __init__(self, vocabulary: Vocabulary, clock: Clock) -> None:
         self._vocabulary, self._clock = vocabulary, clock
         self._lengths_V: Lengths = np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
-        self._threads = LLExecutor(1)
 
     def of(self, asked: Asked) -> str | BadRequest:
         """The grammar's text; or why no answer can follow it."""
@@ -82,8 +80,7 @@ class Trials:
             self._check(matching, answer, began)
 
     def _may_follow(self, matching: Matching) -> npt.NDArray[np.int64]:
-        [mask_W] = fill_masks([matching], self._vocabulary, self._threads)
-        bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
+        bits = np.unpackbits(matching.mask().view(np.uint8), bitorder="little")
         return np.flatnonzero(bits[: self._vocabulary.num_tokens])
 
     def _check(self, matching: Matching, answer: bytes, began: float) -> None:

@@ -21,7 +21,7 @@ from gateway.grammar_trials import Trials
 from gateway.grammars import Asked, refusal
 from gateway.trial_frames import MAX_WORK_S, framed, read_frame
 from protocol.errors import BadRequest, GrammarFault
-from runtime.clock import WorkClock
+from runtime.clock import ThreadWorkClock
 from runtime.native_stack import STACK_BYTES, with_stack
 from runtime.process_life import die_with_parent
 from runtime.vocabulary import Vocabulary, load_vocabulary
@@ -75,7 +75,7 @@ def tries_of(folder: Path, num_tokens: int) -> Try:
     except GrammarFault as fault:
         why = fault.message
         return lambda asked: refusal(asked.field, why)
-    return Trials(vocabulary, WorkClock()).of
+    return Trials(vocabulary, ThreadWorkClock()).of
 
 
 def main(argv: list[str]) -> int:

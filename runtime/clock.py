@@ -28,12 +28,12 @@ class MonotonicClock:
         return time.monotonic()
 
 
-class WorkClock:
-    """The seconds of processor time that this process has used. Other processes do not make it go faster."""
+class ThreadWorkClock:
+    """The seconds of processor time that the calling thread has used. A busy machine does not make it go faster."""
 
     def now(self) -> float:
-        """Seconds of work since this process started."""
-        return time.process_time()
+        """Seconds of work since this thread started."""
+        return time.thread_time()
 
 
 class Deadlines(Generic[Key]):

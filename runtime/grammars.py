@@ -1,9 +1,10 @@
 """Which tokens may follow in an answer that a grammar rules. llguidance compiles grammars and matches them.
 
-    text --compile_grammar--> CompiledGrammar --begin--> Matching: read tokens, then fill_masks
+    text --compile_grammar--> CompiledGrammar --begin--> Matching: read tokens, then mask
 
 llguidance allows a vocabulary's end where the answer may end. In its place the model's own EOS tokens are allowed.
-Shapes: N answers, V tokens of the model, W words of 32 bits that hold V + 1 of them.
+A native call cannot be interrupted, and reading keeps the interpreter to itself: `limits` bounds what one call takes.
+Shapes: V tokens of the model, W words of 32 bits that hold V + 1 of them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 
 from protocol.errors import GrammarFault
 from runtime.grammar_limits import complaint, limits
@@ -24,13 +25,23 @@ _QUIET: Final = 0
 class Matching:
     """One answer: what it has read, and what may follow. One thread at a time uses it.
 
-    `eos_ids` end the answer. `late`: they are allowed only where nothing else is.
+    `eos_ids` end the answer. `late`: they are allowed only where nothing else is. `first_W`: what the grammar allows
+    before the first token.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_ids: Sequence[int], *, late: bool) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: Vocabulary, eos_ids: Sequence[int], first_W: Words, *, late: bool
+    ) -> None:
         self.matcher, self.eos_ids, self.late = matcher, tuple(eos_ids), late
         self.is_over = False  # an EOS token was read
         self.fault = ""  # why nothing may follow; "" if something may
+        self._vocabulary = vocabulary
+        self._next_W: Words | None = first_W  # what the grammar allows next; None: not known yet
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether `mask` takes no work, because it was made already."""
+        return bool(self._next_W is not None or self.is_over or self.fault)
 
     def read(self, tokens: Sequence[int]) -> None:
         """The next tokens of the answer. Nothing is read behind its end, or behind a fault."""
@@ -38,6 +49,7 @@ class Matching:
             if self.is_over or self.fault:
                 return
             if token not in self.eos_ids:
+                self._next_W = None
                 self.matcher.consume_token(token)
                 self._look(f"the answer cannot go on in its grammar with token {token}")
             elif self.matcher.is_accepting():
@@ -45,10 +57,21 @@ class Matching:
             else:
                 self.fault = "the answer has ended before its grammar's end"
 
-    def masked(self) -> bool:
-        """A mask was made of its state. Whether it can be used."""
-        self._look("the grammar allows no token here, or takes more work for one than is allowed")
-        return not self.fault
+    def mask(self) -> Words:
+        """(W) what may follow: bit b of word w stands for token 32 w + b. Other threads run meanwhile.
+
+        An answer with a fault allows nothing. One that is over allows everything: what is drawn behind it is dropped.
+        """
+        if self.is_over:
+            return np.full(self._vocabulary.num_words, -1, dtype=np.int32)
+        if self._next_W is None and not self.fault:
+            self._next_W = _next(self.matcher, self._vocabulary)
+            self._look("the grammar allows no token here, or takes more work for one than is allowed")
+        if self._next_W is None or self.fault:
+            return np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        mask_W = self._next_W.copy()
+        _put_eos(mask_W, self, self._vocabulary.num_tokens)
+        return mask_W
 
     def _look(self, what: str) -> None:
         if self.matcher.is_error():
@@ -56,42 +79,36 @@ class Matching:
 
 
 class CompiledGrammar:
-    """A grammar, ready for answers."""
+    """A grammar, ready for answers. All of them share the first mask, `first_W`."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, first_W: Words) -> None:
+        self._matcher, self._vocabulary, self._first_W = matcher, vocabulary, first_W
 
     def begin(self, eos_ids: Sequence[int], *, late: bool = False) -> Matching:
         """An answer that has not begun; see Matching."""
-        return Matching(self._matcher.deep_copy(), eos_ids, late=late)
+        return Matching(self._matcher.deep_copy(), self._vocabulary, eos_ids, self._first_W, late=late)
 
 
 def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Compiles a grammar. Other threads run meanwhile. GrammarFault if it is none, or takes more than `limits`."""
-    matcher = LLMatcher(vocabulary.tokenizer, text, log_level=_QUIET, limits=limits())
+    """Compiles a grammar and makes its first mask. Other threads run meanwhile. GrammarFault if it is none, or takes
+    more than `limits`."""
+    matcher = LLMatcher(vocabulary.tokenizer, text, log_level=_QUIET, limits=limits(text))
+    _check(matcher)
+    first_W = _next(matcher, vocabulary)
+    _check(matcher)
+    return CompiledGrammar(matcher, vocabulary, first_W)
+
+
+def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise GrammarFault(f"the grammar cannot be followed: {complaint(matcher.get_error())}")
-    return CompiledGrammar(matcher)
 
 
-def fill_masks(matchings: Sequence[Matching], vocabulary: Vocabulary, threads: LLExecutor) -> Words:
-    """(N, W) masks of what may follow in each answer: bit b of word w stands for token 32 w + b.
-
-    An answer with a fault allows nothing. One that is over allows everything: what is drawn behind it is dropped.
-    """
-    masks_NW = np.zeros((len(matchings), vocabulary.num_words), dtype=np.int32)
-    going_on = [at for at, each in enumerate(matchings) if not (each.is_over or each.fault)]
-    if going_on:
-        wanted = [(matchings[at].matcher, at) for at in going_on]
-        threads.unsafe_compute_mask_ptr(wanted, masks_NW.ctypes.data, 4 * vocabulary.num_words, len(matchings))
-    for at, matching in enumerate(matchings):
-        if matching.is_over:
-            masks_NW[at] = -1
-        elif matching.fault or not matching.masked():
-            masks_NW[at] = 0
-        else:
-            _put_eos(masks_NW[at], matching, vocabulary.num_tokens)
-    return masks_NW
+def _next(matcher: LLMatcher, vocabulary: Vocabulary) -> Words:
+    """What the library allows next."""
+    next_W = np.zeros(vocabulary.num_words, dtype=np.int32)
+    matcher.unsafe_compute_mask_ptr(next_W.ctypes.data, next_W.nbytes)
+    return next_W
 
 
 def _put_eos(mask_W: Words, matching: Matching, end: int) -> None:

@@ -16,6 +16,7 @@ from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet, is_byte_level
 
 Encode = Callable[[str], Sequence[int]]
 SPACE: Final = "\u2581"  # SentencePiece's spelling of a space
+FORCED_CHARS: Final = 256  # of a forced text are tokenised: its first token lies far within
 _END: Final = b"<|the end of the answer|>"
 
 
@@ -31,7 +32,9 @@ class Vocabulary:
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._wrapped))
 
     def _encode(self, text: str) -> list[int]:
-        """Called by llguidance where a grammar leaves no choice: the tokens of a text that must follow."""
+        """Called by llguidance for each mask where a grammar leaves no choice: the tokens with which a text begins that
+        must follow. A mask takes the first one, and a text may be as long as a grammar: its beginning is enough."""
+        text = text[:FORCED_CHARS]
         if self._encode_text is not None:
             ids = list(self._encode_text(text))
             if b"".join(self.tokens[token] for token in ids) == text.encode():
@@ -48,8 +51,10 @@ class _Wrapped:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, len(tokens) - 1
         self._encode = encode
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # the library tries bytes first
+            raise TypeError("expected a text")
+        return self._encode(text)
 
 
 def load_vocabulary(folder: Path, num_tokens: int) -> Vocabulary:

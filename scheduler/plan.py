@@ -1,8 +1,8 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
     planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor
-    planner --LearnGrammar, ForgetGrammar--> executor
-    executor --LayerWritten, StepResult, Done, Called, GrammarLearnt--> planner
+    planner --LearnGrammar, ForgetGrammar, MakeMask--> executor
+    executor --LayerWritten, StepResult, Done, Called, GrammarLearnt, MaskReady--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -202,9 +202,17 @@ class ForgetGrammar(Message):
     name: Text
 
 
-Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar
+@dataclass(frozen=True)
+class MakeMask(Message):
+    """Makes the mask of a late row beside the launches; no launch in flight has the row. MaskReady follows. `draw` has
+    all outputs of its answer."""
+
+    draw: Draw
+
+
+Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar | MakeMask
 OPERATIONS: Boundary[Operation] = Boundary(
-    "operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft, LearnGrammar, ForgetGrammar)
+    "operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft, LearnGrammar, ForgetGrammar, MakeMask)
 )
 
 
@@ -233,6 +241,7 @@ class StepResult(Message):
     tokens: Annotated[tuple[Ints, ...], FailFast()]
     not_finite: Annotated[tuple[Owner, ...], FailFast()] = ()  # the logits behind their tokens were not finite
     stuck: Annotated[tuple[tuple[Owner, Text], ...], FailFast()] = ()  # no token may follow, and why
+    late: Annotated[tuple[Owner, ...], FailFast()] = ()  # their masks were not made; see MakeMask
     error: Text = ""  # why the launch failed; "" if it did not
     hidden: Annotated[tuple[Blob, ...], FailFast()] = ()
     computed_at: Seconds | None = None  # when all layers were computed, by the executor's clock, if it can tell
@@ -263,5 +272,13 @@ class GrammarLearnt(Message):
     fault: Text = ""
 
 
-Outcome = LayerWritten | StepResult | Done | Called | GrammarLearnt
-OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called, GrammarLearnt))
+@dataclass(frozen=True)
+class MaskReady(Message):
+    """The mask of a late row is made: a launch with this row takes it without work."""
+
+    row: Count
+    generation: Count
+
+
+Outcome = LayerWritten | StepResult | Done | Called | GrammarLearnt | MaskReady
+OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called, GrammarLearnt, MaskReady))

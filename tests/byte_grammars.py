@@ -28,4 +28,4 @@ def checks() -> GrammarChecks:
 
 def matcher_of(text: str) -> LLMatcher:
     """A grammar's own matcher. It reads bytes, then END."""
-    return LLMatcher(VOCABULARY.tokenizer, text, log_level=0, limits=limits())
+    return LLMatcher(VOCABULARY.tokenizer, text, log_level=0, limits=limits(text))

@@ -7,7 +7,6 @@ sockets, no HTTP and no text.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor as Pool
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -37,7 +36,7 @@ from runtime.clock import Clock, MonotonicClock
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
-from scheduler.execution.grammars import Inline
+from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import Stream
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Executes, Planner
@@ -91,7 +90,7 @@ class Cluster:
         may_lack_draft: bool = False,
         seat: Seat = lambda kind, runner, forward: (runner, None),
         num_served: int | None = None,
-        masking: Callable[[], Pool] = Inline,  # makes masks of grammars
+        grammars: Callable[[Runner], AnswerGrammars] = grammars_for,
     ) -> None:
         self.runner = runner
         self.network = network or InprocNetwork()
@@ -147,7 +146,7 @@ class Cluster:
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
                 agreement=agreement,
-                grammars=grammars_for(runner, masking()),
+                grammars=grammars(runner),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}

@@ -13,8 +13,10 @@ from llguidance import LLMatcher
 from model.runner import Runner
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import SamplingParams
+from runtime.clock import Clock
 from runtime.vocabulary import Vocabulary
 from scheduler.execution.grammars import AnswerGrammars, Inline
+from tests.doubles.clock import VirtualClock
 
 NUM_TEXTS: Final = 80  # tokens that have a text, the first ones; EOS is among the last
 NUM_SPECIAL: Final = 8
@@ -30,9 +32,22 @@ def vocabulary(num_tokens: int) -> Vocabulary:
     return Vocabulary([b"" if token in special else spelt([token]).encode() for token in range(num_tokens)], special)
 
 
-def grammars_for(runner: Runner, masking: Pool | None = None) -> AnswerGrammars:
-    """The grammars of an executor with this model. `masking`: who makes the masks."""
-    return AnswerGrammars(partial(vocabulary, runner.config.vocab_size), masking=masking or Inline())
+def grammars_for(
+    runner: Runner,
+    masking: Pool | None = None,
+    beside: Pool | None = None,
+    work: Clock | None = None,
+    num_threads: int = 1,
+) -> AnswerGrammars:
+    """The grammars of an executor with this model. `masking`, `beside`: who makes the masks, and those of late rows.
+    `work`: what they take; None: nothing."""
+    return AnswerGrammars(
+        partial(vocabulary, runner.config.vocab_size),
+        masking=masking or Inline(),
+        beside=beside or Inline(),
+        work=work or VirtualClock(),
+        num_threads=num_threads,
+    )
 
 
 def spelt(tokens: Sequence[int]) -> str:

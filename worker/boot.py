@@ -8,7 +8,6 @@ the ranks of a group do meanwhile.
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from runtime.curve import MARK, open_security, security_of_data
 from runtime.installation import check_imports
 from runtime.keys import Keys
 from runtime.log import get_log, start_log
+from runtime.native_stack import pool_with_stack
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
 from runtime.vocabulary import load_vocabulary
@@ -336,12 +336,14 @@ def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSe
 
 
 def answer_grammars(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> AnswerGrammars:
-    """Compiles grammars on one thread, and makes masks on another. The tokenizer is read with the first grammar."""
+    """Compiles grammars on one thread, makes masks on others, and those of late rows on one that gives way. The
+    tokenizer is read with the first grammar."""
     folder = Path(settings.tokenizer or settings.model)
     return AnswerGrammars(
         partial(load_vocabulary, folder, runner.config.vocab_size),
-        compiling=ThreadPoolExecutor(1, "grammars", give_way),
-        masking=ThreadPoolExecutor(1, "masks"),
+        compiling=pool_with_stack(1, "grammars", give_way),
+        masking=pool_with_stack(settings.threads, "masks"),
+        beside=pool_with_stack(1, "late-masks", give_way),
         wake=wake,
         num_threads=settings.threads,
     )

@@ -185,7 +185,7 @@ def load_of(
     return WorkerStats(
         kv_pages=planner.book.counts(),
         host_pages=planner.book.slot_counts(),
-        running=planner.roster.num_going_on,
+        running=planner.num_running,
         waiting=num_waiting + len(planner.spills.away),
         queued_prompt_tokens=queued_prompt_tokens,
         num_launches=planner.num_launches,

@@ -35,7 +35,7 @@ from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import Assign, SamplingParams
-from runtime.clock import Clock, MonotonicClock, WorkClock
+from runtime.clock import Clock, MonotonicClock, ThreadWorkClock
 from runtime.grammars import compile_grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
 from scheduler.execution.grammars import AnswerGrammars
@@ -100,14 +100,15 @@ def _is_full(side: Decoding) -> bool:
 def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clock, *, overlap: bool) -> Decoding:
     """A worker whose grammars are compiled and masked as in worker/boot.py."""
     stream = ReplayedStream(os.sched_getaffinity(0), 1, clock)
-    grammars = AnswerGrammars(load, ThreadPoolExecutor(1, "grammars"), ThreadPoolExecutor(1, "masks"), stream.wake)
+    compiling, masking, beside = (ThreadPoolExecutor(1, name) for name in ("grammars", "masks", "late-masks"))
+    grammars = AnswerGrammars(load, compiling, masking, beside, stream.wake)
     executor = executor_of(runner, BATCH, plan.max_context, stream, grammars=grammars)
     return Decoding.on(executor, stream, clock, overlap=overlap)
 
 
 def compile_times(vocabulary: Vocabulary, rounds: int) -> list[dict[str, float]]:
     """Milliseconds by the size of a schema, medians; and the longest time that another thread had to wait."""
-    found, trials = [], Trials(vocabulary, WorkClock())
+    found, trials = [], Trials(vocabulary, ThreadWorkClock())
     for num in NUM_PROPERTIES:
         asked = Asked("json", "json", _object_of(num))
         checking = [_watched(partial(_tried, trials, asked)) for _ in range(rounds)]

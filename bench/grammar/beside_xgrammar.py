@@ -16,7 +16,6 @@ from time import process_time
 from typing import Any, Final
 
 import xgrammar
-from llguidance import LLExecutor
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +23,7 @@ from bench.turns import in_turn
 from gateway.grammar_texts import text_of
 from gateway.grammars import Asked
 from models.train.train import STORY_FOLDER
-from runtime.grammars import compile_grammar, fill_masks
+from runtime.grammars import compile_grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
 
 EOS: Final = 2
@@ -87,7 +86,6 @@ def made_up_tokens(known: Sequence[bytes], num: int) -> list[bytes]:
 
 def with_llguidance(schema: dict[str, Any], ids: Sequence[int], vocabulary: Vocabulary) -> Measured:
     """Times of what a worker does."""
-    threads = LLExecutor(1)
     text = text_of(Asked("json", "json", schema))
     start = process_time()
     grammar = compile_grammar(text, vocabulary)
@@ -96,7 +94,7 @@ def with_llguidance(schema: dict[str, Any], ids: Sequence[int], vocabulary: Voca
     matching, times = grammar.begin((EOS,)), []
     for token in ids:
         start = process_time()
-        fill_masks([matching], vocabulary, threads)
+        matching.mask()
         matching.read([token])
         times.append(process_time() - start)
         assert not matching.fault, matching.fault

@@ -14,18 +14,19 @@ from model.runner import Runner
 from runtime.clock import Clock
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
-from scheduler.execution.batches import ScheduleBatch, draws_of
+from scheduler.execution.answers import Masking
+from scheduler.execution.batches import draws_of
 from scheduler.execution.copies import Copies
 from scheduler.execution.device import Device
 from scheduler.execution.future_map import FutureMap
-from scheduler.execution.grammars import AnswerGrammars, Masking, no_vocabulary
+from scheduler.execution.grammars import AnswerGrammars, no_vocabulary
 from scheduler.execution.histories import Histories
 from scheduler.execution.launch import Launch
 from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
-from scheduler.plan import Called, Draw, ForgetGrammar, LayerWritten, LearnGrammar, Operation, Outcome, Plan
+from scheduler.plan import Called, ForgetGrammar, LayerWritten, LearnGrammar, MakeMask, Operation, Outcome, Plan
 
 
 class Executor:
@@ -108,7 +109,7 @@ class Executor:
             raise DeviceBroken(why) from self.device.copy_error
         self._enqueue_submitted()
         outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
-        outcomes += self.grammars.learnt()
+        outcomes += [*self.grammars.learnt(), *self.grammars.made()]
         if self.agreement.is_called:  # every plan that was submitted is announced
             outcomes.append(Called(self.agreement.step))
         oldest = self.launches[0] if self.launches else None
@@ -155,6 +156,8 @@ class Executor:
                 self.grammars.learn(operation)
             elif isinstance(operation, ForgetGrammar):
                 self.grammars.forget(operation)
+            elif isinstance(operation, MakeMask):
+                self.grammars.make_mask(operation.draw)
             else:
                 self.copies.enqueue(operation)
             self.submitted.popleft()
@@ -185,14 +188,9 @@ class Executor:
         rows, expected = len(self.running), plan.num_decodes
         assert rows == expected, f"{rows} rows decode, the planner has {expected}"
         self.launcher.applied(plan, self.running)
-        self._masking = self.grammars.apply(*_drawn(plan, self.running))
+        firsts, begin = draws_of(plan.chunks), [join.draw for join in plan.joins]
+        self._masking = self.grammars.apply(firsts, self.running.draws, [*firsts, *begin])
         if self._masking is not None:
             self.grammars.start(self._masking)
         num_tokens = self.launcher.num_tokens(plan)
         self.agreement.announce(num_tokens, wants_graph=not plan.chunks and num_tokens <= self.runner.max_graphed)
-
-
-def _drawn(plan: Plan, running: ScheduleBatch) -> tuple[list[Draw], list[Draw]]:
-    """The draws of a plan, those of its chunks first, and those of them that the plan itself names."""
-    firsts = draws_of(plan.chunks)
-    return [*firsts, *running.draws], [*firsts, *(join.draw for join in plan.joins)]

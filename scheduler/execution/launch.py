@@ -16,9 +16,9 @@ from model.sampler import NOT_A_TOKEN, NOTHING_LEFT
 from protocol.errors import GroupBroken, as_baton_error
 from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.messages_group import StepShape
+from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ForwardBatch, Relay
 from scheduler.execution.device import Device
-from scheduler.execution.grammars import Masking
 from scheduler.execution.prompt_scores import pieces_of_prompts
 from scheduler.execution.streams import Event, Stream, first_line
 from scheduler.plan import Owner, Scores, StepResult
@@ -111,9 +111,12 @@ class Launch:
         assert self.tokens_L is not None
         tokens = forward.read_host(self.tokens_L)
         runs, not_finite, stuck = self.runs(tokens), list[Owner](), list[tuple[Owner, str]]()
+        late = () if self.masking is None else self.masking.late
         if NOT_A_TOKEN in tokens or NOTHING_LEFT in tokens:
             for place, run in enumerate(runs):
                 why = self.masking.why_stuck(place) if self.masking is not None and NOTHING_LEFT in run else ""
+                if place in late:
+                    continue
                 if why:
                     stuck.append((self.owners[place], why))
                 elif not NO_TOKENS.isdisjoint(run):
@@ -125,6 +128,7 @@ class Launch:
             runs,
             tuple(not_finite),
             tuple(stuck),
+            tuple([self.owners[place] for place in sorted(late)]),
             hidden=self.hidden(forward),
             computed_at=self.computed_at,
             logprobs=self.logprobs_of(runs, forward),

@@ -17,9 +17,9 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.sampler import AllowedTokens, sample_scored
 from protocol.messages_group import StepShape
+from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.device import Device
-from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
 from scheduler.execution.prompt_scores import prompt_rows, scored_forward, scores_of

@@ -72,11 +72,12 @@ class OverlapLoop:
         """Launches what runs next and processes what is over, where possible. False when there was nothing to do."""
         has_room = len(self._planner.in_flight) < self._depth
         progressed = has_room and (self._role.launch() or self._planner.launch_idle())
-        num_learnt = self._planner.grammars.num_learnt
+        num_told = self._planner.num_told
         for launched, result in self._planner.poll():
             self._process(launched, result)
             progressed = True
-        progressed |= self._planner.grammars.num_learnt > num_learnt  # requests wait for it
+        self._planner.late.ask(self._planner.in_flight)
+        progressed |= self._planner.num_told > num_told  # requests wait for it
         return self._planner.collect() or progressed or (self._planner.is_called and has_room)
 
     def _process(self, launched: Launched, result: StepResult) -> None:
@@ -89,6 +90,10 @@ class OverlapLoop:
         if self._failures.count and launched.reqs:  # one without requests proves nothing
             self._failures = LaunchFailures()
         drawn = self._planner.results.take(launched, result)
+        if result.late:
+            late = self._planner.results.holders(result.late)
+            self._planner.sit_out(late)
+            drawn = [(req, run) for req, run in drawn if req not in late]
         if not result.not_finite and not result.stuck:
             self._role.process(launched, drawn)
             return

@@ -15,6 +15,7 @@ from scheduler.plan import (
     Done,
     GrammarLearnt,
     LayerWritten,
+    MaskReady,
     Operation,
     Outcome,
     StepResult,
@@ -26,6 +27,7 @@ from scheduler.planning.growth import Growth
 from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.kv_pages import PageState
+from scheduler.planning.late import LateRows
 from scheduler.planning.launched import Launched, Results
 from scheduler.planning.plans import Plans
 from scheduler.planning.req import Req
@@ -72,6 +74,7 @@ class Planner:
         self.spills = Spills(book, self.copies, costs)
         self.results = Results(self.speculation, self.spills)
         self.grammars = Grammars(executor.submit)
+        self.late = LateRows(executor.submit)
         self._executor = executor
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
@@ -132,6 +135,7 @@ class Planner:
 
     def _unseat(self, req: Req, is_read: IsRead | None = None) -> None:
         self._draft_writes.settle()
+        self.late.forget(req)
         self.results.unseated(req)
         self.book.release(req.held, is_read)
         req.holding = None
@@ -172,7 +176,7 @@ class Planner:
             return []
 
         launched = [req for launch in self.in_flight for req in launch.decodes]
-        victims = self._growth.victims((*self.roster.all, *launched))
+        victims = self._growth.victims((*self.roster.all, *launched, *self.late.reqs))
         return [req for req in victims if not self.spill(req)]
 
     def spill(self, req: Req) -> bool:
@@ -187,8 +191,16 @@ class Planner:
         self.roster.remove(req)
         return True
 
+    def sit_out(self, reqs: Sequence[Req]) -> None:
+        """A launch has drawn no token for these, because their masks are late. They leave with the next plan, even if
+        they join again with it: the executor has counted the token. None of them needs a page to join."""
+        self.late.add(reqs)
+        for req in reqs:
+            self.roster.remove(req)
+
     def decodes(self) -> tuple[Req, ...]:
-        """The choices that decode in the next launch: without those that have ended or whose last output is in flight.
+        """The choices that decode in the next launch: without those that have ended, whose last output is in flight, or
+        whose mask is late.
 
         The order is the executor's.
         """
@@ -249,12 +261,25 @@ class Planner:
                 self.copies.done(outcome.ticket)
             elif isinstance(outcome, GrammarLearnt):
                 self.grammars.learnt(outcome)
+            elif isinstance(outcome, MaskReady):
+                for req in self.late.ready(outcome):
+                    self.roster.stay(req)
             else:
                 self._called = outcome.step
         for req, holding in self.spills.take_back():
             self._seat(req, holding)
             self.join([req])
         return over
+
+    @property
+    def num_told(self) -> int:
+        """Grammars that were compiled, and masks of late rows that were made: requests may go on with each."""
+        return self.grammars.num_learnt + self.late.num_ready
+
+    @property
+    def num_running(self) -> int:
+        """Choices that decode and have not ended, with those whose masks are late."""
+        return self.roster.num_going_on + sum(req not in self.roster.all for req in self.late.reqs)
 
     @property
     def counters(self) -> dict[str, float]:

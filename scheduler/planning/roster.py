@@ -1,6 +1,6 @@
 """Who decodes: the choices that the executor has since the last plan, and what the next plan changes.
 
-join --> joining --next plan--> decoding --ended, short of pages, or resting--> left, may join again
+join --> joining --next plan--> decoding --ended, short of pages, late, or resting--> left, may join again
                                    '--its KV goes to host memory: its row leaves with the next plan
 """
 
@@ -44,13 +44,13 @@ class Roster:
             self.decoding = tuple([other for other in self.decoding if other is not req])
         self.joining = [other for other in self.joining if other is not req]
 
-    def next(self, short: Collection[Req]) -> tuple[Req, ...]:
-        """Who decodes in the next launch: all but those that have ended, whose last output is in flight, or that are
-        `short` of a page. The order is the executor's."""
+    def next(self, out: Collection[Req]) -> tuple[Req, ...]:
+        """Who decodes in the next launch: all but those that have ended, whose last output is in flight, or that sit
+        `out`. The order is the executor's."""
         going_on = [req for req in self.decoding if req.finish is None and req.num_sampled < req.sampling.max_tokens]
-        if short:
-            going_on = [req for req in going_on if req not in short]
-            self.joining = [req for req in self.joining if req not in short]
+        if out:
+            going_on = [req for req in going_on if req not in out]
+            self.joining = [req for req in self.joining if req not in out]
         if self.joining:  # some may have ended, or never had more than one output
             self.joining = [req for req in self.joining if req.finish is None and req.num_left > 0]
         if len(going_on) == len(self.decoding) and not self.joining:

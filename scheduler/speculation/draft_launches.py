@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protocol.messages_group import StepShape
+from scheduler.execution.answers import Masking
 from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
 from scheduler.execution.future_rows import DraftInput
-from scheduler.execution.grammars import Masking
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
 from scheduler.execution.prompt_scores import prompt_rows, scores_of

@@ -12,9 +12,9 @@ from typing import Any
 
 from model.inputs import ModelInput
 from protocol.messages_group import StepShape
+from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
-from scheduler.execution.grammars import Masking
 from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import Tag

@@ -100,6 +100,7 @@ def _check_running(planner: Planner, executor: Executor) -> None:
         assert table.req_to_page[draw.row, : len(pages)].tolist() == pages, "the table names other pages"
         assert table.req_to_page_cpu[draw.row, : len(pages)].tolist() == pages, "the host's table names other pages"
         assert req.num_sampled <= req.sampling.max_tokens, "a choice is launched beyond its last token"
+        assert req not in planner.late.reqs, "a late row decodes"
         if not planner.speculation.has_draft:
             assert length == req.num_written - len(plans), "a length is not that of its KV"
         else:  # what the launches in flight keep is not known yet

@@ -12,9 +12,9 @@ from typing import Any
 
 from protocol.messages_group import StepShape
 from scheduler.agreement import Agreement
+from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
-from scheduler.execution.grammars import Masking
 from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import GroupLog

@@ -12,8 +12,10 @@ from typing import Protocol
 from torch.utils._python_dispatch import _disable_current_modes
 
 from model.inputs import ModelInput
+from model.runner import Runner
 from protocol.errors import PrefillQueueFull, QueueFull
 from scheduler.execution.executor import Executor
+from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.launch import Launch
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -24,6 +26,7 @@ from tests.doubles.collectives_simulated import SimulatedGroup
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.late_pool import LatePool
 from tests.doubles.race_detector import RaceDetector
+from tests.doubles.random_work import RandomWork
 from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
@@ -36,6 +39,7 @@ from tests.explore.races import observe, observe_network, read_inputs, warm_up
 from tests.explore.ranks import GRAPHED
 from tests.explore.threads import Threads
 from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
+from tests.grammars import grammars_for
 
 MAX_STEPS = 8_000  # four times as many as the slowest schedule that was seen to end
 STUCK = 100  # steps in which nothing happens although somebody has work; no nap and no row takes so long
@@ -141,8 +145,7 @@ class Run:
             staging=self._staging() if load.num_slots else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
-            # A late mask is there at some look; between two looks, threads may be waited for that wait for it.
-            masking=partial(LatePool, self.seed, 1.0 if isinstance(self.schedule, Threads) else load.late_masks),
+            grammars=self._grammars,
             **seated,
         )
         if self.groups is not None:
@@ -153,6 +156,18 @@ class Run:
             with _disable_current_modes():
                 warm_up(runner)
             observe_network(self._detector, self.cluster.network)
+
+    def _grammars(self, runner: Runner) -> AnswerGrammars:
+        """Of one more worker. A mask is there at some look; between two looks, threads may be waited for that wait for
+        it."""
+        load, chance = self.workload, 1.0 if isinstance(self.schedule, Threads) else self.workload.late_masks
+        pools = LatePool(self.seed, chance), LatePool(self.seed + 1, chance)
+        return grammars_for(runner, *pools, RandomWork(self.seed, load.slow_masks), 1 + self.seed % 3)
+
+    @property
+    def num_late(self) -> int:
+        """How often a row sat out because of its mask."""
+        return sum(worker.planner.late.num_ready for worker in self.cluster.workers)
 
     def _groups(self) -> Groups:
         """The groups of the workload, which meet as the schedule has it."""

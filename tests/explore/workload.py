@@ -84,6 +84,7 @@ class Workload:
     num_served: int | None = None
     unbuilt: float = 0.0
     late_masks: float = 1.0  # the chance that masks of grammars are there when they are looked for
+    slow_masks: float = 0.0  # the chance that one takes so much work that its row sits out the next launch
 
     @property
     def group_sizes(self) -> dict[str, int]:
@@ -266,7 +267,8 @@ def _followed(rng: random.Random, workload: Workload) -> Workload:
             followed = replace(arrival, params=params, num_replayed=0)
             arrival = _replayed(rng, followed) if arrival.num_replayed else followed
         arrivals.append(arrival)
-    return replace(workload, arrivals=tuple(arrivals), late_masks=rng.choice((0.1, 0.5, 1.0)))
+    late, slow = rng.choice((0.1, 0.5, 1.0)), rng.choice((0.0, 0.1, 0.5))
+    return replace(workload, arrivals=tuple(arrivals), late_masks=late, slow_masks=slow)
 
 
 def random_policies(rng: random.Random) -> Policies:

@@ -240,7 +240,7 @@ CACHES = (
     Mutant(
         "choices that wait for a page do not sit out",
         "Roster.next",
-        "if short: ...",
+        "if out: ...",
         "if False: ...",
         "their tokens are written to page 0",
         (),

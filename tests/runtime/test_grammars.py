@@ -3,17 +3,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models
 
 from protocol.errors import GrammarFault
-from runtime.grammars import Matching, compile_grammar, fill_masks
-from runtime.vocabulary import Vocabulary, load_vocabulary
+from runtime.grammars import Matching, compile_grammar
+from runtime.vocabulary import load_vocabulary
 from tests.gateway.folders import byte_tokenizer, piece_tokenizer
 from tests.grammars import grammar_of, spelt, text_named, vocabulary
 
 NUM_TOKENS, EOS, OTHER_EOS = 100, 99, 98
-THREADS = LLExecutor(1)
 A, B, C = 1, 2, 3
 
 
@@ -22,9 +21,8 @@ def begun(*answers: tuple[int, ...], late: bool = False) -> Matching:
     return grammar.begin((EOS, OTHER_EOS, 1000), late=late)
 
 
-def allowed(matching: Matching, num_tokens: int = NUM_TOKENS, of: Vocabulary | None = None) -> set[int]:
-    [mask_W] = fill_masks([matching], of or vocabulary(num_tokens), THREADS)
-    bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
+def allowed(matching: Matching, num_tokens: int = NUM_TOKENS) -> set[int]:
+    bits = np.unpackbits(matching.mask().view(np.uint8), bitorder="little")
     return {int(token) for token in np.flatnonzero(bits[:num_tokens])}
 
 
@@ -69,8 +67,7 @@ def test_faults_of_some_do_not_reach_the_masks_of_others() -> None:
     bad, over, good = begun((A, B)), begun((A,)), begun((A, B))
     bad.read([C])
     over.read([A, EOS])
-    masks_NW = fill_masks([bad, over, good], vocabulary(NUM_TOKENS), THREADS)
-    assert not masks_NW[0].any() and (masks_NW[1] == -1).all() and masks_NW[2].any()
+    assert not bad.mask().any() and (over.mask() == -1).all() and good.mask().any()
 
 
 @pytest.mark.parametrize("text", ["", "no grammar", LLMatcher.grammar_from_regex("(a")])
@@ -91,8 +88,8 @@ def test_a_vocabulary_spells_tokens_as_the_tokenizer_does(tmp_path: Path) -> Non
 
     eos = min(special)
     matching = compile_grammar(LLMatcher.grammar_from_regex("(.|\n)*"), found).begin((eos,))
-    assert allowed(matching, 1100, found) & special == {eos}
-    assert len(allowed(matching, 1100, found)) > 100
+    assert allowed(matching, 1100) & special == {eos}
+    assert len(allowed(matching, 1100)) > 100
 
 
 def test_vocabularies_of_pieces_have_bytes_too(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_forced_text_is_written_as_the_tokenizer_writes_it(tmp_path: Path) -> No
     matching = compile_grammar(LLMatcher.grammar_from_lark(f"start: {json.dumps(text)}"), found).begin((0,))
     ids = byte_tokenizer().encode(text, add_special_tokens=False).ids
     for token in ids:
-        assert token in allowed(matching, found.num_tokens, found)
+        assert token in allowed(matching, found.num_tokens)
         matching.read([token])
     assert matching.matcher.is_accepting()
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from protocol.messages_gateway import SamplingParams
-from scheduler.execution.grammars import NOTHING_FITS, AnswerGrammars, Inline, Masking, no_vocabulary
+from scheduler.execution.answers import NOTHING_FITS, Masking
+from scheduler.execution.grammars import AnswerGrammars, Inline, no_vocabulary
 from scheduler.plan import Draw, ForgetGrammar, GrammarLearnt, LearnGrammar
 from tests.doubles.late_pool import LatePool
 from tests.grammars import grammar_of, text_named, vocabulary
@@ -29,7 +30,7 @@ def draw(row: int, generation: int = 1, choice: int = 0, outputs: tuple[int, ...
 
 
 def masked(made: AnswerGrammars, draws: Sequence[Draw], begin: Sequence[Draw] = ()) -> Masking:
-    masking = made.apply(draws, begin)
+    masking = made.apply((), draws, begin)
     assert masking is not None
     made.start(masking)
     return masking
@@ -51,7 +52,7 @@ def test_answers_go_on_with_what_launches_draw() -> None:
     one, plain, other = draw(1), draw(2, name=""), draw(3, outputs=(A,))
     first = masked(made, [one, plain, other], [one, plain, other])
     assert allowed(first) == {10: {A, B}, 12: {B}}
-    second = made.apply([one, other], [])
+    second = made.apply((), [one, other], [])
     assert second is not None
     made.start(second)
     assert not second.is_done, "the tokens before it are not known"
@@ -61,7 +62,7 @@ def test_answers_go_on_with_what_launches_draw() -> None:
 
 
 def test_a_launch_without_grammars_has_no_masks() -> None:
-    assert grammars().apply([draw(1, name="")], [draw(1, name="")]) is None
+    assert grammars().apply((), [draw(1, name="")], [draw(1, name="")]) is None
 
 
 def test_a_row_that_joins_again_keeps_its_state_and_a_new_owner_begins_anew() -> None:
@@ -129,4 +130,4 @@ def test_a_forgotten_grammar_begins_no_answers_but_those_that_have_begun_go_on()
     made.forget(ForgetGrammar(NAME))
     assert allowed(masked(made, [draw(1)])) == {10: {B}}
     with pytest.raises(KeyError):
-        made.apply([draw(2)], [draw(2)])
+        made.apply((), [draw(2)], [draw(2)])

@@ -1,0 +1,156 @@
+"""One answer in a grammar at an executor, and the masks of one launch.
+
+    launch applied -> Masking: the launch before is over -> threads read tokens and make masks -> the launch samples
+    an answer whose mask would hold the others up is late: it draws no token in this launch
+    late -> no launch in flight has its row -> MakeMask: a thread that gives way makes the mask -> MaskReady
+
+Work is processor time of the thread that does it, so it is the same on a busy machine.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+
+from model.inputs import int64_column
+from model.sampler import AllowedTokens
+from runtime.clock import Clock
+from runtime.grammars import Matching, Words
+
+# What an answer may take: some ten times as much as those of large schemas do with 128,000 tokens.
+BASE_S: Final = 2.0
+PER_TOKEN_S: Final = 0.01
+# What the masks of a launch may take on one thread.
+LAUNCH_S: Final = 0.01
+QUICK_S: Final = 0.0005  # an answer that took no more the last time may come behind that
+MOST_S: Final = 0.1  # but not behind this
+MAX_UNREAD: Final = 64  # outputs that are read within a launch
+NOTHING_FITS: Final = (
+    "the grammar allows no token here that min_tokens, allowed_token_ids, bad_words and stop_token_ids allow, too"
+)
+
+
+@dataclass(eq=False)
+class Answer:
+    """One choice's answer at a row. `unread` are outputs that its matching has not read: at first those with which it
+    begins, which an earlier attempt has drawn. What these take does not count."""
+
+    matching: Matching
+    unread: list[int]
+    is_late: bool = False  # it draws nothing until MakeMask has made its mask
+    last_s: float = 0.0  # the work of its last mask, with what was read before it
+    _spent_s: float = 0.0
+    _num_drawn: int = 0
+    _has_begun: bool = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `mask` takes work."""
+        return bool(self.unread) or not self.matching.has_mask
+
+    def fits(self, spent_s: float) -> bool:
+        """Whether its mask is made within a launch whose masks have taken `spent_s` on this thread."""
+        if self.is_late:
+            return False
+        if not self.has_work:
+            return True
+        if len(self.unread) > MAX_UNREAD:
+            return False
+        return spent_s + self.last_s <= LAUNCH_S or (self.last_s <= QUICK_S and spent_s <= MOST_S)
+
+    def mask(self, work: Clock) -> Words:
+        """Reads what is unread, and makes the mask. An answer that has taken more work than it may gets a fault."""
+        if not self.has_work:
+            self._has_begun = True
+            return self.matching.mask()
+        start = work.now()
+        self.matching.read(self.unread)
+        mask_W = self.matching.mask()
+        self.last_s = work.now() - start
+        if self._has_begun:
+            self._num_drawn += len(self.unread)
+            self._spent_s += self.last_s
+        self._has_begun = True
+        self.unread.clear()
+        return mask_W if self._is_within() else self.matching.mask()
+
+    def _is_within(self) -> bool:
+        allowed_s = BASE_S + PER_TOKEN_S * self._num_drawn
+        if self._spent_s <= allowed_s:
+            return True
+        took, may = f"{self._spent_s:.1f} s of work for {self._num_drawn} tokens", f"{allowed_s:.1f} s"
+        self.matching.fault = self.matching.fault or f"the grammar takes too much work: {took}, expected at most {may}"
+        return False
+
+
+@dataclass(eq=False)
+class Masking:
+    """The masks of one launch. `answers`, by their places among the draws: those of chunks first, then the rows that
+    decode, from place `first_row` on. Its fields change on the scheduler thread; only `_make` runs on others, while no
+    field changes but `late` and `masks_NW`."""
+
+    answers: dict[int, Answer]
+    first_row: int
+    before: "Masking | None"  # of an earlier launch, unless that is over
+    work: Clock
+    num_words: int
+    num_threads: int
+    is_over: bool = False  # its launch is, and the answers have the tokens
+    late: set[int] = field(default_factory=set)  # the places that draw no token, because their masks would be late
+    _futures: "list[Future[None]]" = field(default_factory=list)
+
+    def start(self, pool: Pool, wake: Callable[[], None]) -> None:
+        """Makes the masks as soon as all tokens before them are known."""
+        if not self._futures and (self.before is None or self.before.is_over):
+            self.before = None
+            self.masks_NW = np.zeros((len(self.answers), self.num_words), dtype=np.int32)
+            for places in self._slices():
+                future = pool.submit(self._make, places)
+                self._futures.append(future)
+                future.add_done_callback(lambda _: wake())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the masks are there."""
+        return bool(self._futures) and all(future.done() for future in self._futures)
+
+    def allowed(self, index_of: Callable[[int], int], device: torch.device) -> AllowedTokens:
+        """The masks, for the sampler. `index_of` a place: the index of its row of logits."""
+        assert self._futures, "the masks are not being made"
+        for future in self._futures:
+            future.result()
+        words_NW = torch.from_numpy(self.masks_NW).to(device, non_blocking=True)
+        return AllowedTokens(int64_column([index_of(place) for place in self.answers], device), words_NW)
+
+    def why_stuck(self, place: int) -> str:
+        """Why the row at `place` has drawn no token although its logits are finite; "" if it has no grammar."""
+        answer = self.answers.get(place)
+        return "" if answer is None else answer.matching.fault or NOTHING_FITS
+
+    def over(self, runs: Sequence[Sequence[int]]) -> None:
+        """Its launch is over and has drawn `runs`, by place; none if it has failed."""
+        self.is_over = True
+        for place, answer in self.answers.items() if runs else ():
+            answer.unread += [token for token in runs[place] if token >= 0]
+
+    def _slices(self) -> Iterator[list[tuple[int, int]]]:
+        """For each thread: (index of the mask, place) of its answers. Those that took the least work come first."""
+        numbered = sorted(enumerate(self.answers), key=lambda each: self.answers[each[1]].last_s)
+        num = min(self.num_threads, len(numbered))
+        return (numbered[thread::num] for thread in range(num))
+
+    def _make(self, places: Sequence[tuple[int, int]]) -> None:
+        spent_s = 0.0
+        for index, place in places:
+            answer = self.answers[place]
+            if place < self.first_row or answer.fits(spent_s):
+                has_work = answer.has_work
+                self.masks_NW[index] = answer.mask(self.work)
+                spent_s += answer.last_s if has_work else 0.0
+            else:
+                answer.is_late = True
+                self.late.add(place)

@@ -1,0 +1,59 @@
+"""Late rows: those whose next mask takes so much work that a launch would wait for it. They sit out until it is made.
+
+    decodes --drew no token in a launch--> late --in no launch in flight: MakeMask--> asked --MaskReady--> decodes
+
+Rows without a grammar, and those whose masks are quick, go on meanwhile.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from scheduler.plan import MakeMask, MaskReady, Owner
+from scheduler.planning.launched import Launched
+from scheduler.planning.req import Req, draw_of
+
+
+class LateRows:
+    """`submit` gives an operation to the executor."""
+
+    def __init__(self, submit: Callable[[MakeMask], None]) -> None:
+        self._submit = submit
+        self._owners: dict[Req, Owner | None] = {}  # None: its mask is not asked for yet
+        self.num_ready = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    @property
+    def reqs(self) -> Sequence[Req]:
+        """The choices that sit out."""
+        return [*self._owners]
+
+    def add(self, reqs: Iterable[Req]) -> None:
+        """A launch has drawn no token for these, and was counted as one output of each."""
+        for req in reqs:
+            req.num_sampled -= 1
+            self._owners.setdefault(req, None)
+
+    def ask(self, in_flight: Iterable[Launched]) -> None:
+        """Has the masks made of those that are in no launch in flight."""
+        waiting = [req for req, owner in self._owners.items() if owner is None]
+        if not waiting:
+            return
+        launched = {req for launch in in_flight for req in launch.decodes}
+        for req in waiting:
+            if req not in launched:
+                self._owners[req] = req.held.owner
+                self._submit(MakeMask(draw_of(req, req.held)))
+
+    def ready(self, outcome: MaskReady) -> list[Req]:
+        """The choice whose mask is made, if it still has its row."""
+        self.num_ready += 1
+        owner = outcome.row, outcome.generation
+        found = [req for req, asked in self._owners.items() if asked == owner]
+        for req in found:
+            del self._owners[req]
+        return found
+
+    def forget(self, req: Req) -> None:
+        """It gives its row back."""
+        self._owners.pop(req, None)

@@ -1,0 +1,182 @@
+"""Neighbours go on while a mask is held; the slow answer still ends with its tokens, or fails alone."""
+
+import json
+from functools import partial
+
+import pytest
+from llguidance import LLMatcher
+
+from model.runner import Runner
+from protocol.grammar import grammar_name
+from protocol.messages_gateway import SamplingParams
+from scheduler.execution.answers import BASE_S, LAUNCH_S
+from scheduler.execution.grammars import AnswerGrammars
+from scheduler.planning.req import Req
+from tests.cluster import Cluster
+from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.doubles.clock import VirtualClock
+from tests.doubles.held_pool import HeldPool
+from tests.grammars import _TEXTS, grammars_for, spelt
+
+EOS, A = VOCAB - 1, spelt([1])
+KINDS = {
+    "a long text": LLMatcher.grammar_from_lark(f"start: {json.dumps(A * 3000)}"),
+    "a long pattern": LLMatcher.grammar_from_regex("(" + f"[{A}]" * 500 + "){1,9}"),
+    "an ambiguous one": LLMatcher.grammar_from_lark(f'start: e\ne: e e e | e e | "{A}"\n'),
+    "one that is ambiguous at its end": LLMatcher.grammar_from_lark(f'start: "{A}" e\ne: e? e | "{A}" e | "{A}"\n'),
+    "many texts": LLMatcher.grammar_from_lark(
+        "start: " + " | ".join(json.dumps(spelt([1, place % 70, place // 70]) * 9) for place in range(300))
+    ),
+}
+
+
+class SlowWork(VirtualClock):
+    """A clock of work on which each piece takes `slow_s`."""
+
+    slow_s = 0.0
+
+    def now(self) -> float:
+        self.advance(self.slow_s)
+        return super().now()
+
+
+class Slow:
+    """A worker whose masks take `slow_s`, with those of late rows held."""
+
+    def __init__(self, topology: str, slow_s: float, *, overlap: bool = True) -> None:
+        self.works: list[SlowWork] = []
+        self.pools: list[HeldPool] = []
+        self.cluster: Cluster = make_cluster(topology, overlap=overlap, grammars=partial(self._grammars, slow_s))
+
+    def _grammars(self, slow_s: float, runner: Runner) -> AnswerGrammars:
+        self.pools.append(HeldPool())
+        self.works.append(SlowWork())
+        self.works[-1].slow_s = slow_s
+        return grammars_for(runner, None, self.pools[-1], self.works[-1])
+
+    @property
+    def num_held(self) -> int:
+        return sum(len(pool.held) for pool in self.pools)
+
+    def let_go(self) -> None:
+        for pool in self.pools:
+            while pool.held:
+                pool.let_go()
+
+    def run(self) -> None:
+        def is_over() -> bool:
+            self.let_go()
+            return self.cluster.at_rest()
+
+        self.cluster.run(until=is_over)
+
+
+def follow(kind: str, max_tokens: int = 12) -> SamplingParams:
+    name = grammar_name(KINDS[kind])
+    _TEXTS[name] = KINDS[kind]
+    return greedy(max_tokens, eos_token_ids=(EOS,), ignore_eos=True, grammar=name)
+
+
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_end_while_a_mask_is_held_and_the_slow_answer_goes_on(topology: str, kind: str) -> None:
+    quick = Slow(topology, 0.0)
+    quick.cluster.assign("slow", prompt_of("slow", 9), follow(kind), n=2)
+    quick.run()
+    expected = [quick.cluster.answers["slow", choice].ids for choice in range(2)]
+    assert all(len(ids) == 12 for ids in expected)
+
+    held = Slow(topology, LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", 9), follow(kind), n=2)
+    held.cluster.run(until=lambda: held.num_held == 2)
+    plain = greedy(40)
+    held.cluster.assign("plain", prompt_of("plain", 9), plain, n=2)
+    held.cluster.run(until=lambda: all(held.cluster.answers["plain", choice].finish for choice in range(2)))
+    expect_exact(held.cluster, "plain", prompt_of("plain", 9), plain, n=2)
+    assert held.num_held == 2 and sum(worker.stats().running for worker in held.cluster.workers) >= 1
+
+    held.run()
+    assert [held.cluster.answers["slow", choice].ids for choice in range(2)] == expected
+    expect_rest(held.cluster)
+
+
+def run_beside(cluster: Cluster, name: str, late: Req) -> int:
+    """Runs to the end of a request. The number of looks, none of which finds `late` in a launch."""
+    num_looks, planner = 0, cluster.workers[0].planner
+
+    def is_over() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        assert all(late not in launched.decodes for launched in planner.in_flight)
+        return bool(cluster.answers[name, 0].finish)
+
+    cluster.run(until=is_over)
+    return num_looks
+
+
+@pytest.mark.parametrize("length", range(9, 13))
+def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int) -> None:
+    held = Slow("1U", LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", length), follow("an ambiguous one", 40))
+    held.cluster.assign("plain", prompt_of("plain", 9), greedy(60))
+    held.cluster.run(until=lambda: held.num_held == 1)
+    [late] = held.cluster.workers[0].planner.late.reqs
+    num_pages = len(late.held.pages)
+    assert run_beside(held.cluster, "plain", late) > 0
+    assert len(late.held.pages) == num_pages
+    held.run()
+    expect_rest(held.cluster)
+
+
+@pytest.mark.parametrize("overlap", (True, False))
+def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_mask_is_made(overlap: bool) -> None:
+    held = Slow("1U", LAUNCH_S * 2, overlap=overlap)
+    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    held.cluster.run(until=lambda: held.num_held == 1)
+    [worker] = held.cluster.workers
+    while worker.step():
+        pass
+    num_launches = worker.planner.num_launches
+    assert not any(worker.step() for _ in range(9)) and worker.planner.num_launches == num_launches
+    assert not held.cluster.at_rest() and not worker.busy
+
+    held.let_go()
+    assert worker.step() and worker.step() and worker.planner.num_launches == num_launches + 1
+
+
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+def test_a_client_that_leaves_while_its_mask_is_held_leaves_nothing(topology: str) -> None:
+    held = Slow(topology, LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    held.cluster.run(until=lambda: held.num_held == 1)
+    held.cluster.cancel("slow")
+    held.cluster.run()
+    assert held.num_held == 1
+    held.cluster.assign("plain", prompt_of("plain", 9), greedy(20))  # it may get the same row
+    held.let_go()
+    held.run()
+    expect_exact(held.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_rest(held.cluster)
+
+
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+def test_an_answer_beyond_its_budget_fails_alone(topology: str) -> None:
+    slow = Slow(topology, BASE_S * 0.6)
+    slow.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    slow.cluster.assign("plain", prompt_of("plain", 9), greedy(20))
+    slow.run()
+    failure = slow.cluster.failures["slow"]
+    assert failure.code == "grammar_fault" and "takes too much work: 2.4 s of work for 2 tokens" in failure.message
+    expect_exact(slow.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_rest(slow.cluster)
+
+
+def test_a_mask_that_cannot_be_made_fails_its_request_alone() -> None:
+    held = Slow("1U", LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    held.cluster.run(until=lambda: held.num_held == 1)
+    future, _ = held.pools[0].held.pop()
+    future.set_exception(RuntimeError("a bug of the library"))
+    held.run()
+    assert "its mask cannot be made: RuntimeError" in held.cluster.failures["slow"].message
+    expect_rest(held.cluster)
