@@ -226,8 +226,10 @@ class Gateway:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def prepare_trials(self) -> None:
-        """Starts the process that tries grammars, so that the first grammar does not wait for it."""
-        self.service.grammars.run(self._trials.start)
+        """Starts the process that tries grammars, so that the first grammar does not wait for it. Without a tokenizer
+        every grammar is refused, which it may do later."""
+        if self.service.translator.takes_text:
+            self.service.grammars.run(self._trials.start)
 
     async def serve(
         self, on_ready: Callable[[], None] = lambda: None, say_alive: Callable[[float], None] = lambda _: None

@@ -79,7 +79,7 @@ def test_the_printed_curl_answers_and_ctrl_c_leaves_nothing(serving: "subprocess
     assert answer["model"] == "tiny"
     assert answer["usage"]["completion_tokens"] == 64
 
-    children = psutil.Process(serving.pid).children(recursive=True)
+    children = psutil.Process(serving.pid).children()
     threads = {child.cmdline()[3]: child.environ()["OMP_NUM_THREADS"] for child in children}
     assert threads == {"gateway": "1", "prefill": "2", "decode": "2"}
     assert {child.environ()["OMP_WAIT_POLICY"] for child in children} == {"PASSIVE"}

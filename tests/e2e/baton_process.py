@@ -77,6 +77,10 @@ class BatonProcess:
 
     def children(self) -> list[psutil.Process]:
         """Gateway and workers."""
+        return psutil.Process(self.process.pid).children()
+
+    def descendants(self) -> list[psutil.Process]:
+        """Gateway and workers, and what they have started: the gateway's process for trials of grammars."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def worker(self, worker_id: str) -> psutil.Process:
@@ -87,7 +91,7 @@ class BatonProcess:
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
         """Sends a signal, asserts that no process is left, and returns the exit status."""
         self.http.close()
-        children = self.children()
+        children = self.descendants()
         self.process.send_signal(number)
         status = self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None

@@ -53,8 +53,7 @@ def test_parts_started_one_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, broad(signal.SIGTERM)])
 def test_a_signal_ends_everything_also_in_mid_stream(number: signal.Signals, fake_folder: Path, tmp_path: Path) -> None:
     with BatonProcess(str(fake_folder), "--port", "0", log=tmp_path / "log", program=FAKE, patient=False) as baton:
-        children = baton.children()
-        assert len(children) == 3
+        assert len(baton.children()) == 3
         stream = baton.stream(**LONG)
         next(stream)
         assert baton.end(number) == 0
