@@ -47,8 +47,8 @@ def _slow_ones(turn: int) -> dict[str, Fields]:
 
 
 def large_answers(turn: int) -> dict[str, Fields]:
-    """Answers that are far longer than what asks for them. Each names its own messages, of some 1,900 tokens."""
-    words = f"{turn} " + "the fox went on " * 470
+    """Answers that are far longer than what asks for them. Each names its own messages, of some 1,750 tokens."""
+    words = f"{turn} " + "the fox went on " * 350
     asked = {"messages": [{"role": "user", "content": words}], "max_tokens": 2, "seed": turn}
     return {
         "scores of a prompt, 20 each, n = 8": {**asked, "prompt_logprobs": 20, "n": 8},
