@@ -11,7 +11,7 @@ from gateway.members import WorkerKey
 from gateway.membership import Membership
 from gateway.picking import Picker
 from gateway.requests import Attempt, HeldNews, Listener, RequestRecord
-from gateway.retries import Retries, RetryRules, Stranded, final_error, grammar_at_fault, may_go_on
+from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
 from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
@@ -24,7 +24,6 @@ from protocol.errors import (
     WorkerLost,
     error_from_code,
 )
-from protocol.grammar import grammar_name
 from protocol.messages_gateway import (
     CancelRequest,
     ChoiceTokens,
@@ -137,9 +136,10 @@ class Dispatch:
         for delivery in ended:
             record.listener.on_tokens(delivery)
 
-        fault = grammar_at_fault(record.prompt.grammar, [record.choices[number] for number in attempt.running])
+        grammar, running = record.prompt.sampling.grammar, [record.choices[number] for number in attempt.running]
+        fault = self.retries.grammar_at_fault(grammar, running)
         if fault is not None and not record.is_over:
-            self._blame(grammar_name(record.prompt.grammar))
+            self._blame(grammar)
             self._fail(record, fault)
             return
         self._go_on(Stranded(record, attempt.running, error, since))
@@ -219,6 +219,8 @@ class Dispatch:
 
         self.loads.first_token(attempt)
 
+        if delivery.finish is FinishReason.STOP and record.prompt.sampling.grammar:
+            self.retries.followed(record.prompt.sampling.grammar)
         if delivery.finish is not None and record.has_ended(attempt):
             self._attempts.end(record, attempt)
             if record.is_done:

@@ -30,10 +30,12 @@ Check = Callable[[Asked], str | BadRequest]
 
 @dataclass(eq=False)
 class GrammarChecks:
-    """Of one gateway. `check` tries one grammar at a time, in a thread: other requests and streams go on."""
+    """Of one gateway. `check` tries one grammar at a time, in a thread: other requests and streams go on.
+    `prepare` makes ready for the next one, whatever the last one has done."""
 
     check: Check
     clock: Clock
+    prepare: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._known: OrderedDict[bytes, str | BadRequest] = OrderedDict()  # by the digest of what is asked for
@@ -65,19 +67,22 @@ class GrammarChecks:
         now = self.clock.now()
         self._bad = {other: until for other, until in self._bad.items() if until > now} | {name: now + BAD_S}
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Has the thread do some work before the next trial."""
-        self._thread.submit(work)
+    def warm_up(self) -> None:
+        """Has the thread prepare for the next trial."""
+        self._thread.submit(self.prepare)
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def close(self, last: Callable[[], None]) -> None:
+        """Ends the thread, with `last` as its last work."""
+        self._thread.submit(last)
+        self._thread.shutdown()
 
     def _is_bad(self, text: str) -> bool:
         return bool(self._bad) and self._bad.get(grammar_name(text), 0.0) > self.clock.now()
 
     async def _run(self, wanted: Asked) -> str | BadRequest:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)
+        self.warm_up()
+        return found
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

@@ -151,7 +151,7 @@ class Gateway:
         self._control_socket = ControlSocket(settings.control, keys)
         num_tokens = basics.vocab_size or (tokenizer.vocab_size if tokenizer is not None else 0)
         self._trials = TrialChild(trial_command(texts, num_tokens))
-        grammars = GrammarChecks(self._trials.check, clock)
+        grammars = GrammarChecks(self._trials.check, clock, self._trials.start)
         model_limits = Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size)
         self.control = Control(
             self._control_socket, clock, settings.pairing, rules, membership, model_limits, grammars.blame
@@ -229,7 +229,7 @@ class Gateway:
         """Starts the process that tries grammars, so that the first grammar does not wait for it. Without a tokenizer
         every grammar is refused, which it may do later."""
         if self.service.translator.takes_text:
-            self.service.grammars.run(self._trials.start)
+            self.service.grammars.warm_up()
 
     async def serve(
         self, on_ready: Callable[[], None] = lambda: None, say_alive: Callable[[float], None] = lambda _: None
@@ -245,8 +245,8 @@ class Gateway:
         finally:
             self.control.close()
             self._http_socket.close()
-            self.service.grammars.close()
-            self._trials.close()
+            self._trials.stop()
+            self.service.grammars.close(self._trials.close)
 
     def _turn(self, say_alive: Callable[[float], None]) -> None:
         now = self._clock.now()

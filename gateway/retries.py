@@ -1,6 +1,6 @@
 """What follows a failed attempt: whether its choices go on, with which error they end, what is counted and logged."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from runtime.log import get_log
 PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
 PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
 MOST_ENDED_WORKERS = 2  # of one request with a grammar: native code that follows it may end them
+MAX_FOLLOWED = 4096  # grammars that are known to have been followed
 MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.retries")
 
@@ -50,6 +51,22 @@ class Retries:
 
     def __init__(self) -> None:
         self.counts = Counter(dict.fromkeys(PASSING_CODES, 0))
+        self._followed: OrderedDict[str, None] = OrderedDict()  # names of grammars
+
+    def followed(self, grammar: str) -> None:
+        """An answer in the grammar of this name has ended well, so the grammar ends no workers."""
+        self._followed[grammar] = None
+        self._followed.move_to_end(grammar)
+        if len(self._followed) > MAX_FOLLOWED:
+            self._followed.popitem(last=False)
+
+    def grammar_at_fault(self, grammar: str, choices: Iterable[ChoiceRecord]) -> GrammarFault | None:
+        """The error that ends a request whose `grammar`, by its name, has probably ended workers; else None. Those of
+        others may have ended them, so a grammar that an answer has followed is not blamed."""
+        most = max((choice.num_ended_workers for choice in choices), default=0)
+        if not grammar or grammar in self._followed or most < MOST_ENDED_WORKERS:
+            return None
+        return GrammarFault(f"{most} workers have ended while they followed its grammar, so it is not tried again")
 
     def note(self, record: RequestRecord, error: BatonError) -> None:
         """Counts and logs that another attempt has begun after one that ended with `error`."""
@@ -74,14 +91,6 @@ class Retries:
 def may_go_on(error: BatonError) -> bool:
     """Whether a request that failed with `error` may be tried again, by other workers or the same ones."""
     return isinstance(error, PASSING)
-
-
-def grammar_at_fault(grammar: str, choices: Iterable[ChoiceRecord]) -> GrammarFault | None:
-    """The error that ends a request whose `grammar`, the text, has probably ended workers; else None."""
-    most = max((choice.num_ended_workers for choice in choices), default=0)
-    if not grammar or most < MOST_ENDED_WORKERS:
-        return None
-    return GrammarFault(f"{most} workers have ended while they followed its grammar, so it is not tried again")
 
 
 def final_error(

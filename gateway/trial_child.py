@@ -43,6 +43,7 @@ class TrialChild:
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closing = False
         self.num_starts = 0
 
     @property
@@ -52,6 +53,8 @@ class TrialChild:
 
     def start(self) -> None:
         """Starts a process, unless one runs, and returns when it is ready. Overloaded if it does not get ready."""
+        if self._is_closing:
+            raise Overloaded("the gateway is stopping")
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
@@ -81,7 +84,15 @@ class TrialChild:
             if died_of not in NOT_THE_JOB:
                 log.warning("a grammar has ended the process that tries them", field=asked.field, signal=died_of)
                 return refusal(asked.field, f"{FAULT}: {_what_it_did(died_of)}")
+        if died_of:
+            raise Overloaded("two processes that tried the grammar were killed; try again")
         return refusal(asked.field, f"{FAULT}: two processes that tried it have ended")
+
+    def stop(self) -> None:
+        """Kills the process and starts no other. Any thread may call it; the one that calls `check` then closes."""
+        self._is_closing = True
+        if (process := self._process) is not None:
+            process.kill()
 
     def close(self) -> None:
         """Ends the process."""

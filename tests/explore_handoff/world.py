@@ -55,7 +55,8 @@ def blames_its_grammar(client: Client) -> bool:
     """Whether a client was told that workers have ended while they followed its grammar, and as many have."""
     if client.error != GrammarFault.code or client.record is None or client.control is None:
         return False
-    num_ended = sum(loss.has_ended for loss in client.control.membership.losses.values())
+    ended = {key.worker_id for key, loss in client.control.membership.losses.items() if loss.has_ended}
+    num_ended = sum(any(name in ended for name in pair.split("+")) for pair in client.record.pairs)
     return bool(client.record.prompt.grammar) and num_ended >= MOST_ENDED_WORKERS
 
 

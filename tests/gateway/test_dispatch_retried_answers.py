@@ -158,6 +158,16 @@ async def test_a_grammar_whose_two_workers_have_ended_gets_no_third_and_is_refus
     assert other.status_code == 200 and len(third.assigned) == 1
 
 
+async def test_a_grammar_that_an_answer_has_followed_is_not_blamed_for_workers_that_end(setting: Setting) -> None:
+    """Others share its workers, and may have ended them."""
+    before = await setting.add(Role.UNIFIED, "u0")
+    ended = await setting.complete("hello", max_tokens=9, stop_token_ids=[*range(256)], **GRAMMAR)
+    assert ended.json()["choices"][0]["finish_reason"] == "stop"
+    await lose(before)
+    answer, third = await lose_two(setting, **GRAMMAR)
+    assert answer.status_code == 200 and len(third.assigned) == 1
+
+
 async def test_without_a_grammar_a_third_worker_serves(setting: Setting) -> None:
     answer, third = await lose_two(setting)
     assert answer.status_code == 200 and len(third.assigned) == 1

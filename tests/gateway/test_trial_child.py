@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,29 @@ def test_work_without_an_end_is_ended_by_the_kernel() -> None:
     assert refused(child.check(GOOD)).endswith("it takes more than 5 s of work to try") and child.num_starts == 1
 
 
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os.kill(os.getpid(), 15)", "pass"])
-def test_two_processes_that_end_otherwise_refuse_the_grammar(how: str) -> None:
-    child = ending(how)
+def test_two_processes_that_end_by_themselves_refuse_the_grammar() -> None:
+    child = ending("pass")
     assert refused(child.check(GOOD)).endswith("two processes that tried it have ended") and child.num_starts == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_two_processes_that_are_killed_from_outside_blame_no_grammar(number: int) -> None:
+    """Memory may be short: the request may be tried again, and nothing is remembered."""
+    child = ending(f"os.kill(os.getpid(), {int(number)})")
+    with pytest.raises(Overloaded, match="were killed; try again"):
+        child.check(GOOD)
+    assert child.num_starts == 2
+
+
+def test_a_gateway_that_stops_starts_no_other_process() -> None:
+    child = ending("signal.pause()")
+    child.start()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(child.check, GOOD)
+        child.stop()
+        with pytest.raises(Overloaded, match="is stopping"):
+            asking.result()
+    assert child.num_starts == 1 and child.pid is None
 
 
 def test_a_process_without_an_answer_is_killed_and_the_request_may_be_tried_again(

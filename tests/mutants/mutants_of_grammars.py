@@ -193,10 +193,18 @@ GRAMMARS = (
     ),
     Mutant(
         "a grammar ends worker after worker",
-        "grammar_at_fault",
-        "not grammar or most < MOST_ENDED_WORKERS",
+        "Retries.grammar_at_fault",
+        "not grammar or __followed or most < MOST_ENDED_WORKERS",
         "True",
         "one request would end as many workers as it has attempts",
+        tests=(RETRIED,),
+    ),
+    Mutant(
+        "a grammar that answers have followed is blamed",
+        "Retries.followed",
+        "self._followed[grammar] = None",
+        "self._followed['']  = None",
+        "another request's grammar, on the same workers, would have everybody's refused",
         tests=(RETRIED,),
     ),
     Mutant(
