@@ -52,7 +52,7 @@ class Chunks(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds of the answer so far."""
+        """The part of the answer that this object holds so far."""
         ...
 
     def chunks(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:

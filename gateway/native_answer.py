@@ -80,7 +80,7 @@ def _list() -> _Growing:
 
 
 class _Told(NamedTuple):
-    """What a choice has, as JSON values."""
+    """One choice of an answer, as JSON values."""
 
     text: Any
     token_ids: Any
@@ -107,7 +107,7 @@ class _Output:
 
     @property
     def num_bytes(self) -> int:
-        """What is encoded."""
+        """The values that are encoded."""
         return len(self.text) + len(self.token_ids) + len(self.logprobs) + len(self.top_logprobs)
 
     @property

@@ -101,7 +101,7 @@ class TrialChild:
             self._bury()
 
     def _ask(self, job: bytes) -> bytes | None:
-        """What the process answers; None if it has ended."""
+        """The answer of the process to a job; None if the process has ended."""
         self.start()
         try:
             self._write(job)
@@ -140,7 +140,7 @@ class TrialChild:
 
     @property
     def _pipes(self) -> tuple[int, int]:
-        """Where it reads jobs, and where it writes answers."""
+        """The descriptors of the pipes for jobs and for answers."""
         assert self._process is not None, "it has started"
         jobs, answers = self._process.stdin, self._process.stdout
         assert jobs is not None and answers is not None, "both are pipes"

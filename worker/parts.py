@@ -32,7 +32,7 @@ class Core(Protocol):
 
     @property
     def planner(self) -> Planner:
-        """What decides the launches and keeps the books."""
+        """The planner, which decides the launches and keeps the books."""
 
     @property
     def busy(self) -> bool:

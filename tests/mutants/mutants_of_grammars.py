@@ -168,6 +168,14 @@ GRAMMARS = (
         tests=(CHILD,),
     ),
     Mutant(
+        "a trial has no bound of work",
+        "serve",
+        "signal.setitimer(signal.ITIMER_PROF, MAX_WORK_S)",
+        "",
+        "a grammar without an end would keep all new grammars waiting",
+        tests=("tests/gateway/test_trial_process.py",),
+    ),
+    Mutant(
         "a process that stands still is waited for",
         "TrialChild._await",
         "not poller.poll(WAIT_S * 1e3)",

@@ -1,0 +1,40 @@
+import json
+import signal
+from dataclasses import asdict
+from io import BytesIO
+
+from gateway.grammars import Asked, refusal
+from gateway.trial_frames import MAX_WORK_S, framed, read_frame
+from gateway.trial_process import answer, serve
+from protocol.errors import BadRequest
+
+ASKED = Asked("structured_outputs.regex", "regex", "a+")
+JOB = json.dumps(asdict(ASKED)).encode()
+
+
+def test_a_timer_of_the_kernel_bounds_the_work_of_each_job_and_of_nothing_else() -> None:
+    left_s: list[float] = []
+
+    def tried(asked: Asked) -> str:
+        left_s.append(signal.getitimer(signal.ITIMER_PROF)[0])
+        return "text"
+
+    answers = BytesIO()
+    serve(tried, BytesIO(2 * framed(JOB)), answers)
+    assert len(left_s) == 2 and all(0 < left < MAX_WORK_S + 1 for left in left_s)  # the kernel rounds up
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+    answers.seek(0)
+    assert [read_frame(answers) for _ in range(4)] == [b"", b'{"text": "text"}', b'{"text": "text"}', None]
+
+
+def test_a_refusal_and_memory_that_runs_out_are_told_in_the_field_of_the_request() -> None:
+    def refuses(asked: Asked) -> BadRequest:
+        return refusal(asked.field, "no")
+
+    def grows(asked: Asked) -> str:
+        raise MemoryError
+
+    assert json.loads(answer(JOB, refuses)) == {"refused": "structured_outputs.regex: no"}
+    told = json.loads(answer(JOB, grows))["refused"]
+    assert told == "structured_outputs.regex: cannot be followed: it takes more than 1024 MiB to try"
