@@ -21,6 +21,7 @@ from deploy import config_report
 from deploy.console import make_console
 from deploy.demo import demo
 from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
+from deploy.kernels import kernels
 from deploy.keys import keys
 from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, RAY_CONFIG, options_for
 from deploy.ray.commands import RAY_USAGE, ray_command
@@ -39,16 +40,17 @@ _FOOTER = """\
 Every flag is also an environment variable (--log-level: BATON_LOG_LEVEL) and a key of the --config file
 (log-level = "debug"). A flag wins over the environment, the environment over the file; `baton config` shows
 the outcome."""
+KERNELS_USAGE = "baton kernels build [HEAD_SIZE ...]"
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
 _PARSED = {**COMMANDS, RAY_CONFIG: "write the file that `serve deploy` takes, to run this on a Ray cluster"}
-_USAGE_OF_WORDS = {"keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
+_USAGE_OF_WORDS = {"kernels": KERNELS_USAGE, "keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
 _ALIKE = 0.8  # similarity of names from which a flag is suggested
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """The typed command. `flags` maps option names to unparsed values, `spelled` to the flags as typed (perhaps an
-    alias). `as_json` is `baton config --json`; `words` are the arguments of `baton keys` and `baton ray`."""
+    alias). `as_json` is `baton config --json`; `words` are the arguments of a command that takes words."""
 
     command: str
     flags: Mapping[str, str]
@@ -98,6 +100,11 @@ def _run(line: CommandLine, config: Config) -> int:
 
     if line.command == "keys":
         print("\n".join(keys(line.words, KEYS_USAGE)))
+        return 0
+
+    if line.command == "kernels":
+        for told in kernels(line.words, KERNELS_USAGE):
+            print(told, flush=True)
         return 0
 
     if line.command == "ray":

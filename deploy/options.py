@@ -32,6 +32,7 @@ COMMANDS = {
     "worker": "start one worker that joins a gateway",
     "demo": "serve the bundled model, stream one answer, show its time line, stop",
     "bench": "put a load on an endpoint and say how it serves; compare two reports",
+    "kernels": "build the C code for CPUs before a worker needs it, as for an image",
     "keys": "make the keys by which gateway and workers know one another",
     "config": "print every value and where it comes from",
     "ray": "make and check the file that runs Baton on a Ray cluster, and show what runs there",
@@ -188,6 +189,10 @@ EXAMPLES = {
   baton bench --port 8000 --request-rate 4 --num-prompts 200
   baton bench --url http://10.0.0.5:8000 --max-concurrency 16 --duration 60 --goodput ttft:500 itl:50
   baton bench compare before/report.json after/report.json""",
+    "kernels": """\
+  baton kernels build                                for heads of 64 and 128: Llama, Qwen, Mistral and most others
+  baton kernels build 96 256                         for these head sizes
+  RUN baton kernels build                            in a Dockerfile, after USER""",
     "keys": """\
   baton keys new keys                                keys/gateway and keys/worker, each for --keys
   baton keys new keys host-a host-b                  one for each host; later ones are added alike

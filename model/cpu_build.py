@@ -1,18 +1,27 @@
-"""Builds the C code of this folder with the machine's C compiler, and keeps the library in the user's cache."""
+"""Builds the C code of this folder with the machine's C compiler, and keeps the libraries in the user's cache.
 
+A worker builds for its own CPU when a model first needs it. `baton kernels build` builds for each level of instructions
+of CPUs like this one, so that an image has them: a worker takes the best of those that its CPU can run.
+"""
+
+import fcntl
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
 HEADERS: Final = ("cpu_kernels.h", "cpu_products.h", "cpu_team.h")
-_COMMON: Final = ("-O3", "-march=native", "-pthread", "-fPIC", "-fno-math-errno")
+_COMMON: Final = ("-O3", "-pthread", "-fPIC", "-fno-math-errno")
 # Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
 _ANY_ORDER: Final = (
     *_COMMON, "-ffp-contract=fast", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
@@ -26,24 +35,72 @@ SOURCES: Final = {  # each file and its flags
     "cpu_products_bf16.c": _ONE_ORDER,
     "cpu_team.c": _ONE_ORDER,
 }
+MACROS: Final[dict[tuple[str, str], tuple[str, ...]]] = {  # (type of activations, type of pages) -> of cpu_kernels.h
+    ("float32", "float32"): (),
+    ("bfloat16", "bfloat16"): ("-DACT_BF16", "-DPAGE_BF16"),
+    ("float32", "bfloat16"): ("-DPAGE_BF16",),
+}
 BUILD_LIMIT_S: Final = 120.0
+LOCK: Final = "lock"
+UNFINISHED: Final = "building-"  # prefix of the folders in which libraries are built
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 class NoKernels(Exception):
     """The kernels cannot be used here. The message says why in one sentence."""
 
 
-def built_library(defines: list[str]) -> Path:
-    """The path of the library. Builds it unless this machine's compiler has built it before. Raises NoKernels."""
+@dataclass(frozen=True)
+class Level:
+    """Instructions that many CPUs have: the compiler's flags for them, and their names in /proc/cpuinfo."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3: Final = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
+_V4: Final = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+# AMX's tiles are used only where cpu_products_bf16.c finds them at run time, so they are no need.
+_BF16: Final = ("-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+LEVELS: Final = (  # the best first
+    Level("x86-64-v4-bf16", ("-march=x86-64-v4", *_BF16), _V4 | {"avx512_bf16"}),
+    Level("x86-64-v4", ("-march=x86-64-v4",), _V4),
+    Level("x86-64-v3", ("-march=x86-64-v3",), _V3),
+)
+
+
+def macros(types: tuple[str, str], head_dim: int) -> list[str]:
+    """The compiler's options for these types and this head size. KeyError for types that are not in MACROS."""
+    return [*MACROS[types], f"-DHEAD_DIM={head_dim}"]
+
+
+def levels_here() -> tuple[Level, ...]:
+    """The levels for CPUs of this kind."""
+    return LEVELS if platform.machine() == "x86_64" else ()
+
+
+def built_library(defines: Sequence[str]) -> Path:
+    """The path of a library for this CPU. Builds one unless there is one. Raises NoKernels."""
+    folder, cpu = cache_folder(), _cpu()
+    instructions = {word for line in cpu.splitlines() for word in line.partition(":")[2].split()}
+    for level in levels_here():
+        path = folder / _name(_texts(), level.name, *defines)
+        if level.needs <= instructions and path.exists():
+            return _own(path)
+
     compiler = find_compiler()
-    texts = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
     commands = [shlex.join([*compiler, *flags, *defines]) for flags in SOURCES.values()]
-    known_by = "\n".join((*texts, *commands, _version(compiler), _cpu()))
-    name = f"cpu_kernels-{hashlib.sha256(known_by.encode()).hexdigest()[:24]}.so"
-    path = cache_folder() / name
-    if not path.exists():
-        _build(compiler, defines, path)
-    return path
+    path = folder / _name(_texts(), *commands, _version(compiler), cpu)
+    _build_once(compiler, ["-march=native", *defines], path)
+    return _own(path)
+
+
+def build_level(level: Level, defines: Sequence[str]) -> Path:
+    """The path of a library for all CPUs of `level`. Builds it unless it is there. Raises NoKernels."""
+    path = cache_folder() / _name(_texts(), level.name, *defines)
+    _build_once(find_compiler(), [*level.flags, *defines], path)
+    return _own(path)
 
 
 def find_compiler() -> list[str]:
@@ -60,37 +117,94 @@ def find_compiler() -> list[str]:
     return asked or found[:1]
 
 
-def cache_folder() -> Path:
-    """The folder for built libraries; it is made if missing. Raises NoKernels if another user can write into it.
+# ---- the cache: what lies there is run, so nobody else may write it ----
 
-    Libraries in this folder are run.
-    """
+
+def cache_folder() -> Path:
+    """The folder for built libraries; it is made if missing. Raises NoKernels if another user can write into it, or can
+    put another folder in its place."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "kernels"
     except RuntimeError as error:
         raise NoKernels(f"there is no folder to keep them in: {error}") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        folder = folder.resolve()
+        for each in (folder, *folder.parents):
+            if why := _why_foreign(each.stat(), is_above=each != folder):
+                raise NoKernels(f"{each} {why}, expected this user and root alone")
     except OSError as error:
         raise NoKernels(f"{folder} cannot be made: {error.strerror}") from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise NoKernels(f"{folder} can be written by other users, expected this one alone")
     return folder
 
 
-def _build(compiler: list[str], defines: list[str], path: Path) -> None:
-    """Builds in a folder beside `path` first, so that workers which start together never load half a library."""
+def _why_foreign(status: os.stat_result, *, is_above: bool) -> str:
+    """Why another user can change what lies at a path, or "". In a folder above, as /tmp, others may add what is theirs
+    if the sticky bit lets nobody replace what is another's."""
+    if status.st_uid not in (os.getuid(), 0):
+        return "belongs to another user"
+    is_sticky = is_above and status.st_mode & stat.S_ISVTX
+    return "can be written by other users" if status.st_mode & 0o022 and not is_sticky else ""
+
+
+def _own(path: Path) -> Path:
+    """`path`, unless another user can have written it. Raises NoKernels."""
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            objects = [str(Path(folder) / f"{name}.o") for name in SOURCES]
-            for (name, flags), compiled in zip(SOURCES.items(), objects, strict=True):
-                _compile([*compiler, *flags, *defines, "-c", "-o", compiled, str(FOLDER / name)])
-            unfinished = Path(folder) / path.name
-            _compile([*compiler, "-shared", "-pthread", "-o", str(unfinished), *objects, "-lm"])
-            unfinished.replace(path)
+        why = _why_foreign(path.lstat(), is_above=False)
+    except OSError as error:
+        raise NoKernels(f"{path} cannot be read: {error.strerror}") from None
+    if why:
+        raise NoKernels(f"{path} {why}, expected this user and root alone")
+    return path
+
+
+def _name(*known_by: str) -> str:
+    return f"cpu_kernels-{hashlib.sha256(chr(10).join(known_by).encode()).hexdigest()[:24]}.so"
+
+
+def _texts() -> str:
+    return "\n".join((FOLDER / name).read_text() for name in (*SOURCES, *HEADERS))
+
+
+# ---- building ----
+
+
+def _build_once(compiler: list[str], options: Sequence[str], path: Path) -> None:
+    """Builds the library unless it is there. Of workers that start together one builds, and the others wait for it."""
+    if path.exists():
+        return
+    try:
+        with _locked(path.parent / LOCK):
+            if path.exists():
+                return
+            for left in path.parent.glob(f"{UNFINISHED}*"):  # by a worker that was killed
+                shutil.rmtree(left)
+            _build(compiler, options, path)
     except OSError as error:
         raise NoKernels(f"{path} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None, None, None]:
+    """Holds the lock of this file, which ends with the process, too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _build(compiler: list[str], options: Sequence[str], path: Path) -> None:
+    """Builds in a folder beside `path` first, so that no worker loads half a library."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=UNFINISHED) as folder:
+        objects = [str(Path(folder) / f"{name}.o") for name in SOURCES]
+        for (name, flags), compiled in zip(SOURCES.items(), objects, strict=True):
+            _compile([*compiler, *flags, *options, "-c", "-o", compiled, str(FOLDER / name)])
+        unfinished = Path(folder) / path.name
+        _compile([*compiler, "-shared", "-pthread", "-o", str(unfinished), *objects, "-lm"])
+        unfinished.chmod(0o700)
+        unfinished.replace(path)
 
 
 def _compile(command: list[str]) -> None:
@@ -114,7 +228,10 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def _cpu() -> str:
-    """The text that identifies this CPU's instructions for -march=native."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    """The lines that identify this CPU's instructions. Raises NoKernels if they cannot be read."""
+    try:
+        lines = _CPUINFO.read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise NoKernels(f"{_CPUINFO} cannot be read: {error.strerror}") from None
     known = ("flags", "Features", "model name", "CPU part")
-    return platform.machine() + "\n".join(sorted({line for line in lines if line.startswith(known)}))
+    return platform.machine() + "\n" + "\n".join(sorted({line for line in lines if line.startswith(known)}))

@@ -12,17 +12,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model.cpu_build import NoKernels, built_library
+from model.cpu_build import MACROS, NoKernels, built_library, macros
 from model.cpu_products import CLinear, Threads
-from model.paged_kv import TORCH_DTYPES, PagedKv
+from model.cpu_structs import check_struct
+from model.paged_kv import PagedKv
 from model.passes import Rotation, Rows
 from runtime.model_config import ModelConfig
 
-SERVED: Final = {  # (type of activations, type of pages) -> macros of cpu_kernels.c
-    (torch.float32, torch.float32): (),
-    (torch.bfloat16, torch.bfloat16): ("-DACT_BF16", "-DPAGE_BF16"),
-    (torch.float32, torch.bfloat16): ("-DPAGE_BF16",),
-}
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _ARGUMENTS: Final = {
     "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
@@ -141,20 +137,22 @@ class CpuKernels:
 def load_kernels(
     config: ModelConfig, activations: torch.dtype, pages: str, threads: Threads | None = None
 ) -> CpuKernels:
-    """The kernels for a model, built if they are not in the cache. `pages` is the dtype of KV. Raises NoKernels.
+    """The kernels for a model, built if they are not in the cache. `pages` is the dtype of KV. Raises NoKernels,
+    and InternalError if C has another form of a struct.
 
     `threads`: None: always as many as torch has.
     """
-    defines = SERVED.get((activations, TORCH_DTYPES[pages]))
-    if defines is None:
+    types = (str(activations).removeprefix("torch."), pages)
+    if types not in MACROS:
         raise NoKernels(f"there are none for {activations} with pages of {pages}")
 
-    path = built_library([*defines, f"-DHEAD_DIM={config.head_dim}"])
+    path = built_library(macros(types, config.head_dim))
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NoKernels(f"{path} cannot be loaded: {error}") from None
 
+    check_struct(library, "linear", CLinear)
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

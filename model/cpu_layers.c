@@ -1,5 +1,7 @@
 // The decoder layers of a forward of decodes in one call: the same kernels and products in the same order as
 // LayerPass.run, so the same bits, but Python's lock is released and taken once a forward instead of ten times a layer.
+#include <stddef.h>
+
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
@@ -21,6 +23,28 @@ typedef struct {
     int64_t table_stride, num_heads, num_kv_heads, head_dim, page_size;
     float eps;
 } decodes;
+
+// Where the fields of these structs are, for cpu_structs.py: it compares them with Python's when it loads this library.
+#define WHOLE(type) {#type, 0, sizeof(type)}
+#define FIELD(type, field) {#type "." #field, offsetof(type, field), sizeof(((type *)0)->field)}
+
+typedef struct {
+    const char *name;
+    int64_t offset, size;
+} place_of;
+
+const place_of places[] = {
+    WHOLE(linear), FIELD(linear, weight), FIELD(linear, bias), FIELD(linear, inputs), FIELD(linear, outputs),
+
+    WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, qkv), FIELD(layer, qk_norm), FIELD(layer, output),
+    FIELD(layer, mlp_norm), FIELD(layer, gate_up), FIELD(layer, down),
+
+    WHOLE(decodes), FIELD(decodes, cos_TF), FIELD(decodes, sin_TF), FIELD(decodes, k_rows), FIELD(decodes, v_rows),
+    FIELD(decodes, tables), FIELD(decodes, lengths), FIELD(decodes, tree_starts), FIELD(decodes, tree_bits),
+    FIELD(decodes, table_stride), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
+    FIELD(decodes, page_size), FIELD(decodes, eps),
+};
+const int64_t num_places = sizeof places / sizeof *places;
 
 // x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. `scratch` has room for the
 // widest of a layer's values: see numbers_of_a_row in cpu_layers.py.

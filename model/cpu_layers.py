@@ -15,6 +15,7 @@ from torch import Tensor
 from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
 from model.cpu_products import Bfloat16Linear, CLinear
+from model.cpu_structs import check_struct
 from model.paged_kv import PagedKv
 from model.passes import Rotation, Rows
 
@@ -48,7 +49,7 @@ class _Decodes(ctypes.Structure):
     """`decodes` of cpu_layers.c."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("cos", "sin", "k_rows", "v_rows", "tables", "lengths")),
+        *((name, _POINTER) for name in ("cos_TF", "sin_TF", "k_rows", "v_rows", "tables", "lengths")),
         *((name, _POINTER) for name in ("tree_starts", "tree_bits")),
         *((name, _LONG) for name in ("table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size")),
         ("eps", ctypes.c_float),
@@ -66,7 +67,10 @@ class CpuLayers:
 
     @classmethod
     def of(cls, kernels: CpuKernels, layers: Sequence[CLayer], dtype: torch.dtype) -> "CpuLayers":
-        """`layers` in their order. All have the same sizes, and activations of `dtype`."""
+        """`layers` in their order. All have the same sizes, and activations of `dtype`. InternalError if C has another
+        form of the structs."""
+        check_struct(kernels.library, "layer", CLayer)
+        check_struct(kernels.library, "decodes", _Decodes)
         first = layers[0]
         attention = first.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
         numbers = first.output.outputs + max(attention, 3 * first.down.inputs)

@@ -11,10 +11,17 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def product_environment() -> dict[str, str]:
-    """Environment for a process that computes. The user's own ONEDNN_MAX_CPU_ISA wins."""
-    if MAX_ISA in os.environ or not _CPUINFO.exists():
+    """Environment for a process that computes. The user's own ONEDNN_MAX_CPU_ISA wins.
+
+    Where the processor is not described, AMX is not used: slower, but it cannot end the process.
+    """
+    if MAX_ISA in os.environ:
         return {}
-    return {MAX_ISA: _WITHOUT_AMX} if hides_tiles(_CPUINFO.read_text()) else {}
+    try:
+        cpuinfo = _CPUINFO.read_text(errors="replace")
+    except OSError:
+        return {MAX_ISA: _WITHOUT_AMX}
+    return {MAX_ISA: _WITHOUT_AMX} if hides_tiles(cpuinfo) else {}
 
 
 def hides_tiles(cpuinfo: str) -> bool:

@@ -44,7 +44,16 @@ def test_what_the_user_says_of_instructions_wins(machine: Path, monkeypatch: pyt
     assert product_environment() == {}
 
 
-def test_other_processors_and_systems_are_told_nothing(machine: Path) -> None:
-    assert product_environment() == {}
-    machine.write_text(WITH_AMX.format(level=32))
-    assert product_environment() == {}
+def test_other_processors_are_told_nothing(machine: Path) -> None:
+    for text in (WITH_AMX.format(level=32), "Features\t: fp asimd bf16\n"):
+        machine.write_text(text)
+        assert product_environment() == {}
+
+
+def test_a_processor_that_nothing_describes_goes_without_them(machine: Path) -> None:
+    assert product_environment() == {MAX_ISA: "AVX512_CORE_FP16"}, "there is no such file"
+    machine.mkdir()
+    assert product_environment() == {MAX_ISA: "AVX512_CORE_FP16"}, "it cannot be read"
+    machine.rmdir()
+    machine.write_bytes(b"cpuid level\t: 28\nflags\t: amx_tile \xff\n")
+    assert product_environment() == {MAX_ISA: "AVX512_CORE_FP16"}, "it is no text"

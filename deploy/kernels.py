@@ -1,0 +1,45 @@
+"""`baton kernels build`: builds the C code that serves models on CPUs before a worker needs it, as for an image.
+
+It builds for every level of instructions of CPUs like this one, so that the image serves on other CPUs, too, and needs
+no compiler. A worker looks for these libraries in its user's cache: run the command as that user.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from model.cpu_build import MACROS, Level, NoKernels, build_level, levels_here, macros
+from protocol.errors import ConfigError, brief
+
+HEAD_SIZES: Final = (64, 128)  # of most models
+MOST: Final = 1024
+
+
+def kernels(words: Sequence[str], usage: str) -> Iterator[str]:
+    """Runs `baton kernels WORDS`; gives a line to print for each library. Raises ConfigError for wrong words, and where
+    nothing can be built."""
+    if not words or words[0] != "build":
+        got = f"got {brief(words[0])}, expected" if words else "expected"
+        raise ConfigError(f"kernels: {got} {usage}")
+    sizes = [_head_size(word, usage) for word in words[1:]] or list(HEAD_SIZES)
+    if not levels_here():
+        raise ConfigError("kernels build: CPUs like this one have no common levels; a worker builds at its start")
+
+    for size in dict.fromkeys(sizes):
+        for types in MACROS:
+            for level in levels_here():
+                path = _built(level, types, size)
+                yield f"{level.name}, heads of {size}, activations {types[0]}, KV {types[1]}: {path}"
+
+
+def _head_size(word: str, usage: str) -> int:
+    if not (word.isascii() and word.isdigit() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST):
+        raise ConfigError(f"kernels build: got {brief(word)}, expected a head size from 1 to {MOST}; {usage}")
+    return int(word)
+
+
+def _built(level: Level, types: tuple[str, str], size: int) -> Path:
+    try:
+        return build_level(level, macros(types, size))
+    except NoKernels as error:
+        raise ConfigError(f"kernels build: {error}") from error

@@ -1,0 +1,99 @@
+"""What `baton kernels build` builds, and what it refuses."""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.cli import main
+from model import cpu_build
+from model.cpu_build import LEVELS, MACROS, Level, build_level, built_library, macros
+
+
+def say(*words: str) -> int:
+    return main(["kernels", *words])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return tmp_path / "baton" / "kernels"
+
+
+@pytest.fixture
+def built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The compiler's options of each library, which is empty."""
+    found: list[tuple[str, ...]] = []
+
+    def build(compiler: list[str], options: Sequence[str], path: Path) -> None:
+        found.append(tuple(options))
+        path.touch(0o700)
+
+    monkeypatch.setattr(cpu_build, "_build", build)
+    monkeypatch.setenv("CC", "true")
+    return found
+
+
+def test_each_level_size_and_type(
+    built: list[tuple[str, ...]], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say("build", "96", "256", "96") == 0
+    expected = {(*level.flags, *macros(types, size)) for size in (96, 256) for types in MACROS for level in LEVELS}
+    assert set(built) == expected and len(built) == len(expected)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(expected) and len(list(folder.glob("*.so"))) == len(expected)
+    assert lines[0].startswith("x86-64-v4-bf16, heads of 96, activations float32, KV float32: /")
+    assert say("build", "256") == 0
+    assert len(built) == len(expected), "what is there is not built again"
+
+
+def test_without_sizes_those_of_most_models(built: list[tuple[str, ...]]) -> None:
+    assert say("build") == 0
+    assert {options[-1] for options in built} == {"-DHEAD_DIM=64", "-DHEAD_DIM=128"}
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        ((), "kernels: expected baton kernels build [HEAD_SIZE ...]"),
+        (("make",), "kernels: got 'make', expected baton kernels build"),
+        (("build", "0"), "got '0', expected a head size from 1 to 1024"),
+        (("build", "64", "1025"), "got '1025', expected a head size"),
+        (("build", "64.0"), "got '64.0', expected a head size"),
+        (("build", "١٢٨"), "expected a head size"),
+    ],
+)
+def test_wrong_words(
+    words: tuple[str, ...], why: str, built: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say(*words) == 2
+    assert why in capsys.readouterr().err and not built
+
+
+def test_where_nothing_can_be_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "nothing-like-it")
+    assert say("build") == 2
+    assert "kernels build: CC: got 'nothing-like-it', which is not a program here" in capsys.readouterr().err
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert say("build") == 2
+    assert "have no common levels" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_worker_of_this_machine_uses_what_was_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really built, for each level; the best that this CPU can run is then taken without a compiler."""
+    if not cpu_build.levels_here():
+        pytest.skip("this CPU's kind has no levels")
+    options = macros(("bfloat16", "bfloat16"), 16)
+    paths: dict[str, Path] = {}
+    for level in LEVELS:
+        assert isinstance(level, Level)
+        paths[level.name] = build_level(level, options)
+    monkeypatch.setenv("CC", "nothing-like-it")
+    instructions = set(Path("/proc/cpuinfo").read_text().split())
+    best = next(level for level in LEVELS if level.needs <= instructions)
+    assert built_library(options) == paths[best.name]
