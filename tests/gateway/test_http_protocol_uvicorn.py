@@ -1,21 +1,25 @@
-"""What gateway/http_protocol.py needs of uvicorn: names, parameters, and what it does when.
+"""What gateway/http_protocol.py and gateway/process.py need of uvicorn: names, parameters, and what it does when.
 A version of uvicorn that differs fails here, with a sentence that says what is different."""
 
 import ast
 import asyncio
 import inspect
 import re
+import tomllib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import uvicorn
+from packaging.requirements import Requirement
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.http_parser import Parser
 from gateway.http_protocol import BoundedHttp, UnframedCycle, adapt
+from gateway.process import Server
 from tests.gateway.connection_by_hand import Loop, Transport
 
 METHODS: dict[type[Any], dict[str, str]] = {  # name: parameters
@@ -37,7 +41,16 @@ METHODS: dict[type[Any], dict[str, str]] = {  # name: parameters
     },
     RequestResponseCycle: {"send": "message"},
     FlowControl: {"resume_reading": ""},
+    uvicorn.Server: {
+        "__init__": "config",
+        "main_loop": "",
+        "on_tick": "counter",
+        "capture_signals": "",
+        "shutdown": "sockets",
+        "serve": "sockets",
+    },
 }
+OF_SERVER = {"servers", "server_state", "should_exit"}
 OF_PROTOCOL = {"connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "transport"}
 OF_CYCLE = {
     *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive", "message_event"),
@@ -127,6 +140,43 @@ def test_all_that_is_used_is_checked_here() -> None:
 @pytest.mark.parametrize("kind", METHODS)
 def test_uvicorn_has_the_methods(kind: type[Any]) -> None:
     assert differences(kind, METHODS[kind]) == []
+
+
+def test_a_version_beyond_those_that_were_tried_is_refused() -> None:
+    """The next minor version may move what is private, so only a new bound, tried by these tests, lets it in."""
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    [declared] = [each for each in map(Requirement, project["dependencies"]) if each.name == "uvicorn"]
+    major, minor = uvicorn.__version__.split(".")[:2]
+    assert declared.specifier.contains(uvicorn.__version__)
+    assert not declared.specifier.contains(f"{major}.{int(minor) + 1}.0") and not declared.specifier.contains("1.0")
+
+
+async def test_a_server_has_the_attributes() -> None:
+    """It ticks until `should_exit`; `servers` listen, and `server_state` has connections and tasks."""
+    listens = asyncio.Event()
+
+    class Telling(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            listens.set()
+
+    server = Telling(uvicorn.Config(_route, log_config=None, port=0, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    await listens.wait()
+    assert [name for name in sorted(OF_SERVER) if not hasattr(server, name)] == [], sentence("Server lacks these")
+    assert [each.is_serving() for each in server.servers] == [True]
+    assert server.server_state.connections == set() and server.server_state.tasks == set()
+    assert not await server.on_tick(0)
+    server.should_exit = True
+    assert await server.on_tick(0), sentence("`should_exit` does not end the main loop")
+    await serving
+
+
+def test_all_that_is_used_of_a_server_is_checked_here() -> None:
+    plain = vars(uvicorn.Server(uvicorn.Config(_route, log_config=None))).keys()
+    assert (used(Server, "self") & plain) | {"servers"} == OF_SERVER
+    assert used(Server, "self.server_state") == {"connections", "tasks"}
+    assert (used(Server, "self") | vars(Server).keys()) & vars(uvicorn.Server).keys() >= {"main_loop", "on_tick"}
 
 
 def test_uvicorn_has_the_attributes() -> None:
