@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.gpu import step_kernels
-from bench.gpu.kernel_sides import Setup
+from bench.gpu.kernel_sides import Setup, inputs_for
 from bench.gpu.records import Goal, Note, Row
 from bench.gpu.shape import QWEN3_8B, TINY, config_of
 from bench.gpu.sheet import Folder, Sheet
@@ -48,16 +48,21 @@ def test_bytes_are_those_of_what_is_read_and_written_once() -> None:
 def test_the_inputs_of_a_graph_write_different_slots_and_no_padding_page(rows: int, dtype: str) -> None:
     own = placing(AT, rows, dtype)
     assert own.kv is not None
-    pages = own.kv.layer(0).fill_(torch.nan)
-    written = 0
-    for index in range(1000):
+    pages, count = own.kv.layer(0).fill_(torch.nan), inputs_for(own.num_bytes, AT.size)
+    each = rows * 2 * CONFIG.num_kv_heads * CONFIG.head_dim
+    for index in range(count + 2):
         own.run(PLAIN, index)
-        now = int((~pages.isnan()).sum())
-        if now == written:
-            break
-        assert now - written == rows * 2 * CONFIG.num_kv_heads * CONFIG.head_dim
-        written = now
-    assert index >= 1 and pages[0].isnan().all()
+        assert int((~pages.isnan()).sum()) == min(index + 1, count) * each  # behind the last input comes the first
+    assert count > 1 and pages[0].isnan().all()
+
+
+@given(st.integers(1, 40))
+def test_the_inputs_of_a_gate_are_different(rows: int) -> None:
+    own = gating(AT, rows, "float32")
+    count = inputs_for(own.num_bytes, AT.size)
+    found = [own.run(PLAIN, index) for index in range(count + 1)]
+    assert count > 1 and torch.equal(found[0], found[count])
+    assert not any(torch.equal(found[0], each) for each in found[1:count])
 
 
 # ---- wrong passes ----

@@ -1,5 +1,6 @@
 """The step `sampler`: rows draw alike in every batch, and tokens that are not the CPU's are faults."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,13 @@ def test_a_grammar_and_the_tokens_of_a_context_change_what_is_drawn() -> None:
     for name in ("plain, penalties", "plain, grammar", "greedy", "top-k 40"):
         assert by_name[name] != by_name["plain"], name
     assert by_name["plain, 5 logprobs"] == by_name["plain"]
+
+
+def test_every_row_has_a_context_of_its_own() -> None:
+    """Of equal logits, a greedy row takes the first token that its context lacks."""
+    [penalties] = [kind.params for kind in KINDS if kind.params.rules is not None]
+    found = tokens_of(Kind("greedy", replace(penalties, temperature=0.0)), torch.ones(16, VOCAB))
+    assert len(set(found)) > 4
 
 
 @given(st.integers(0, 300), st.integers(1, 300))

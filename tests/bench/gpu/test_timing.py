@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.gpu import timing
 from bench.gpu.timing import WARM_UP, Limits, busy_products, launched, seconds_each, seconds_in_turn, why_it_waits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -31,6 +32,45 @@ def test_on_a_cpu_host_and_device_are_one() -> None:
     found = launched(lambda: calls.append(1), 4, 5, Limits(1e9, 1e9), CPU)
     assert found.host_s == found.device_s > 0 and len(calls) == WARM_UP + 20
     assert len(seconds_each(lambda: None, 7, CPU)) == 7
+
+
+class Logged:
+    """Stands in for a device: its events, and a matrix that notes its products."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def record(self) -> None:
+        self._log.append("event")
+
+    def synchronize(self) -> None:
+        self._log.append("wait")
+
+    def elapsed_time(self, _later: "Logged") -> float:
+        return 2.5
+
+    def bfloat16(self) -> "Logged":
+        return self
+
+    def __matmul__(self, _right: "Logged") -> "Logged":
+        self._log.append("product")
+        return self
+
+
+def test_the_device_is_kept_busy_before_the_runs_that_its_events_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Logged(log))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: log.append("wait"))
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: Logged(log))
+    monkeypatch.setattr(timing, "busy_products", lambda *_: 3)
+    found = launched(lambda: log.append("run"), 2, 2, Limits(1e9, 1e9), CUDA)
+    assert found.device_s == 0.0025 and found.host_s > 0
+
+    first = log.index("wait") + 1  # behind the warm-up
+    assert log[:first].count("run") == WARM_UP + 1
+    alone = ["wait", "run", "run", "wait"]
+    behind = ["product"] * 3 + ["event", "run", "event", "run", "event", "wait"]
+    assert log[first:] == [*alone, *behind] * 2
 
 
 @pytest.fixture
