@@ -30,6 +30,8 @@ STEPS: Final = (
     Step("ipc", "step_limits", 20, "KV from process to process, beside a device copy"),
     Step("serve", "step_serve", 150, "a unified worker and a pair over HTTP"),
     Step("profile", "step_decode", 45, "a trace of decode steps"),
+    Step("passes", "step_kernels", 60, "Triton's kernels beside torch's operations"),
+    Step("sampler", "step_sampler", 40, "draws, beside one read of the logits"),
 )
 
 

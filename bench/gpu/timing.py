@@ -3,19 +3,22 @@
 On a device, events time the work after a warm-up; on a CPU, the clock. Figures are medians of repetitions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
 import torch
 
+from bench.turns import in_turn
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream
 
 WARM_UP: Final = 3
+PRODUCT_SIDE: Final = 8192  # of the matrices whose product is timed
 
 
 def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, warm_up: int = WARM_UP) -> list[float]:
@@ -40,6 +43,17 @@ def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, w
     return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
 
 
+def seconds_in_turn(
+    sides: Mapping[str, Callable[[], object]], rounds: int, repeat: int, device: torch.device
+) -> dict[str, float]:
+    """The median seconds of each side. In each round, every side runs `repeat` times."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name in in_turn(sides, turn):
+            found[name] += seconds_each(sides[name], repeat, device, warm_up=1)
+    return {name: median(seconds) for name, seconds in found.items()}
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the device reached in this run, on random numbers."""
@@ -51,7 +65,7 @@ class Limits:
 def measured_limits(device: torch.device) -> Limits:
     """A copy far larger than any cache, and a product of 8192 x 8192 matrices; smaller ones on a CPU."""
     is_gpu = device.type == "cuda"
-    num_bytes, side, repeat = (4 << 30, 8192, 20) if is_gpu else (1 << 24, 256, 3)
+    num_bytes, side, repeat = (4 << 30, PRODUCT_SIDE, 20) if is_gpu else (1 << 24, 256, 3)
     copy_s = _copy_s(num_bytes, repeat, device)
     product_s = _product_s(side, repeat, device)
     if is_gpu:
@@ -68,6 +82,69 @@ def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:
     source = torch.empty(num_bytes // 2, dtype=torch.int16, device=device).random_()
     target = torch.empty_like(source)
     return median(seconds_each(lambda: target.copy_(source), repeat, device))
+
+
+# ---- the host and the device, each alone ----
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Seconds of one run: for the host to start it, and for the device to compute it."""
+
+    host_s: float
+    device_s: float
+
+
+def launched(run: Callable[[], object], count: int, rounds: int, limits: Limits, device: torch.device) -> Launched:
+    """Times `count` runs in each round, in which `run` should start at most a thousand kernels: more do not fit into a
+    device's queue, and the host would wait.
+
+    For the device's time, matrix products keep the device busy until the host has started all runs. On a CPU, both are
+    the time of a run.
+    """
+    if device.type == "cpu":
+        seconds = median(seconds_each(run, count * rounds, device))
+        return Launched(seconds, seconds)
+
+    square = torch.randn(PRODUCT_SIDE, PRODUCT_SIDE, device=device).bfloat16()
+    product_s = 2 * PRODUCT_SIDE**3 / limits.product_flops_s
+    seconds_each(run, 1, device)
+    hosts: list[float] = []
+    found: list[float] = []
+    for _ in range(rounds):
+        torch.cuda.synchronize(device)
+        start = perf_counter()
+        for _ in range(count):
+            run()
+        spent = perf_counter() - start
+        hosts.append(spent / count)
+
+        torch.cuda.synchronize(device)
+        for _ in range(busy_products(spent, product_s)):
+            square @ square
+        found += seconds_each(run, count, device, warm_up=0)
+    return Launched(median(hosts), median(found))
+
+
+def busy_products(host_s: float, product_s: float) -> int:
+    """How many products keep the device busy for twice as long as the host needs."""
+    return 1 + ceil(2 * host_s / product_s)
+
+
+def why_it_waits(run: Callable[[], object], device: torch.device) -> str:
+    """Why a run waits for the device, in torch's words; "" if it does not. On a CPU nothing waits."""
+    if device.type == "cpu":
+        return ""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return str(error).splitlines()[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return ""
 
 
 class ReplayedCudaStream(CudaStream):

@@ -39,6 +39,13 @@ TABLES: Final = {  # a column of each table that a step has
     "ipc": {"KV from process to process": "share", "Pinned host memory": "seconds"},
     "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
     "profile": {"What takes the host's time": "share"},
+    "passes": {
+        "Results": "error",
+        "A pass": "torch / fused",
+        "Attention of decodes": "longest / tight",
+        "Attention of a prompt": "ours / torch",
+    },
+    "sampler": {"A draw": "device / one read", "Operations of a draw": "operations"},
 }
 
 

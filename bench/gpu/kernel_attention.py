@@ -1,0 +1,143 @@
+"""The attention of one layer, in CUDA graphs of many runs.
+
+    decodes    captured for their own context, and for the model's longest one as a server captures
+    prompt     beside torch's scaled_dot_product_attention over the same K and V without pages
+
+Results are compared with torch's: one that is off is a fault.
+Shapes: T tokens, B requests, P pages of a context, S tokens of a context, H query heads, K kv heads, D head_dim.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.gpu.kernel_sides import BANDWIDTH_SHARE, FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
+from bench.gpu.records import Value
+from bench.gpu.shape import DTYPE, noise, prompt_input
+from bench.gpu.sheet import Sheet
+from bench.overlap.decoding import PAGE_SIZE
+from model.attention import AttentionBackend, choose_attention
+from model.inputs import ModelInput, padding
+from model.paged_kv import TORCH_DTYPES, PagedKv
+from protocol.kv_layout import KvLayout
+from runtime.model_config import ModelConfig
+
+LONGEST_RATIO: Final = 1.05
+BOUND: Final = 1e-2  # of the error of attention in bfloat16 beside torch's in float32
+NUM_CHECKED: Final = 4  # decodes of a batch that torch computes, too
+DECODE_ABOUT: Final = (
+    "Microseconds of one layer. *tight*: captured for this context; *longest*: for the model's longest context. *GB/s*:"
+    " of K and V, once each. *share*: of a device copy's bandwidth. *error*: beside torch's in float32."
+)
+PROMPT_ABOUT: Final = (
+    "Microseconds of one layer. *torch*: scaled_dot_product_attention, without pages. *share*: causal attention's"
+    " operations over the rate of a product of large square matrices."
+)
+
+
+def attention_of(at: Setup, layout: KvLayout) -> AttentionBackend:
+    """The attention of a model on this device, made for its longest context."""
+    config = at.config
+    return choose_attention(
+        "auto", at.device, layout.layer(0), config.num_heads, TORCH_DTYPES[DTYPE], config.context_length
+    )
+
+
+def decodes_in(pages_BP: Tensor, context: int, width: int) -> ModelInput:
+    """Decodes at `context` tokens, as a graph for contexts of up to `width` pages has them."""
+    batch, used = pages_BP.shape
+    lanes = padding(batch, width, PAGE_SIZE, pages_BP.device)
+    lanes.page_table_BP[:, :used].copy_(pages_BP)
+    return replace(lanes, positions_T=lanes.positions_T + context - 1, seq_lens_B=lanes.seq_lens_B + context - 1)
+
+
+@torch.inference_mode()
+def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
+    """Decodes of one context, compared and timed."""
+    config, one = at.config, KvLayout.uniform(1, at.config.num_kv_heads, at.config.head_dim, PAGE_SIZE, DTYPE)
+    num_bytes = batch * context * one.all_page_bytes // PAGE_SIZE
+    used, count = one.num_pages(context), layers_for(num_bytes, config.num_layers, at.size.layers_bytes)
+    layout = KvLayout.uniform(count, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
+    kv = PagedKv(layout, 1 + batch * used, at.device)
+    noise(kv)
+
+    # Each layer has its own K and V, so that none of them is in a cache.
+    pages_BP = (1 + torch.randperm(batch * used, device=at.device)).view(batch, used)
+    q_THD = torch.randn(batch, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
+    backend = attention_of(at, layout)
+    widths = {"tight": used, "longest": one.num_pages(config.context_length)}
+    plans = {name: backend.plan(decodes_in(pages_BP, context, width), one.layer(0)) for name, width in widths.items()}
+    tight_THD, longest_THD = (backend.attend(q_THD, kv.layer(0), plan) for plan in plans.values())
+
+    wanted_THD = by_torch(q_THD, kv.layer(0), pages_BP[:NUM_CHECKED], context)
+    error = relative_error(tight_THD[:NUM_CHECKED], wanted_THD)
+    where = f"batch {batch}, context {context:,}"
+    if error > BOUND:
+        sheet.fault(f"{where}: attention is off by {error:.3g}")
+    if not torch.equal(tight_THD, longest_THD):
+        sheet.fault(f"{where}: attention captured for the longest context gives other bits")
+
+    sides = {name: partial(_attend, backend, q_THD, kv, plan) for name, plan in plans.items()}
+    found = timed(sides, runs_for(num_bytes, at.size.graph_bytes), at)
+    rate, ratio = num_bytes / found["tight"], found["longest"] / found["tight"]
+    share = rate / at.limits.copy_bytes_s
+    cells: dict[str, Value] = {"batch": batch, "context": context, "tight": found["tight"] * 1e6}
+    cells |= {"GB/s": rate / 1e9, "share": share, "longest": found["longest"] * 1e6}
+    sheet.row("Attention of decodes", {**cells, "longest / tight": ratio, "error": shown(error)}, DECODE_ABOUT)
+    sheet.goal(f"{where}: longest / tight", ratio, "at most", LONGEST_RATIO)
+    if (batch, context) == at.size.judged_share:
+        sheet.goal(f"{where}: share of a device copy", share, "at least", BANDWIDTH_SHARE)
+
+
+def _attend(backend: AttentionBackend, q_THD: Tensor, kv: PagedKv, plan: object, index: int) -> Tensor:
+    return backend.attend(q_THD, kv.layer(index % kv.layout.num_layers), plan)
+
+
+def by_torch(q_BHD: Tensor, kv_layer: Tensor, pages_BP: Tensor, context: int) -> Tensor:
+    """The attention of the first decodes, one for each row of pages, by torch in float32."""
+    k_BSKD, v_BSKD = (kv_layer[pages_BP, side].flatten(1, 2)[:, :context].float() for side in (0, 1))
+    q_BH1D = q_BHD[: len(pages_BP), :, None].float()
+    out_BH1D = F.scaled_dot_product_attention(q_BH1D, k_BSKD.transpose(1, 2), v_BSKD.transpose(1, 2), enable_gqa=True)
+    return out_BH1D[:, :, 0]
+
+
+@torch.inference_mode()
+def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
+    """A whole prompt, compared and timed."""
+    config = at.config
+    layout = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
+    kv = PagedKv(layout, 1 + layout.num_pages(tokens), at.device)
+    noise(kv)
+    backend = attention_of(at, layout)
+    plan = backend.plan(prompt_input(tokens, 0, PAGE_SIZE, config.vocab_size, at.device), layout.layer(0))
+    q_THD = torch.randn(tokens, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
+    k_TKD, v_TKD = (kv.layer(0)[1:, side].flatten(0, 1)[:tokens] for side in (0, 1))
+    q_1HTD, k_1KTD, v_1KTD = (each.transpose(0, 1)[None].contiguous() for each in (q_THD, k_TKD, v_TKD))
+
+    def torchs(_index: int) -> Tensor:
+        return F.scaled_dot_product_attention(q_1HTD, k_1KTD, v_1KTD, is_causal=True, enable_gqa=True)
+
+    ours = partial(_attend, backend, q_THD, kv, plan)
+    error = relative_error(ours(0), torchs(0)[0].transpose(0, 1))
+    if error > BOUND:
+        sheet.fault(f"a prompt of {tokens:,} tokens: attention is off by {error:.3g}")
+    found = timed({"ours": ours, "torch": torchs}, FEWEST_RUNS, at)
+    flops = prompt_flops(config, tokens)
+    shares = {name: flops / seconds / at.limits.product_flops_s for name, seconds in found.items()}
+    cells: dict[str, Value] = {"tokens": tokens, "ours": found["ours"] * 1e6, "torch": found["torch"] * 1e6}
+    cells |= {"ours / torch": found["ours"] / found["torch"], "share": shares["ours"], "torch's share": shares["torch"]}
+    sheet.row("Attention of a prompt", {**cells, "error": shown(error)}, PROMPT_ABOUT)
+
+
+def prompt_flops(config: ModelConfig, tokens: int) -> float:
+    """Operations of causal attention in one layer: two products over each pair of a token and one before it."""
+    return 4.0 * (tokens * (tokens + 1) / 2) * config.num_heads * config.head_dim
+
+
+def layers_for(layer_bytes: int, num_layers: int, layers_bytes: int) -> int:
+    """How many layers of KV attention takes in turn: those of the model if there is room, else some; at least two."""
+    return max(2, min(num_layers, layers_bytes // layer_bytes))

@@ -1,0 +1,146 @@
+"""The step `sampler`: rows draw alike in every batch, and tokens that are not the CPU's are faults."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.gpu import step_sampler
+from bench.gpu.records import Note, Row
+from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, is_wrong, measure_sampler, num_events, num_same
+from bench.gpu.timing import Limits
+from tests.doubles.clock import VirtualClock
+from tests.model.driving import random_logits
+
+VOCAB = SIZES["cpu"].vocab_size
+
+
+def tokens_of(kind: Kind, logits: torch.Tensor) -> list[int]:
+    tokens: list[int] = Drawing(kind, logits).draw().tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_row_is_drawn_alike_in_every_batch_and_each_time(kind: Kind) -> None:
+    logits = random_logits(7, VOCAB, 5)
+    drawing = Drawing(kind, logits)
+    found = drawing.draw().tolist()
+    assert drawing.draw().tolist() == found and all(0 <= token < VOCAB for token in found)
+    for count in (1, 3):
+        assert tokens_of(kind, logits[:count]) == found[:count]
+
+
+def test_the_kinds_use_every_part_of_the_sampler() -> None:
+    inputs = {kind.name: Drawing(kind, random_logits(2, VOCAB, 1)) for kind in KINDS}
+    sampling = {name: each.columns.input(each.seq_lens_B, each.seq_lens) for name, each in inputs.items()}
+    assert [name for name, each in sampling.items() if each.asking.all_greedy] == ["greedy"]
+    assert [name for name, each in sampling.items() if each.asking.top_k_N is not None] == [
+        "top-k 40", "top-k, top-p, min-p",
+    ]  # fmt: skip
+    assert [name for name, each in sampling.items() if each.asking.top_p_N is not None] == [
+        "top-p 0.9", "top-k, top-p, min-p",
+    ]  # fmt: skip
+    assert [name for name, each in sampling.items() if each.asking.min_p_N is not None] == ["top-k, top-p, min-p"]
+    assert [name for name, each in sampling.items() if each.logprobs is not None] == ["plain, 5 logprobs"]
+    assert [name for name, each in inputs.items() if each.allowed is not None] == ["plain, grammar"]
+    [penalties] = [each.rules for each in sampling.values() if each.rules is not None]
+    assert penalties.reads_context and penalties.width > CONTEXT
+
+
+def test_a_grammar_and_the_tokens_of_a_context_change_what_is_drawn() -> None:
+    logits = random_logits(64, VOCAB, 2)
+    by_name = {kind.name: tokens_of(kind, logits) for kind in KINDS}
+    for name in ("plain, penalties", "plain, grammar", "greedy", "top-k 40"):
+        assert by_name[name] != by_name["plain"], name
+    assert by_name["plain, 5 logprobs"] == by_name["plain"]
+
+
+def test_every_row_has_a_context_of_its_own() -> None:
+    """Of equal logits, a greedy row takes the first token that its context lacks."""
+    [penalties] = [kind.params for kind in KINDS if kind.params.rules is not None]
+    found = tokens_of(Kind("greedy", replace(penalties, temperature=0.0)), torch.ones(16, VOCAB))
+    assert len(set(found)) > 4
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_greedy_tokens_must_all_be_the_same_and_drawn_ones_nearly_all(same: int, count: int) -> None:
+    same = min(same, count)
+    assert is_wrong(same, count, is_exact=True) == (same < count)
+    assert is_wrong(same, count, is_exact=False) == (10 * same < 9 * count)
+
+
+def test_the_first_rows_are_compared() -> None:
+    assert num_same([1, 2, 3, 4], [1, 9, 3]) == 2
+    assert num_same([1], [1, 9, 3]) == 1
+
+
+def test_the_operations_of_a_draw_are_counted() -> None:
+    greedy, plain = (num_events(Drawing(kind, random_logits(2, VOCAB, 3)), is_gpu=False) for kind in KINDS[:2])
+    assert 0 < greedy < plain
+
+
+# ---- the step ----
+
+
+FEW = KINDS[::3]
+
+
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Row], list[Note]]:
+    monkeypatch.setattr(step_sampler, "measured_limits", lambda _: Limits(1e9, 1e9))
+    monkeypatch.setattr(step_sampler, "KINDS", FEW)
+    sheet = Sheet(Folder(tmp_path), "sampler", VirtualClock(), 1000.0, judged=False)
+    measure_sampler(sheet, "cpu")
+    records = sheet.folder.records()
+    return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]
+
+
+def test_the_step_has_a_row_for_every_kind_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, notes = measured(tmp_path, monkeypatch)
+    assert [note for note in notes if note.fault] == []
+    draws = [row.cells for row in rows if row.table == "A draw"]
+    assert [(cells["draw"], cells["batch"]) for cells in draws] == [
+        (kind.name, batch) for kind in FEW for batch in SIZES["cpu"].batches
+    ]
+    assert {cells["as on the CPU"] for cells in draws} == {"3 of 3", "1 of 1"}
+    reads = {cells["batch"]: cells["one read"] for cells in draws}
+    assert reads == {batch: pytest.approx(batch * VOCAB * 4 / 1e9 * 1e6) for batch in SIZES["cpu"].batches}
+    assert len([row for row in rows if row.table == "Operations of a draw"]) == len(FEW)
+
+
+class Off(Drawing):
+    """Of every kind, the first drawing is the CPU's own, which is right. The others draw the tokens behind it."""
+
+    made = 0
+
+    def __init__(self, kind: Kind, logits_LV: torch.Tensor) -> None:
+        super().__init__(kind, logits_LV)
+        self._is_off = Off.made % (1 + len(SIZES["cpu"].batches)) > 0
+        Off.made += 1
+
+    def draw(self) -> torch.Tensor:
+        return super().draw() + int(self._is_off)
+
+
+def test_tokens_that_the_cpu_does_not_draw_are_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Off, "made", 0)
+    monkeypatch.setattr(step_sampler, "Drawing", Off)
+    rows, notes = measured(tmp_path, monkeypatch)
+    draws = [row.cells["as on the CPU"] for row in rows if row.table == "A draw"]
+    assert Off.made and draws == ["0 of 3", "0 of 1"] * len(FEW)
+    assert [note.text for note in notes if note.fault] == [
+        f"{kind.name}, batch {batch}: only 0 of {batch} tokens are those of the CPU"
+        for kind in FEW
+        for batch in SIZES["cpu"].batches
+    ]
+
+
+def test_a_draw_that_waits_for_the_device_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_sampler, "why_it_waits", lambda *_: "called a synchronizing CUDA operation")
+    _, notes = measured(tmp_path, monkeypatch)
+    faults = [note.text for note in notes if note.fault]
+    assert len(faults) == len(FEW) * len(SIZES["cpu"].batches)
+    assert faults[0] == "greedy, batch 3: the host waits for the device: called a synchronizing CUDA operation"
