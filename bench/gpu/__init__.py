@@ -1,1 +1,1 @@
-"""`make gpu`: eight steps that measure a GPU machine in 15 minutes."""
+"""`make gpu`: the steps that measure a GPU machine in 15 minutes."""
