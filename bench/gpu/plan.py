@@ -24,7 +24,7 @@ class Step:
 STEPS: Final = (
     Step("smoke", "step_tests", 45, "imports, an answer over HTTP, a graph, a copy between processes"),
     Step("tests", "step_tests", 90, "the tests that need a device"),
-    Step("trace", "step_trace", 60, "the kernels of a decode step by time, and the gaps between them"),
+    Step("trace", "step_trace", 70, "the kernels of a decode step by time, and the gaps between them"),
     Step("prefill", "step_limits", 30, "prompts, beside the matrix-product peak"),
     Step("decode", "step_decode", 90, "decode steps, beside their limits"),
     Step("ipc", "step_limits", 20, "KV from process to process, beside a device copy"),

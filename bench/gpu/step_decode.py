@@ -78,7 +78,7 @@ class Size:
 
 SIZES: Final = {
     "cuda": Size(
-        ((1, 1024), (32, 1024), (256, 1024), (32, 8192)), ((1, 1024), (32, 1024)), steps=20, rounds=3,
+        ((1, 1024), (32, 1024), (256, 1024), (32, 8192)), ((1, 1024), (32, 1024)), steps=15, rounds=3,
         server_requests=256, repeat=15, part_s=18,
     ),
     "cpu": Size(
