@@ -159,8 +159,8 @@ fuzz: $(READY) ## random and extreme bytes of clients, read by each parser of th
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
-gpu: $(READY) ## on a GPU machine, 15 minutes: tests, parity, speeds beside limits, service, trace (STEP= OUT= DEVICE=cpu PLAN=lease)
-	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(MINUTES)' $(if $(PLAN),--plan '$(PLAN)')
+gpu: $(READY) ## on a GPU machine, 15 minutes: tests, a trace, speeds beside limits, service, parity (STEP= OUT= DEVICE=cpu PLAN=lease)
+	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(if $(filter file,$(origin MINUTES)),15,$(MINUTES))' $(if $(PLAN),--plan '$(PLAN)')
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0

@@ -3,8 +3,8 @@
 Each step has its own process and time limit. A step that fails or hangs is reported, and the others go on. The folder
 OUT holds figures.jsonl and page.md, which grow with every figure, and log.txt with all output.
 
-`--plan lease` (`make gpu PLAN=lease`) runs nothing. It prints the steps as calls of at most nine minutes, for a machine
-that is lent for ten minutes at a time.
+`--plan lease` (`make gpu PLAN=lease`) runs nothing. It prints the steps as calls of at most six minutes, for a machine
+that is lent for 15 minutes in all, and the sum of their times.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from bench.gpu.plan import CALL_S, START_S, STEPS, TOTAL_S, Step, calls, chosen,
 from bench.gpu.records import End, Machine, of_step, summary
 from bench.gpu.sheet import Folder
 from loadtest.peer import session_members
+from loadtest.report import counted
 from loadtest.tied import tied
 from runtime.clock import MonotonicClock
 
@@ -33,10 +34,12 @@ LEAST_S: Final = 5.0  # a step is not begun with less time left
 GONE_S: Final = 10.0  # for the processes of a step to end, once they are killed
 EXIT_CONFIG: Final = 2
 VARIABLES: Final = {  # set for every step
+    "DISABLE_CUPTI_LAZY_REINIT": "1",  # with TEARDOWN_CUPTI: a process may trace graphs more than once
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "NVIDIA_TF32_OVERRIDE": "0",  # true float32 products
     "PYTHONUNBUFFERED": "1",
+    "TEARDOWN_CUPTI": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_OFFLINE": "1",
 }
@@ -82,17 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lease(steps: Sequence[Step]) -> list[str]:
-    """A command for each call, with its steps and the minutes that they are expected to take."""
+    """A command for each call, with its steps and the seconds that they are expected to take; then the sum."""
     minutes = f"{(CALL_S - START_S) / 60:g}"
-    lines = []
-    for call in calls(steps):
-        each = ", ".join(f"{step.name} {step.seconds / 60:g}" for step in call)
-        expected = (START_S + sum(step.seconds for step in call)) / 60
+    planned, lines = calls(steps), []
+    for call in planned:
+        each = ", ".join(f"{step.name} {step.seconds:g}" for step in call)
+        expected = START_S + sum(step.seconds for step in call)
         names = " ".join(step.name for step in call)
-        lines.append(
-            f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} minutes: start {START_S / 60:g}, {each}"
-        )
-    return lines
+        lines.append(f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} s: start {START_S:g}, {each}")
+    total = len(planned) * START_S + sum(step.seconds for step in steps)
+    number = counted(len(planned), "call")
+    return [*lines, f"# {number}, {total:g} s together, {total / 60:.1f} minutes, without the starts of the machine"]
 
 
 def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The model of the decode, prefill and profile steps: Qwen3-8B's shape, with random weights made on the device.
+"""The model of the decode, prefill and trace steps: Qwen3-8B's shape, with random weights made on the device.
 
 It is loaded like a checkpoint, so that the code that serves is measured.
 """
@@ -6,12 +6,14 @@ It is loaded like a checkpoint, so that the code that serves is measured.
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from bench.gpu.timing import Limits
 from loadtest.bench_model import CONFIG
 from model.attention import choose_attention
 from model.checkpoint import Checkpoint, Part
@@ -114,12 +116,42 @@ def layer_weights(config: ModelConfig) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
+def product_weights(config: ModelConfig) -> int:
+    """The number of weights in all products of a decode step: those of the layers, and the head's."""
+    return config.num_layers * layer_weights(config) + config.vocab_size * config.hidden_size
+
+
+def kv_bytes(layout: KvLayout, batch: int, context: int) -> int:
+    """The bytes of K and V of all requests, in all layers."""
+    return batch * context * layout.all_page_bytes // layout.page_size
+
+
 def decode_bytes(config: ModelConfig, layout: KvLayout, batch: int, context: int) -> int:
     """The bytes that a decode step must read: each weight once (of the embedding one row each), each request's KV."""
-    weights = config.num_layers * layer_weights(config) + config.vocab_size * config.hidden_size
-    item_bytes = TORCH_DTYPES[layout.dtype].itemsize
-    kv = batch * context * layout.all_page_bytes // layout.page_size
-    return (weights + batch * config.hidden_size) * item_bytes + kv
+    read = product_weights(config) + batch * config.hidden_size
+    return read * TORCH_DTYPES[layout.dtype].itemsize + kv_bytes(layout, batch, context)
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The least time of a decode step, in seconds."""
+
+    bytes_s: float  # everything is read once
+    operations_s: float  # everything is computed at the rate of a large product
+    roofline_s: float  # products first, then attention, each as its slower resource allows
+
+
+def step_limits(config: ModelConfig, layout: KvLayout, batch: int, context: int, limits: Limits) -> StepLimits:
+    """What a decode step of this batch cannot be faster than, by the limits that the device has shown."""
+    weights, item_bytes = product_weights(config), TORCH_DTYPES[layout.dtype].itemsize
+    attended = 4.0 * batch * context * config.num_heads * config.head_dim * config.num_layers
+    products = (weights * item_bytes / limits.copy_bytes_s, 2.0 * weights * batch / limits.product_flops_s)
+    attention = (kv_bytes(layout, batch, context) / limits.copy_bytes_s, attended / limits.product_flops_s)
+    return StepLimits(
+        bytes_s=decode_bytes(config, layout, batch, context) / limits.copy_bytes_s,
+        operations_s=products[1] + attention[1],
+        roofline_s=max(products) + max(attention),
+    )
 
 
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:

@@ -75,7 +75,7 @@ class Part:
 
 PARTS: Final = {
     "cuda": (
-        Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "8", *APART)),
+        Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "14", *APART)),
         Part("one by one", ONE_BY_ONE, ("-m", "gpu", "-n", "1", *APART)),
     ),
     "cpu": (

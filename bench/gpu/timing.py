@@ -65,12 +65,21 @@ class Limits:
 def measured_limits(device: torch.device) -> Limits:
     """A copy far larger than any cache, and a product of 8192 x 8192 matrices; smaller ones on a CPU."""
     is_gpu = device.type == "cuda"
-    num_bytes, side, repeat = (4 << 30, PRODUCT_SIDE, 20) if is_gpu else (1 << 24, 256, 3)
-    copy_s = _copy_s(num_bytes, repeat, device)
-    product_s = _product_s(side, repeat, device)
+    side, repeat = (PRODUCT_SIDE, 20) if is_gpu else (256, 3)
+    copy_bytes_s, product_s = measured_copy_bytes_s(device), _product_s(side, repeat, device)
     if is_gpu:
         torch.cuda.empty_cache()
-    return Limits(2 * num_bytes / copy_s, 2 * side**3 / product_s)
+    return Limits(copy_bytes_s, 2 * side**3 / product_s)
+
+
+def measured_copy_bytes_s(device: torch.device) -> float:
+    """The bandwidth of a copy; see Limits."""
+    is_gpu = device.type == "cuda"
+    num_bytes, repeat = (4 << 30, 20) if is_gpu else (1 << 24, 3)
+    copy_s = _copy_s(num_bytes, repeat, device)
+    if is_gpu:
+        torch.cuda.empty_cache()
+    return 2 * num_bytes / copy_s
 
 
 def _product_s(side: int, repeat: int, device: torch.device) -> float:

@@ -13,7 +13,7 @@ FOUND: list[Record] = [
     Note("decode", "left out: batch 256"),
     End("decode", "ok", 312.4),
     End("ipc", "failed", 3.0, "no device"),
-    End("profile", "not run", 0.0, "no time was left"),
+    End("trace", "not run", 0.0, "no time was left"),
 ]
 
 
@@ -32,7 +32,7 @@ def test_a_summary_names_what_was_missed_with_its_number() -> None:
     )
     assert summary("ipc", FOUND) == "failed, 3 s; no device"
     assert summary("serve", FOUND) == "has not run"
-    assert summary("profile", FOUND) == "not run: no time was left"
+    assert summary("trace", FOUND) == "not run: no time was left"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What Qwen3-8B's shape weighs, reads and computes; and that the model of that kind computes at all."""
 
+import pytest
 import torch
 
 from bench.gpu.shape import (
@@ -8,14 +9,18 @@ from bench.gpu.shape import (
     WithoutPrompts,
     config_of,
     decode_bytes,
+    kv_bytes,
     layer_weights,
     prefill_flops,
+    product_weights,
     prompt_input,
     random_runner,
     run_again,
+    step_limits,
     words_of,
     words_of_graphs,
 )  # fmt: skip
+from bench.gpu.timing import Limits
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
 
@@ -38,6 +43,32 @@ def test_a_decode_reads_every_weight_once_and_each_context() -> None:
     products = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128) + 512 * 64
     of_one_token = 2 * 2 * 2 * 16 * 2  # layers, K and V, heads, head size, bytes
     assert decode_bytes(config, layout, 3, 10) == (products + 3 * 64) * 2 + 3 * 10 * of_one_token
+
+
+def test_the_least_time_of_a_step_is_told_from_bytes_and_operations() -> None:
+    config, layout = config_of(TINY), KvLayout.uniform(2, 2, 16, 16, "bfloat16")
+    weights, attended = product_weights(config), 4 * 3 * 10 * 4 * 16 * 2
+    read = decode_bytes(config, layout, 3, 10)
+    assert weights == 2 * layer_weights(config) + 512 * 64
+
+    slow_memory = step_limits(config, layout, 3, 10, Limits(copy_bytes_s=10.0, product_flops_s=1e12))
+    assert slow_memory.bytes_s == read / 10
+    assert slow_memory.operations_s == pytest.approx((2 * weights * 3 + attended) / 1e12)
+    assert slow_memory.roofline_s == (weights * 2 + kv_bytes(layout, 3, 10)) / 10  # no row of the embedding
+
+    slow_units = step_limits(config, layout, 3, 10, Limits(copy_bytes_s=1e12, product_flops_s=10.0))
+    assert slow_units.roofline_s == pytest.approx(slow_units.operations_s)
+    assert slow_units.operations_s == pytest.approx((2 * weights * 3 + attended) / 10)
+
+
+def test_a_roofline_has_products_and_attention_one_after_the_other() -> None:
+    """Products wait for the units and attention for memory: no resource alone tells the time."""
+    config, layout = config_of(QWEN3_8B), KvLayout.uniform(36, 8, 128, 16, "bfloat16")
+    limits = Limits(copy_bytes_s=3e12, product_flops_s=2e14)
+    found = step_limits(config, layout, 256, 1024, limits)
+    products_s = 2 * product_weights(config) * 256 / 2e14
+    assert found.roofline_s == pytest.approx(products_s + kv_bytes(layout, 256, 1024) / 3e12)
+    assert found.roofline_s > max(found.bytes_s, found.operations_s)
 
 
 def test_a_prompt_computes_products_for_each_token_and_attention_for_each_pair() -> None:

@@ -1,0 +1,173 @@
+"""Workers in this process that decode, with graphs or without, and KV memory that they share; they are timed or traced.
+
+Prompts are not computed: their KV is random.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import torch
+
+from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
+from bench.gpu.sheet import Sheet
+from bench.gpu.timing import ReplayedCudaStream
+from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
+from bench.turns import in_turn
+from model.graphs import GraphedRunner
+from model.paged_kv import PagedKv
+from model.runner import ModelRunner
+from runtime.clock import MonotonicClock
+from scheduler.execution.streams import InlineStream, Stream
+from scheduler.execution.streams_cuda import CudaStream
+from scheduler.execution.warm_up import warm_up
+
+FREE_SHARE: Final = 0.9  # share of free device memory that KV may take
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch` requests decode, with contexts from `plan`."""
+
+    batch: int
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, context {self.plan.context:,}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to decode: a runner, with graphs or without, and a worker with overlap, without, or one of each."""
+
+    name: str
+    runner: GraphedRunner
+    overlaps: tuple[bool, ...] = (True, False)
+
+
+@dataclass
+class Decoder:
+    """A worker of one way, started."""
+
+    way: Way
+    overlap: bool
+    decoding: Decoding
+    stream: Replayed
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of one step. Serial and host are None if no worker without overlap decodes."""
+
+    forward: float
+    overlap: float
+    serial: float | None
+    host: float | None
+
+
+# ---- memory and graphs ----
+
+
+def fits(sheet: Sheet, runner: ModelRunner, case: Case) -> bool:
+    """Whether the device has memory for the KV of this case. A note says so if it has not."""
+    if runner.device.type == "cpu":
+        return True
+    needed = runner.kv_layout(PAGE_SIZE).pool_bytes(num_pages(runner, case.batch, case.plan.max_context))
+    free, _ = torch.cuda.mem_get_info(runner.device)
+    if needed <= free * FREE_SHARE:
+        return True
+    sheet.note(f"left out: {case}: its KV takes {needed / 1e9:,.0f} GB, more than the device has left")
+    return False
+
+
+def random_kv(runner: ModelRunner, cases: Iterable[Case]) -> PagedKv:
+    """Memory with random numbers for the largest of these cases."""
+    most = max(num_pages(runner, case.batch, case.plan.max_context) for case in cases)
+    kv = PagedKv(runner.kv_layout(PAGE_SIZE), most, runner.device)
+    noise(kv)
+    return kv
+
+
+def without_graphs(runner: ModelRunner) -> GraphedRunner:
+    """Decodes kernel by kernel."""
+    return WithoutPrompts(runner, maker_of_graphs(runner.device))
+
+
+def with_graphs(runner: ModelRunner, kv: PagedKv, max_requests: int, max_context: int) -> GraphedRunner:
+    """Graphs for up to so many requests, made for contexts of up to `max_context` tokens. RuntimeError without any."""
+    own = without_graphs(runner)
+    warm_up(own, kv, new_stream(runner.device), max_requests=max_requests, max_pages=kv.layout.num_pages(max_context))
+    if own.why_none:
+        raise RuntimeError(f"no graphs could be captured: {own.why_none}")
+    return own
+
+
+# ---- workers ----
+
+
+@contextmanager
+def decoders(ways: Sequence[Way], kv: PagedKv, case: Case) -> Iterator[list[Decoder]]:
+    """The workers of all ways, decoding. RuntimeError if one that has graphs has replayed none."""
+    found: list[Decoder] = []
+    try:
+        for way in ways:
+            before = way.runner.num_replays
+            found += [_started(way, kv, case, overlap) for overlap in way.overlaps]
+            if way.runner.max_graphed and way.runner.num_replays == before:
+                raise RuntimeError(f"{way.name}: no graph was replayed")
+        yield found
+    finally:
+        for each in found:
+            each.decoding.executor.close()
+
+
+def _started(way: Way, kv: PagedKv, case: Case, overlap: bool) -> Decoder:
+    stream, device = new_stream(kv.device), kv.device
+    schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
+    executor = executor_on(kv, way.runner, case.batch, case.plan.max_context, stream, schedule)
+    decoding = Decoding.on(executor, stream, MonotonicClock(), overlap=overlap)
+    decoding.start(case.batch, case.plan.context, case.plan.num_tokens)
+    return Decoder(way, overlap, decoding, stream)
+
+
+def new_stream(device: torch.device) -> Replayed:
+    """A new forward stream."""
+    if device.type == "cuda":
+        return ReplayedCudaStream(device)
+    return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock())
+
+
+def timed(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
+    """Times by the names of ways: every worker in turn, round by round. After a round its last launch is timed
+    alone."""
+    steps: list[list[float]] = [[] for _ in found]
+    hosts: list[list[float]] = [[] for _ in found]
+    forwards: dict[str, list[float]] = {each.way.name: [] for each in found}
+
+    for turn in range(plan.rounds):
+        for index in in_turn(range(len(found)), turn):
+            each = found[index]
+            steps[index].append(each.decoding.run(plan.steps))
+            hosts[index].append(each.decoding.host_s / plan.steps)
+            each.stream.record().synchronize()
+            forwards[each.way.name].append(median(each.stream.replay(plan.steps)))
+
+    times = {}
+    for name, forward in forwards.items():
+        overlap, serial = (_of(found, name, overlap=overlap) for overlap in (True, False))
+        assert overlap is not None, f"{name}: no worker with overlap"
+        times[name] = Times(
+            forward=median(forward) * 1e3,
+            overlap=median(steps[overlap]) * 1e3,
+            serial=None if serial is None else median(steps[serial]) * 1e3,
+            host=None if serial is None else median(hosts[serial]) * 1e3,
+        )
+    return times
+
+
+def _of(found: Sequence[Decoder], name: str, *, overlap: bool) -> int | None:
+    places = [index for index, each in enumerate(found) if each.way.name == name and each.overlap == overlap]
+    return places[0] if places else None
