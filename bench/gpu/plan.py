@@ -27,7 +27,8 @@ STEPS: Final = (
     Step("parity", "step_parity", 60, "tokens and logits beside transformers"),
     Step("decode", "step_decode", 150, "decode steps, beside the floor"),
     Step("prefill", "step_limits", 40, "prompts, beside the matrix-product peak"),
-    Step("ipc", "step_limits", 20, "KV from process to process, beside a device copy"),
+    Step("ipc", "step_limits", 40, "KV from process to process, beside a device copy"),
+    Step("rank", "step_rank", 35, "a group of one rank: NCCL, and graphs of its forwards"),
     Step("serve", "step_serve", 150, "a unified worker and a pair over HTTP"),
     Step("profile", "step_decode", 45, "a trace of decode steps"),
 )

@@ -46,6 +46,7 @@ SIDE_BY_SIDE: Final = (
     "tests/bench/transfer/test_cuda_ipc.py",
     "tests/model/test_attention_triton.py",
     "tests/model/test_attention_varlen.py",
+    "tests/model/test_collectives_torch.py",
     "tests/model/test_cuda_capture.py",
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",

@@ -127,7 +127,7 @@ def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
     lines = capsys.readouterr().out.splitlines()
     if step:
         assert lines == [
-            "make gpu STEP='decode ipc' MINUTES=8.5  # 3.33333 minutes: start 0.5, decode 2.5, ipc 0.333333"
+            "make gpu STEP='decode ipc' MINUTES=8.5  # 3.66667 minutes: start 0.5, decode 2.5, ipc 0.666667"
         ]
     names = [name for line in lines for name in line.split("'")[1].split()]
     assert sorted(names) == sorted(step.split() or [each.name for each in STEPS])
