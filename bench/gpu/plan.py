@@ -31,6 +31,7 @@ STEPS: Final = (
     Step("rank", "step_rank", 35, "a group of one rank: NCCL, and graphs of its forwards"),
     Step("serve", "step_serve", 150, "a unified worker and a pair over HTTP"),
     Step("profile", "step_decode", 45, "a trace of decode steps"),
+    Step("drafts", "step_drafts", 90, "decode with a draft, and the bubble between extend and propose"),
 )
 
 

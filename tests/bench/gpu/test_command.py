@@ -36,9 +36,19 @@ TABLES: Final = {  # a column of each table that a step has
     },
     "decode": {"A decode step": "overlap / forward"},
     "prefill": {"A prompt": "share of peak"},
-    "ipc": {"KV from process to process": "share", "Pinned host memory": "seconds"},
+    "ipc": {
+        "KV from process to process": "share",
+        "The host's time and the device's": "device ms",
+        "Pinned host memory": "seconds",
+    },
+    "rank": {"Collectives of one rank": "replayed", "A decode of one rank": "distance, replayed"},
     "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
     "profile": {"What takes the host's time": "share"},
+    "drafts": {
+        "A launch with a draft": "bubble",
+        "The bundled model": "length",
+        "What a launch with a draft is made of": "verify 5",
+    },
 }
 
 

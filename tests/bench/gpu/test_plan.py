@@ -7,7 +7,7 @@ from bench.gpu.plan import CALL_S, START_S, STEP_S, STEPS, TOTAL_S, Step, calls,
 
 def test_the_steps_fit_and_stand_in_their_order() -> None:
     names = [step.name for step in STEPS]
-    assert names == ["smoke", "tests", "parity", "decode", "prefill", "ipc", "rank", "serve", "profile"]
+    assert names == ["smoke", "tests", "parity", "decode", "prefill", "ipc", "rank", "serve", "profile", "drafts"]
     assert sum(step.seconds for step in STEPS) <= TOTAL_S == 900
     assert max(step.seconds for step in STEPS) <= STEP_S == 480
 
