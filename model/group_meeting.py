@@ -3,6 +3,7 @@
 Ranks on CPUs share memory (`collectives_host.py`), ranks on GPUs use NCCL over loopback (`collectives_torch.py`).
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,8 @@ def open_collectives(
 
     `debug`: ranks compare their calls also where that costs a call more. `timeout_s`: so long it waits for a rank that
     does not come, now and in each call.
-    Unavailable if a rank does not come; ConfigError if a rank comes twice or the device has no NCCL.
+    Unavailable if a rank does not come; ConfigError if a rank comes twice, the device has no NCCL, or two ranks are on
+    one GPU, which NCCL refuses or hangs on.
     """
     if device.type == "cuda" and not dist.is_nccl_available():
         raise ConfigError(f"device: got {device}, but this torch has no NCCL, which a group needs there")
@@ -35,7 +37,9 @@ def open_collectives(
     try:
         if device.type != "cuda":
             return open_host(place, folder, lambda: _meet(store, place, timeout_s), timeout_s)
+        store.set(_gpu_key(place.rank), gpu_id(device))
         _meet(store, place, timeout_s)
+        check_gpus(place.group, [store.get(_gpu_key(rank)).decode() for rank in range(place.size)])
         return TorchCollectives(open_nccl(store, place, timeout_s), place, device, debug=debug)
     except (RuntimeError, OSError) as error:
         said = why(error) if isinstance(error, RuntimeError) else str(error)
@@ -54,3 +58,23 @@ def _meet(store: Any, place: GroupPlace, timeout_s: float) -> None:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         came = f"{place.size - len(missing)} of {place.size} ranks came within {timeout_s:g} s"
         raise Unavailable(f"group {place.group}: {came}, expected rank {', '.join(missing)} too") from error
+
+
+def _gpu_key(rank: int) -> str:
+    return f"gpu-{rank}"
+
+
+def gpu_id(device: torch.device) -> str:
+    """What the driver calls this GPU, by whatever number a process sees it."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def check_gpus(group: str, ids: Sequence[str]) -> None:
+    """`ids` are the GPUs of the ranks, in order. ConfigError if two ranks have the same; all ranks raise the same."""
+    for rank, each in enumerate(ids):
+        if (first := ids.index(each)) != rank:
+            raise ConfigError(
+                f"gpus: ranks {first} and {rank} of group {group} are both on the GPU {each}, expected a GPU of its own"
+                f" for each of {len(ids)} ranks: name more with --gpus, or start fewer ranks with --dp-size",
+                param="gpus",
+            )

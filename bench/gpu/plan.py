@@ -27,9 +27,11 @@ STEPS: Final = (
     Step("trace", "step_trace", 70, "the kernels of a decode step by time, and the gaps between them"),
     Step("passes", "step_kernels", 50, "Triton's kernels beside torch's operations"),
     Step("sampler", "step_sampler", 40, "draws, beside one read of the logits"),
+    Step("drafts", "step_drafts", 80, "decode with a draft, and the bubble between extend and propose"),
     Step("prefill", "step_limits", 30, "prompts, beside the matrix-product peak"),
     Step("decode", "step_decode", 90, "decode steps, beside their limits"),
-    Step("ipc", "step_limits", 20, "KV from process to process, beside a device copy"),
+    Step("ipc", "step_limits", 40, "KV from process to process, beside a device copy"),
+    Step("rank", "step_rank", 30, "a group of one rank: NCCL, and graphs of its forwards"),
     Step("serve", "step_serve", 90, "a unified worker and a pair over HTTP"),
     Step("parity", "step_parity", 60, "tokens and logits beside transformers"),
 )

@@ -1,4 +1,4 @@
-"""The model of the decode, prefill and trace steps: Qwen3-8B's shape, with random weights made on the device.
+"""The model of the decode, prefill, drafts and trace steps: Qwen3-8B's shape, with random weights made on the device.
 
 It is loaded like a checkpoint, so that the code that serves is measured.
 """
@@ -6,7 +6,7 @@ It is loaded like a checkpoint, so that the code that serves is measured.
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +17,16 @@ from bench.gpu.timing import Limits
 from loadtest.bench_model import CONFIG
 from model.attention import choose_attention
 from model.checkpoint import Checkpoint, Part
+from model.collectives import Collectives
 from model.cuda_capture import Capture, CudaCapture, Run
+from model.eagle import load_eagle
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.runner import ModelRunner, passes_of
 from model.transformer import load_decoder
 from protocol.kv_layout import KvLayout, pages_for
+from runtime.draft_config import DraftConfig
 from runtime.model_config import ModelConfig, load_config
 
 QWEN3_8B: Final[Mapping[str, Any]] = {
@@ -71,6 +74,13 @@ class RandomWeights(Checkpoint):
         return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, WEIGHT_STD)
 
 
+class RandomDraftWeights(RandomWeights):
+    """Those of an EAGLE draft that takes embedding and head from its target."""
+
+    def __contains__(self, name: str) -> bool:
+        return name not in ("embed_tokens.weight", "lm_head.weight", "fc.bias")
+
+
 def config_of(fields: Mapping[str, Any]) -> ModelConfig:
     """Reads these fields as a config.json."""
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
@@ -78,22 +88,38 @@ def config_of(fields: Mapping[str, Any]) -> ModelConfig:
         return load_config(Path(folder))
 
 
-def random_runner(fields: Mapping[str, Any], device: str, page_size: int) -> ModelRunner:
-    """The model of these fields on the device, in bfloat16. Its numbers are the same each time."""
+def random_runner(
+    fields: Mapping[str, Any],
+    device: str,
+    page_size: int,
+    *,
+    dtype: str = DTYPE,
+    collectives: Collectives | None = None,
+    with_draft: bool = False,
+) -> ModelRunner:
+    """The model of these fields on the device. Its numbers are the same each time.
+
+    `collectives`: as a rank of a group. `with_draft`: with an EAGLE draft of one such layer, whose embedding and head
+    are the model's.
+    """
     config, where = config_of(fields), torch.device(device)
     torch.manual_seed(0)
-    compute = TORCH_DTYPES[DTYPE]
-    weights = RandomWeights()
-    decoder = load_decoder(weights, config, passes_of(config, where), to_dtype=compute, to_device=where)
-    _made(where)
-    layout = KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, DTYPE)
+    compute = TORCH_DTYPES[dtype]
+    weights, passes = RandomWeights(), passes_of(config, where)
+    decoder = load_decoder(weights, config, passes, to_dtype=compute, to_device=where, collectives=collectives)
+    layout = KvLayout.uniform(config.num_layers, config.num_kv_heads, config.head_dim, page_size, dtype)
     attention = choose_attention("auto", where, layout.layer(0), config.num_heads, compute, config.context_length)
-    return ModelRunner(config, where, DTYPE, decoder, attention, weights)
+    draft = None
+    if with_draft:
+        of_draft = DraftConfig("eagle", replace(config, num_layers=1), config.vocab_size)
+        draft = load_eagle(RandomDraftWeights(), of_draft, decoder, passes, attention)
+    _made(where)
+    return ModelRunner(config, where, dtype, decoder, attention, weights, draft=draft, collectives=collectives)
 
 
-def device_runner(device: str, page_size: int) -> ModelRunner:
+def device_runner(device: str, page_size: int, *, with_draft: bool = False) -> ModelRunner:
     """Qwen3-8B's shape; on a CPU a tiny one."""
-    return random_runner(QWEN3_8B if device == "cuda" else TINY, device, page_size)
+    return random_runner(QWEN3_8B if device == "cuda" else TINY, device, page_size, with_draft=with_draft)
 
 
 def words_of(config: ModelConfig, device: str) -> str:

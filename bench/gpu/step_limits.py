@@ -2,16 +2,17 @@
 
     prefill    a prompt's forward, beside the matrix-product peak of the same run
     ipc        32k tokens of KV from one process's device memory into another's, beside a copy within the device;
-               then the host memory of a twin: pinned, and copied to and from
+               with the host's time and the device's apart; then the host memory of a twin: pinned, and copied
 
 bench/transfer/cuda_ipc.py moves the KV.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +23,7 @@ from bench.gpu.timing import Limits, measured_limits, seconds_each
 from bench.overlap.decoding import PAGE_SIZE
 from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
 from bench.transfer.cuda_ipc import measure as moved
+from bench.transfer.launches import NEW_PLAN, WAYS
 from model.paged_kv import PagedKv
 from model.pinned_memory import PIECE_BYTES, pin
 from model.runner import ModelRunner
@@ -86,24 +88,54 @@ def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: 
 COPY_SHARE: Final = 0.8
 TINY_KV: Final = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
 STAND_IN: Final = "Shared memory of the host stands in for device memory, and torch on the CPU for the kernel."
+WAYS_ABOUT: Final = (
+    "All layers of the same prompt, launched in five ways. *new plan*: a call for each layer, as workers make it; the"
+    " first call makes the table of units. *known plan*: the same, with the table made. *prepared*: the kernels alone,"
+    " with all arguments made before. *graph*: these kernels as one CUDA graph. *one launch*: one kernel for all."
+    " *host*: until it has launched all. *device*: between events before the first kernel and behind the last; *GB/s*"
+    " is of it. *wall*: until the host knows that all are done. Where device is hardly longer than host, the host is"
+    " the limit."
+)
+IPC_S: Final = 20.0  # the greatest time of a part, with the start of its other process
 KV_ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
 
 
 def measure_ipc(sheet: Sheet, device: str) -> None:
     """Runs the step `ipc`."""
-    is_gpu = device == "cuda"
-    layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if is_gpu else (TINY_KV, 512, 2)
-    figures = moved(repeat, num_tokens, layout, device)
-    if figures is None:
-        raise RuntimeError("there is no CUDA device")
+    sheet.part("KV from process to process", IPC_S, partial(_by_calls, sheet, device))
+    sheet.part("the same, launched in other ways", IPC_S, partial(_by_ways, sheet, device))
+    sheet.part("pinned memory", PIN_S, partial(_pinned, sheet, device))
+
+
+def _by_calls(sheet: Sheet, device: str) -> None:
+    """As workers launch it, beside a copy within the device."""
+    figures, num_tokens = _moved(device, (NEW_PLAN,))
     for name, key in (("in order", "gb_s"), ("scattered", "scattered_gb_s")):
         share = figures[key] / figures["limit_gb_s"]
         cells = {"pages": name, "tokens": num_tokens, "MB": figures["bytes"] / 1e6, "GB/s": figures[key]}
         cells |= {"ms": figures["bytes"] / figures[key] / 1e6, "device copy GB/s": figures["limit_gb_s"]}
         cells |= {"share": share, "check ms": figures["check_ms_32k"]}
-        sheet.row("KV from process to process", cells, KV_ABOUT if is_gpu else STAND_IN)
+        sheet.row("KV from process to process", cells, KV_ABOUT if device == "cuda" else STAND_IN)
         sheet.goal(f"{name}: share of a device copy", share, "at least", COPY_SHARE)
-    sheet.part("pinned memory", PIN_S, partial(_pinned, sheet, device))
+
+
+def _by_ways(sheet: Sheet, device: str) -> None:
+    """In every way, so that the host's time and the device's can be told apart."""
+    figures, _ = _moved(device, WAYS)
+    about = WAYS_ABOUT if device == "cuda" else f"{WAYS_ABOUT} {STAND_IN} So the three times are one."
+    for row in figures["ways"]:
+        cells = {"work": row["what"], "pages": row["order"], "way": row["way"]}
+        cells |= {f"{name} ms": row[name] * 1e3 for name in ("wall", "host", "device")}
+        sheet.row("The host's time and the device's", cells | {"GB/s": figures["bytes"] / row["device"] / 1e9}, about)
+
+
+def _moved(device: str, ways: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """The figures, and the tokens that were moved."""
+    layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if device == "cuda" else (TINY_KV, 512, 2)
+    figures = moved(repeat, num_tokens, layout, device, ways)
+    if figures is None:
+        raise RuntimeError("there is no CUDA device")
+    return figures, num_tokens
 
 
 # ---- the twin in host memory ----

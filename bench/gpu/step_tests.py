@@ -43,9 +43,11 @@ OPTIONS: Final = (
 )
 # The files with tests for a GPU. Others are not even collected: some import what a GPU machine lacks.
 SIDE_BY_SIDE: Final = (
+    "tests/bench/gpu/test_segments.py",
     "tests/bench/transfer/test_cuda_ipc.py",
     "tests/model/test_attention_triton.py",
     "tests/model/test_attention_varlen.py",
+    "tests/model/test_collectives_torch.py",
     "tests/model/test_cuda_capture.py",
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",

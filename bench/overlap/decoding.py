@@ -53,15 +53,19 @@ class Plan:
         return self.context + self.num_tokens
 
 
-class Replayed(Stream, Protocol):
+class Idling(Stream, Protocol):
+    """A forward stream of a worker that is measured."""
+
+    def idle(self) -> None:
+        """Waits a moment for the forward stream, if that helps the stream."""
+        ...
+
+
+class Replayed(Idling, Protocol):
     """A forward stream that can run its last launch again."""
 
     def replay(self, count: int) -> list[float]:
         """Runs the last launch `count` times. Returns the seconds of each."""
-        ...
-
-    def idle(self) -> None:
-        """Waits a moment for the forward stream, if that helps the stream."""
         ...
 
 
@@ -117,9 +121,11 @@ class Decoding:
     host_s: float = 0.0  # of the last run: turns that did something, and encoding of their messages
 
     @staticmethod
-    def on(executor: Executor, stream: Replayed, clock: Clock, *, overlap: bool) -> "Decoding":
-        """A worker on the executor whose forward stream is `stream`."""
-        planner = planner_of(executor)
+    def on(
+        executor: Executor, stream: Idling, clock: Clock, *, overlap: bool, speculation: Speculation | None = None
+    ) -> "Decoding":
+        """A worker on the executor whose forward stream is `stream`. `speculation`: of the executor's draft."""
+        planner = planner_of(executor, speculation)
         worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
         return Decoding(worker, executor, clock, stream.idle)
 

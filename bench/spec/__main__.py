@@ -29,8 +29,8 @@ from loadtest.bench_model import CONFIG, bench_model
 from model.runner import DraftSource, ModelRunner
 from models.train.draft import KINDS
 from models.train.draft_net import EagleNet
-from models.train.draft_text import prompts
-from models.train.measure_draft import HELD_OUT_SEED, MAX_STEPS, WAYS, measure
+from models.train.draft_text import HELD_OUT_SEED, prompts
+from models.train.measure_draft import MAX_STEPS, WAYS, measure
 from models.train.recipe import SAMPLING, Shape
 from models.train.train import STORY_FOLDER
 

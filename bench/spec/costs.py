@@ -61,14 +61,14 @@ class Sampled:
     temperature: float = 0.0
     masks: bool = False
 
-    def rows(self, num_rows: int) -> SamplingInput:
+    def rows(self, num_rows: int, device: torch.device) -> SamplingInput:
         """The sampler's input of that many rows."""
-        rows_L = torch.arange(num_rows)
+        rows_L = torch.arange(num_rows, device=device)
         params = ParamColumns(
-            temperature_L=torch.full((num_rows,), self.temperature),
-            top_k_L=torch.full((num_rows,), 40 if self.masks else 0),
-            top_p_L=torch.full((num_rows,), 0.9 if self.masks else 1.0),
-            min_p_L=torch.zeros(num_rows),
+            temperature_L=torch.full((num_rows,), self.temperature, device=device),
+            top_k_L=torch.full((num_rows,), 40 if self.masks else 0, device=device),
+            top_p_L=torch.full((num_rows,), 0.9 if self.masks else 1.0, device=device),
+            min_p_L=torch.zeros(num_rows, device=device),
             seed_L=rows_L,
             choice_L=torch.zeros_like(rows_L),
         )
@@ -79,6 +79,12 @@ class Sampled:
 GREEDY: Final = Sampled()
 
 
+def memory_for(runner: Runner, batch: int, context: int, max_steps: int) -> PagedKv:
+    """KV memory in which `measure_costs` can measure."""
+    layout = runner.kv_layout(PAGE_SIZE)
+    return PagedKv(layout, 1 + batch * layout.num_pages(context + max_steps + 1), runner.device)
+
+
 def measure_costs(
     runner: Runner,
     batch: int,
@@ -87,18 +93,22 @@ def measure_costs(
     num_rounds: int,
     drawn: Sampled = GREEDY,
     proposed: Sampled = GREEDY,
+    *,
+    kv: PagedKv | None = None,
+    in_a_row: int = 1,
 ) -> Costs:
-    """Medians. Every part runs once a round, so that a drift of the machine affects all. Each request has `context`
-    tokens before the launch. `drawn`: how the model draws; `proposed`: how the draft proposes."""
+    """Medians. Every part runs `in_a_row` times a round, so that a drift of the machine affects all. Each request has
+    `context` tokens before the launch. `drawn`: how the model draws; `proposed`: how the draft proposes. `kv`: that for
+    which graphs were captured."""
     draft = runner.draft
     assert draft is not None, "the runner was loaded with a draft"
-    layout = runner.kv_layout(PAGE_SIZE)
-    kv = PagedKv(layout, 1 + batch * layout.num_pages(context + max_steps + 1), runner.device)
-    inputs = [_rows(kv, batch, width, context, runner.config.vocab_size) for width in range(1, max_steps + 2)]
+    kv = kv or memory_for(runner, batch, context, max_steps)
+    inputs = [decode_rows(kv, batch, width, context, runner.config.vocab_size) for width in range(1, max_steps + 2)]
     features = [runner.forward_with_features(inp, kv)[1].clone() for inp in inputs]
-    rows = [drawn.rows(batch * width) for width in range(1, max_steps + 2)]
-    ends = [replace(inp, logit_indices_L=torch.arange(batch) * (len(inp.slots_T) // batch)) for inp in inputs]
-    proposed_rows = proposed.rows(batch)
+    rows = [drawn.rows(batch * width, kv.device) for width in range(1, max_steps + 2)]
+    firsts_B = torch.arange(batch, device=kv.device)
+    ends = [replace(inp, logit_indices_L=firsts_B * (len(inp.slots_T) // batch)) for inp in inputs]
+    proposed_rows = proposed.rows(batch, kv.device)
 
     def plain() -> None:
         sample(runner.forward(inputs[0], kv), rows[0])
@@ -121,20 +131,20 @@ def measure_costs(
     times: list[list[float]] = [[] for _ in parts]
     for number in range(num_rounds):
         for of_part, part in zip(times, parts, strict=True):
-            of_part += seconds_each(part, 1, runner.device, 0 if number else WARM_UP)
+            of_part += seconds_each(part, in_a_row, runner.device, 0 if number else WARM_UP)
     plain_us, draft_us, *others = (round(1e6 * median(of_part), 1) for of_part in times)
     return Costs(plain_us, draft_us, tuple(others[max_steps:]), tuple(others[:max_steps]))
 
 
-def _rows(kv: PagedKv, batch: int, width: int, context: int, vocab_size: int) -> ModelInput:
+def decode_rows(kv: PagedKv, batch: int, width: int, context: int, vocab_size: int) -> ModelInput:
     """The `width` tokens after `context` of each request, a decode row each: they share the request's pages."""
-    num_rows = batch * width
-    tables_BP = torch.arange(1, kv.num_pages).view(batch, -1)
+    num_rows, device = batch * width, kv.device
+    tables_BP = torch.arange(1, kv.num_pages, device=device).view(batch, -1)
     tables_TP = tables_BP.repeat_interleave(width, dim=0)
-    positions_T = context + torch.arange(width).repeat(batch)
+    positions_T = context + torch.arange(width, device=device).repeat(batch)
     pages_T = tables_TP.gather(1, positions_T[:, None] // PAGE_SIZE)[:, 0]
     return ModelInput(
-        input_ids_T=torch.arange(num_rows) % vocab_size,
+        input_ids_T=torch.arange(num_rows, device=device) % vocab_size,
         positions_T=positions_T,
         slots_T=pages_T * PAGE_SIZE + positions_T % PAGE_SIZE,
         page_table_BP=tables_TP,
@@ -143,5 +153,5 @@ def _rows(kv: PagedKv, batch: int, width: int, context: int, vocab_size: int) ->
         extend_seq_lens=(),
         num_decodes=num_rows,
         max_decode_seq_len=context + width,
-        logit_indices_L=torch.arange(num_rows),
+        logit_indices_L=torch.arange(num_rows, device=device),
     )

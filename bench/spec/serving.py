@@ -18,8 +18,9 @@ from model.eagle import EagleDraft
 from model.inputs import ModelInput
 from model.runner import ModelRunner
 from protocol.messages_gateway import Assign, SamplingParams, Tokens
-from runtime.clock import MonotonicClock
+from runtime.clock import Clock, MonotonicClock
 from scheduler.draft_shape import NO_DRAFT, DraftShape
+from scheduler.execution.executor import Executor
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.step_costs import measure_step_costs
 from unified.worker import UnifiedWorker
@@ -35,6 +36,7 @@ class Load:
 
     prompts: Sequence[tuple[int, ...]]
     num_tokens: int
+    ignore_eos: bool = False
 
     @property
     def longest(self) -> int:
@@ -114,24 +116,40 @@ def measured(
         if num_steps is not None:
             costs = measure_step_costs(executor, len(load.prompts), num_steps, clock) if adaptive else None
             speculation = Speculation(shape, begins_with(runner.draft), costs)
-        planner = planner_of(executor, speculation)
-        policies = Policies(max_prefill_tokens=len(load.prompts) * load.longest)  # all prompts at once
-        worker = UnifiedWorker(planner, "bench", clock, overlap=False, chunk_size=load.longest, policies=policies)
-        return _run(worker, load, clock, stream.idle, forced, texts)
+        return served(executor, load, clock, stream.idle, speculation, forced=forced, texts=texts)
     finally:
         executor.close()
+
+
+def served(
+    executor: Executor,
+    load: Load,
+    clock: Clock,
+    idle: Callable[[], None],
+    speculation: Speculation | None,
+    *,
+    overlap: bool = False,
+    forced: dict[int, Sequence[int]] | None = None,
+    texts: Sequence[Sequence[int]] = (),
+) -> Run:
+    """One run of a worker on this executor. `idle` waits for the forward stream. `forced` gets the text of each
+    request, out of `texts`, by its first page."""
+    planner = planner_of(executor, speculation)
+    policies = Policies(max_prefill_tokens=len(load.prompts) * load.longest)  # all prompts at once
+    worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=load.longest, policies=policies)
+    return _run(worker, load, clock, idle, {} if forced is None else forced, texts)
 
 
 def _run(
     worker: UnifiedWorker,
     load: Load,
-    clock: MonotonicClock,
+    clock: Clock,
     idle: Callable[[], None],
     forced: dict[int, Sequence[int]],
     texts: Sequence[Sequence[int]],
 ) -> Run:
     outputs: list[list[int]] = [[] for _ in load.prompts]
-    params = SamplingParams(max_tokens=load.num_tokens, temperature=0.0)
+    params = SamplingParams(max_tokens=load.num_tokens, temperature=0.0, ignore_eos=load.ignore_eos)
     for index, prompt in enumerate(load.prompts):
         worker.on_gateway(Assign(str(index), 0, prompt, params, 1, None))
 

@@ -3,6 +3,7 @@
     decode's process    offers device memory and sums it afterwards
     prefill's process   maps it and moves a whole prompt there layer by layer, like a sender; also copies within its own
 
+Both also launch the same in other ways (launches.py), which tell the host's time from the device's.
 The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it prints
 "not yet measured". `measure` also takes a CPU with shared memory (host_ipc.py), to show that it runs.
 """
@@ -11,11 +12,13 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from functools import partial
+from itertools import product
 from statistics import median
 from time import perf_counter
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import numpy as np
 import torch
@@ -25,13 +28,13 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.transfer.host_ipc import HostIpc
+from bench.transfer.launches import NEW_PLAN, WAYS, CudaQueue, HostQueue, Noted, Queue, Times, Ways
 from loadtest.tied import tied
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
-from tests.doubles.device_on_host import HostCopies
-from transfer.backends.cuda_ipc import at_device
-from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader, Moving
+from transfer.backends.cuda_ipc import CudaIpc
+from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader, Ipc
 from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan import Copy, Runs, Shard, moves_of
@@ -39,7 +42,7 @@ from transfer.plan import Copy, Runs, Shard, moves_of
 LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
 NUM_TOKENS: Final = 32 * 1024
 WARM_UP: Final = 3
-P = TypeVar("P", Copy, Runs)
+ORDERS: Final = ("in order", "scattered")  # of the pages in decode's memory
 NOT_MEASURED: Final = "cuda_ipc: not yet measured: there is no CUDA device here"
 
 
@@ -65,35 +68,51 @@ class Prompt:
         """Bytes of K and V in all layers."""
         return self.num_tokens * self.layout.all_page_bytes // self.layout.page_size
 
-    def memory(self) -> AtDevice:
+    def memory(self) -> "Memory":
         """Zeroed pages for the prompt, and the padding page."""
         num_pages = self.layout.num_pages(self.num_tokens) + 1
         num_bytes = self.layout.pool_bytes(num_pages)
         if self.device == "cpu":
             shared = SharedMemory(num_bytes)
             zeroed = torch.frombuffer(shared.mapping, dtype=torch.uint8)
-            return AtDevice(Pages(self.layout, num_pages, zeroed), HostCopies(), HostIpc(shared))
+            return Memory(Pages(self.layout, num_pages, zeroed), HostQueue(), HostIpc(shared))
         pages = Pages(self.layout, num_pages, torch.zeros(num_bytes, dtype=torch.uint8, device="cuda:0"))
         torch.cuda.synchronize()
-        return at_device(pages)
+        queue = CudaQueue(pages.device_bytes.device)
+        queue.warm_up(self.layout.layer(0))
+        return Memory(pages, queue, CudaIpc(pages.device_bytes.device))
 
-    def plan(self, scattered: bool) -> Copy:
-        """The prompt's pages, consecutive or scattered."""
+    def plan(self, order: str) -> Copy:
+        """The prompt's pages, in this one of ORDERS."""
         pages = np.arange(1, self.layout.num_pages(self.num_tokens) + 1)
-        target = np.random.default_rng(1).permutation(pages) if scattered else pages
+        target = np.random.default_rng(1).permutation(pages) if order == "scattered" else pages
         layer = self.layout.layer(0)
         shards = Shard(layer, pages.tolist()), Shard(layer, target.tolist())
         moves = moves_of(*shards, range(layer.num_kv_heads), range(self.num_tokens))
         return Copy(moves, layer.page_bytes, layer.page_bytes)
 
 
-def seconds_of(begin: Callable[[int, P], Moving], what: P, num_layers: int) -> tuple[float, list[int]]:
-    """Seconds for all layers, from when the first is given to the device; and their sums."""
-    start = perf_counter()
-    moving = [begin(layer, what) for layer in range(num_layers)]
-    for each in moving:
-        each.wait()
-    return perf_counter() - start, [each.total for each in moving]
+@dataclass(frozen=True)
+class Memory:
+    """One process's memory, and what moves bytes there."""
+
+    pages: Pages
+    queue: Queue
+    ipc: Ipc
+
+    def fill(self) -> None:
+        """Fills it with random bytes."""
+        self.pages.device_bytes.random_(0, 256)
+        self._made()
+
+    def zero(self) -> None:
+        """Forgets what was moved."""
+        self.pages.device_bytes.zero_()
+        self._made()
+
+    def _made(self) -> None:
+        if self.pages.device_bytes.is_cuda:
+            torch.cuda.synchronize()
 
 
 def prefill(commands: IO[str], answers: IO[str]) -> None:
@@ -103,28 +122,28 @@ def prefill(commands: IO[str], answers: IO[str]) -> None:
     prompt = Prompt(TypeAdapter(KvLayout).validate_python(told["layout"]), told["num_tokens"], told["device"])
 
     ours = prompt.memory()
-    ours.pages.device_bytes.random_(0, 256)
-    if prompt.device != "cpu":
-        torch.cuda.synchronize()
-    pool = DevicePool(ours, prompt.layout, offer)
+    ours.fill()
+    noted = Noted(ours.queue)
+    pool = DevicePool(AtDevice(ours.pages, noted, ours.ipc), prompt.layout, offer)
+    num_layers = prompt.layout.num_layers
+    ways = {each: Ways(ours.queue, noted, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS}
 
     for line in commands:
         command = json.loads(line)
+        answer: dict[str, Any]
         if command["do"] == "move":
-            copy = prompt.plan(command["scattered"])
-            seconds, totals = seconds_of(pool.begin, copy, prompt.layout.num_layers)
-            answer = {"seconds": seconds, "totals": totals}
+            order = ways[command["order"]]
+            answer = {"times": asdict(order.timed(command["way"])), "totals": order.totals}
         else:
-            answer = {"seconds": limit_seconds(ours)}
+            answer = {"seconds": limit_seconds(ours.pages)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
     pool.close()
 
 
-def limit_seconds(ours: AtDevice) -> float:
+def limit_seconds(pages: Pages) -> float:
     """Seconds in which the device copies as many bytes within its own memory."""
-    pages = ours.pages
     source_B = pages.device_bytes[pages.layout.span(pages.num_pages, 0, 0, pages.num_pages)]
     target_B = torch.empty_like(source_B)
     times = range(pages.layout.num_layers)
@@ -173,49 +192,91 @@ class Writer:
 
 
 def measure(
-    repeat: int = 20, num_tokens: int = NUM_TOKENS, layout: KvLayout = LAYOUT, device: str = "cuda"
+    repeat: int = 20,
+    num_tokens: int = NUM_TOKENS,
+    layout: KvLayout = LAYOUT,
+    device: str = "cuda",
+    ways: Sequence[str] = (NEW_PLAN,),
 ) -> dict[str, Any] | None:
-    """Medians over repetitions, sides in turn; None without a device. `device` cpu: see Prompt."""
+    """Medians over repetitions, sides in turn; None without a device. `device` cpu: see Prompt. `ways`: some of WAYS,
+    with NEW_PLAN, which is a worker's."""
     if device != "cpu" and not torch.cuda.is_available():
         return None
 
     prompt = Prompt(layout, num_tokens, device)
     ours = prompt.memory()
-    reader = DeviceReader(ours.pages, ours.copies)
-    owner = PoolOwner(SeatFile(ours.pages.num_pages), ours.export())
+    owner = PoolOwner(SeatFile(ours.pages.num_pages), ours.ipc.export(ours.pages.device_bytes))
     writer = Writer({**asdict(prompt), "offer": asdict(owner.offer())})
-    seconds: dict[str, list[float]] = {"in order": [], "scattered": [], "limit": [], "check": []}
-
+    found = Found()
     try:
+        checks = _checks(prompt, ours, writer)
         for turn in range(WARM_UP + repeat):
-            times = {"limit": writer.ask(do="limit")["seconds"]}
-            for name in ("in order", "scattered"):
-                moved = writer.ask(do="move", scattered=name == "scattered")
-                written = prompt.plan(name == "scattered").targets
-                times[name] = moved["seconds"]
-                times["check"], totals = seconds_of(reader.begin, written, layout.num_layers)
-                if totals != moved["totals"]:
-                    raise BatonError("what lies in decode's memory is not what prefill has read")
-            if turn >= WARM_UP:
-                for name, each in times.items():
-                    seconds[name].append(each)
+            measured = found if turn >= WARM_UP else Found()
+            measured.limit_s.append(writer.ask(do="limit")["seconds"])
+            for order, way in product(ORDERS, ways):
+                ours.zero()
+                answer = writer.ask(do="move", order=order, way=way)
+                check = checks[order].timed(way)
+                if checks[order].sums() != answer["totals"]:
+                    raise BatonError(f"{order}, {way}: what lies in decode's memory is not what prefill has read")
+                measured.add(order, way, Times(**answer["times"]), check)
     finally:
         writer.close()
-    return summary(seconds, prompt.num_bytes)
+    return found.summary(prompt.num_bytes)
 
 
-def summary(seconds: dict[str, list[float]], num_bytes: int) -> dict[str, Any]:
-    """The figures of each side's median repetition. A copy within a device counts like one between two."""
-    gb_s = {name: num_bytes / median(each) / 1e9 for name, each in seconds.items()}
-    return {
-        "gb_s": gb_s["in order"],
-        "scattered_gb_s": gb_s["scattered"],
-        "limit_gb_s": gb_s["limit"],
-        "share": gb_s["in order"] / gb_s["limit"],
-        "ms_32k": median(seconds["in order"]) * 1e3,
-        "check_ms_32k": median(seconds["check"]) * 1e3,
-        "bytes": num_bytes,
-    }
+def _checks(prompt: Prompt, ours: Memory, writer: "Writer") -> dict[str, Ways[Runs]]:
+    """How decode sums what was moved, by order. A first move is needed, because sums of other bytes differ."""
+    noted = Noted(ours.queue)
+    reader = DeviceReader(ours.pages, noted)
+    found = {}
+    for order in ORDERS:
+        writer.ask(do="move", order=order, way=NEW_PLAN)
+        targets = partial(_targets, prompt, order)
+        found[order] = Ways(ours.queue, noted, reader.begin, targets, prompt.layout.num_layers)
+    return found
+
+
+def _targets(prompt: Prompt, order: str) -> Runs:
+    return prompt.plan(order).targets
+
+
+@dataclass(frozen=True)
+class Found:
+    """The times of each repetition, by order and way: of the moves, and of the sums over what was moved."""
+
+    limit_s: list[float] = field(default_factory=list)
+    moves: dict[tuple[str, str], list[Times]] = field(default_factory=dict)
+    checks: dict[tuple[str, str], list[Times]] = field(default_factory=dict)
+
+    def add(self, order: str, way: str, move: Times, check: Times) -> None:
+        """One repetition."""
+        self.moves.setdefault((order, way), []).append(move)
+        self.checks.setdefault((order, way), []).append(check)
+
+    def summary(self, num_bytes: int) -> dict[str, Any]:
+        """Medians. A copy within a device counts like one between two. The first five are of a worker's calls."""
+        limit_s = median(self.limit_s)
+        in_order, scattered = (medians(self.moves[order, NEW_PLAN]) for order in ORDERS)
+        return {
+            "gb_s": num_bytes / in_order.wall / 1e9,
+            "scattered_gb_s": num_bytes / scattered.wall / 1e9,
+            "limit_gb_s": num_bytes / limit_s / 1e9,
+            "share": limit_s / in_order.wall,
+            "ms_32k": in_order.wall * 1e3,
+            "check_ms_32k": medians(self.checks[ORDERS[0], NEW_PLAN]).wall * 1e3,
+            "bytes": num_bytes,
+            "ways": [
+                {"what": what, "order": order, "way": way, **asdict(medians(times))}
+                for what, by_way in (("move", self.moves), ("sum", self.checks))
+                for (order, way), times in by_way.items()
+            ],
+        }
+
+
+def medians(times: Sequence[Times]) -> Times:
+    """Each of the three alone."""
+    return Times(*(median(each) for each in zip(*(astuple(one) for one in times), strict=True)))
 
 
 def main() -> int:
@@ -228,7 +289,7 @@ def main() -> int:
     if options.prefill:
         prefill(sys.stdin, sys.stdout)
         return 0
-    figures = measure(options.repeat)
+    figures = measure(options.repeat, ways=WAYS)
     if figures is None:
         print(NOT_MEASURED)
         print(json.dumps({"cuda_ipc": None}))
@@ -236,8 +297,13 @@ def main() -> int:
 
     table = Table("32K tokens of an 8B model", "value")
     for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
+        if isinstance(value, float | int):
+            table.add_row(name, f"{value:.4g}")
+    ways = Table("ms", "order", "way", "wall", "host", "device")
+    for row in figures["ways"]:
+        times = (f"{row[name] * 1e3:.4g}" for name in ("wall", "host", "device"))
+        ways.add_row(row["what"], row["order"], row["way"], *times)
+    Console().print(table, ways)
     print(json.dumps({"cuda_ipc": figures}))
     return 0
 

@@ -18,6 +18,7 @@ from models.train import corpus
 from models.train.recipe import SAMPLING
 from models.train.special import TURN_START
 
+HELD_OUT_SEED = 987_654  # of prompts on which drafts are measured, and from which none learns
 _PAGE = 16
 _OPENING = 8  # tokens of a plain text that serve as a prompt
 _ASSISTANT = f"{TURN_START}assistant\n"

@@ -24,11 +24,10 @@ from model.runner import ModelRunner
 from model.sampler import AskingRows, SamplingInput, mask_logits, mix, sample, shift_right
 from models.train.draft import KINDS, Kind, features_of, load_draft
 from models.train.draft_net import DraftNet
-from models.train.draft_text import Text, answers, prompts, sampling
+from models.train.draft_text import HELD_OUT_SEED, Text, answers, prompts, sampling
 from models.train.recipe import SAMPLING
 from models.train.train import STORY_FOLDER
 
-HELD_OUT_SEED = 987_654
 MAX_STEPS = 6
 MAX_TOKENS = 200
 Choose = Callable[[Tensor, SamplingInput], Tensor]  # (L, V) logits -> (L,) tokens

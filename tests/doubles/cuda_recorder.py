@@ -9,9 +9,9 @@ Streams and events have numbers; 0 is the stream that is current at the start. N
 queued, and on which stream, is what counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -31,6 +31,7 @@ class CudaRecorder:
         self.calls: list[tuple[Any, ...]] = []
         self.num_allowed = 1 << 30  # pieces of memory that it registers before it refuses
         self.is_broken = False
+        self.id_of: Callable[[int], str] = "uuid-{}".format  # a GPU's identity, by its number
         self._current = [RecordedStream(self, 0)]  # the last one is
         self._num_streams = self._num_events = 0
 
@@ -85,6 +86,9 @@ class CudaRecorder:
 
     def synchronize(self, device: Any = None) -> None:
         self.note("synchronize")
+
+    def get_device_properties(self, device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=self.id_of(device.index))
 
     def current_stream(self, device: Any = None) -> "RecordedStream":
         return self._current[-1]

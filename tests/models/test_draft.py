@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner
 from models.train.draft import KINDS, MTP_PREFIX, DraftRecipe, Kind, draft_config_json, features_of, load_draft
-from models.train.draft_text import Text, answers, batches, mixed_draw, prompts, prompts_input
-from models.train.measure_draft import HELD_OUT_SEED, WAYS, measure
+from models.train.draft_text import HELD_OUT_SEED, Text, answers, batches, mixed_draw, prompts, prompts_input
+from models.train.measure_draft import WAYS, measure
 from models.train.train import STORY_FOLDER
 
 REPOSITORY = STORY_FOLDER.parents[1]

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LOOP = ("tests/worker/test_loop_group.py",)
 WATCH = ("tests/worker/test_group_watch.py",)
+MEETING = ("tests/model/test_group_meeting.py",)
 SOCKETS = ("tests/worker/test_rank_sockets.py",)
 
 RANKS = (
@@ -78,5 +79,32 @@ RANKS = (
         "the forward waits for a rank that has ended",
         (),
         ("tests/worker/test_ending.py",),
+    ),
+    Mutant(
+        "two ranks on one GPU are a group",
+        "open_collectives",
+        "check_gpus(...)",
+        "...",
+        "NCCL refuses them in words of its own, or hangs",
+        (),
+        MEETING,
+    ),
+    Mutant(
+        "only neighbours are compared",
+        "check_gpus",
+        "(first := ids.index(each)) != rank",
+        "rank and (first := ids.index(each)) == rank - 1",
+        "ranks 0 and 2 share a GPU",
+        (),
+        MEETING,
+    ),
+    Mutant(
+        "a GPU is known by its number",
+        "gpu_id",
+        "str(torch.cuda.get_device_properties(device).uuid)",
+        "str(device)",
+        "ranks that each see their own GPU as number 0 are refused",
+        (),
+        MEETING,
     ),
 )

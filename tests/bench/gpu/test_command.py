@@ -41,7 +41,12 @@ TABLES: Final = {  # a column of each table that a step has
         "Forwards by a server's graphs": "ratio",
     },
     "prefill": {"A prompt": "share of peak"},
-    "ipc": {"KV from process to process": "share", "Pinned host memory": "seconds"},
+    "ipc": {
+        "KV from process to process": "share",
+        "The host's time and the device's": "device ms",
+        "Pinned host memory": "seconds",
+    },
+    "rank": {"Collectives of one rank": "replayed", "A decode of one rank": "distance, replayed"},
     "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
     "passes": {
         "Results": "error",
@@ -51,6 +56,11 @@ TABLES: Final = {  # a column of each table that a step has
     },
     "sampler": {"A draw": "device / one read", "Operations of a draw": "operations"},
     "trace": {"Where a step's time goes": "idle", "Kinds of kernels": "floor / us", "Kernels by time": "share"},
+    "drafts": {
+        "A launch with a draft": "bubble",
+        "The bundled model": "length",
+        "What a launch with a draft is made of": "verify 5",
+    },
 }
 
 
@@ -139,8 +149,8 @@ def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
     assert main(["--plan", "lease", "--step", step, "--out", str(tmp_path / "out")]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
     if step:
-        assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 140 s: start 30, decode 90, ipc 20"]
-        assert total == "# 1 call, 140 s together, 2.3 minutes, without the starts of the machine"
+        assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 160 s: start 30, decode 90, ipc 40"]
+        assert total == "# 1 call, 160 s together, 2.7 minutes, without the starts of the machine"
     names = [name for line in lines for name in line.split("'")[1].split()]
     assert sorted(names) == sorted(step.split() or [each.name for each in STEPS])
     seconds = [float(line.split("# ")[1].split()[0]) for line in lines]

@@ -1,0 +1,223 @@
+"""Ways to give a device the copies of all layers, so that the host's time and the device's can be told apart.
+
+    new plan      a call for each layer, as a worker makes it for each request: the first one makes the table of units
+    known plan    the same calls again: the table is on the device already
+    prepared      the kernels alone: their arguments and sums are made before
+    graph         these kernels captured as one CUDA graph
+    one launch    one kernel for all layers
+
+On a CPU torch copies at once, and the prepared copies stand in for a graph.
+Shapes: W words of a layer, U units, M moves, S sums.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.doubles.device_on_host import HostCopies
+from transfer.backends.cuda_ipc import CudaCopies
+from transfer.in_place.device_pools import Copies, Moving, Units
+from transfer.plan import Copy, Runs
+
+NEW_PLAN: Final = "new plan"
+KNOWN_PLAN: Final = "known plan"
+PREPARED: Final = "prepared"
+GRAPH: Final = "graph"
+ONE_LAUNCH: Final = "one launch"
+WAYS: Final = (NEW_PLAN, KNOWN_PLAN, PREPARED, GRAPH, ONE_LAUNCH)
+Run = Callable[[], object]
+P = TypeVar("P", Copy, Runs)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of all layers. `wall`: until the host knows that all are done. `host`: until it has launched all.
+    `device`: between events before the first kernel and behind the last one."""
+
+    wall: float
+    host: float
+    device: float
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """What Copies.begin is given for one layer."""
+
+    source_W: Tensor
+    target_W: Tensor | None
+    units: Units
+
+
+def joined(moves: Sequence[Move]) -> Move:
+    """One move of what `moves` do, whose layers have the same units and lie one behind the other in the same memory."""
+    units = moves[0].units
+    assert all(each.units.num_words == units.num_words for each in moves), "layers have other units"
+    targets = [each.target_W for each in moves if each.target_W is not None]
+    source_W, sources_M = _whole([each.source_W for each in moves], units.num_words)
+    target_W, targets_M = _whole(targets, units.num_words) if targets else (None, sources_M)
+    sources_U = np.concatenate([first + each.units.sources_U for first, each in zip(sources_M, moves, strict=True)])
+    targets_U = np.concatenate([first + each.units.targets_U for first, each in zip(targets_M, moves, strict=True)])
+    return Move(source_W, target_W, Units(units.num_words, sources_U, targets_U))
+
+
+def _whole(layers: Sequence[Tensor], num_words: int) -> tuple[Tensor, list[int]]:
+    """All layers as one tensor, and the unit in it with which each layer begins."""
+    first, last = layers[0], layers[-1]
+    starts = [(each.data_ptr() - first.data_ptr()) // first.element_size() for each in layers]
+    assert min(starts) == 0 and all(start % num_words == 0 for start in starts), "a layer begins within a unit"
+    whole_W = first.as_strided((starts[-1] + last.numel(),), (1,))
+    return whole_W, [start // num_words for start in starts]
+
+
+class Queue(Copies, Protocol):
+    """Copies whose launches can be prepared and timed."""
+
+    def prepared(self, moves: Sequence[Move]) -> Run:
+        """These moves, with everything made that can be made before. They do not tell their sums."""
+        ...
+
+    def captured(self, run: Run) -> Run:
+        """What `run` has launched, as one graph. `run` has run before."""
+        ...
+
+    def timed(self, run: Run) -> Times:
+        """Runs it once, and waits for it."""
+        ...
+
+
+class HostQueue(HostCopies):
+    """See Queue. Everything is done at once, so the three times are one."""
+
+    def prepared(self, moves: Sequence[Move]) -> Run:
+        """See Queue."""
+        return lambda: [self.begin(each.source_W, each.target_W, each.units) for each in moves]
+
+    def captured(self, run: Run) -> Run:
+        """`run` itself, in the place of a graph."""
+        return run
+
+    def timed(self, run: Run) -> Times:
+        """See Queue."""
+        start = perf_counter()
+        run()
+        seconds = perf_counter() - start
+        return Times(seconds, seconds, seconds)
+
+
+class CudaQueue(CudaCopies):
+    """See Queue. Everything runs on the stream of CudaCopies."""
+
+    def prepared(self, moves: Sequence[Move]) -> Run:
+        """See Queue. The sums are zeroed by one more kernel."""
+        with torch.cuda.stream(self._stream):
+            tables = [self._table(each.units) for each in moves]
+            sums_MS = torch.zeros(len(moves), self._kernel.NUM_SUMS, dtype=torch.int64, device=self._device)
+
+        def run() -> None:
+            with torch.cuda.stream(self._stream):
+                sums_MS.zero_()
+                for each, table_2U, sums_S in zip(moves, tables, sums_MS, strict=True):
+                    self._kernel.launch(each.source_W, each.target_W, table_2U, each.units.num_words, sums_S)
+
+        return run
+
+    def captured(self, run: Run) -> Run:
+        """See Queue."""
+        graph: Any = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            run()
+
+        def replay() -> None:
+            with torch.cuda.stream(self._stream):
+                graph.replay()
+
+        return replay
+
+    def timed(self, run: Run) -> Times:
+        """See Queue."""
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = perf_counter()
+        first.record(self._stream)
+        run()
+        last.record(self._stream)
+        host = perf_counter() - start
+        last.synchronize()
+        return Times(perf_counter() - start, host, float(first.elapsed_time(last)) / 1e3)
+
+
+class Noted:
+    """Copies that note what they are given, so that it can be launched in other ways."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.moves: list[Move] = []
+        self._copies = copies
+
+    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
+        """See Copies."""
+        self.moves.append(Move(source_W, target_W, units))
+        return self._copies.begin(source_W, target_W, units)
+
+
+class Ways(Generic[P]):
+    """All ways to launch what `begin(layer, plan)` launches for each layer. `make_plan` makes the same plan anew.
+
+    `begin` gives `noted` what it launches. `totals` are the sums of the layers.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        noted: Noted,
+        begin: Callable[[int, P], Moving],
+        make_plan: Callable[[], P],
+        num_layers: int,
+    ) -> None:
+        self._queue, self._num_layers = queue, num_layers
+        self._begin: Callable[[int, P], Moving] = begin
+        self._make_plan: Callable[[], P] = make_plan
+        self._known: P = make_plan()
+        noted.moves.clear()
+        self.totals = self._sums(self._known)
+        self._moves = noted.moves[:]
+        self._runs: dict[str, Run] = {}
+
+    def timed(self, way: str) -> Times:
+        """Runs everything once in this way. For the first two ways it checks the sums."""
+        if way not in (NEW_PLAN, KNOWN_PLAN):
+            return self._queue.timed(self._run(way))
+        plan = self._make_plan() if way == NEW_PLAN else self._known
+        moving: list[Moving] = []
+        times = self._queue.timed(lambda: moving.extend(self._begun(plan)))
+        found = [each.total for each in moving]
+        assert found == self.totals, "the sums of the same bytes differ"
+        return times
+
+    def sums(self) -> list[int]:
+        """The sums of the layers, as they are now."""
+        return self._sums(self._known)
+
+    def _run(self, way: str) -> Run:
+        """What is prepared for this way. It has run once."""
+        if way not in self._runs:
+            if way == GRAPH:
+                run = self._queue.captured(self._run(PREPARED))
+            else:
+                run = self._queue.prepared([joined(self._moves)] if way == ONE_LAUNCH else self._moves)
+            self._queue.timed(run)
+            self._runs[way] = run
+        return self._runs[way]
+
+    def _begun(self, plan: P) -> list[Moving]:
+        return [self._begin(layer, plan) for layer in range(self._num_layers)]
+
+    def _sums(self, plan: P) -> list[int]:
+        moving = self._begun(plan)
+        for each in moving:
+            each.wait()
+        return [each.total for each in moving]
