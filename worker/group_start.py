@@ -64,7 +64,26 @@ class GroupStart:
         self.agreement.begin()
         if self._sockets is None:
             return PeerLink()
-        return GroupLink(self._sockets, self.agreement, self._clock, lambda: executor.running_step, self._doing)
+        assert self.collectives is not None, "the ranks have met"
+        sees = Sees(self.collectives, executor)
+        return GroupLink(self._sockets, self.agreement, self._clock, sees.running, sees.doing, sees.waits)
 
-    def _doing(self) -> str:
-        return self.collectives.doing if self.collectives is not None else ""
+
+class Sees:
+    """What this rank can tell the others of its forwards."""
+
+    def __init__(self, collectives: AnyCollectives, executor: Executor) -> None:
+        self._collectives, self._executor = collectives, executor
+
+    def running(self) -> int:
+        """See Executor.running_step."""
+        return self._executor.running_step
+
+    def doing(self) -> str:
+        """The collective that it is in, or the graph that it replays. "": neither."""
+        step = self._executor.replayed_step
+        return self._collectives.doing or (f"the graph of step {step}" if step else "")
+
+    def waits(self) -> bool:
+        """See RankBeat."""
+        return self._collectives.waits
