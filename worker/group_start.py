@@ -7,6 +7,7 @@
 A worker of its own passes through, and waits for nobody.
 """
 
+from model.collectives import agree
 from model.group_meeting import AnyCollectives, open_collectives
 from model.runner import Runner, choose_device
 from protocol.fingerprint import digest_of
@@ -53,11 +54,15 @@ class GroupStart:
         return True
 
     def compare(self, runner: Runner) -> bool:
-        """Waits until the other ranks have loaded the same model."""
-        if self._sockets is None:
+        """Waits until the other ranks have loaded the same model. Then all enter a first collective, because NCCL takes
+        memory for it: KV is sized by what is left."""
+        if self._sockets is None or self.collectives is None:
             return True
         self._status.loading("waiting for other ranks")
-        return self._sockets.meet(digest_of(runner.fingerprint()), self._stop, self._clock)
+        if not self._sockets.meet(digest_of(runner.fingerprint()), self._stop, self._clock):
+            return False
+        agree(self.collectives, True, runner.device)
+        return True
 
     def link(self, executor: Executor) -> PeerLink:
         """The link of the rank that serves. Steps count from 1, and are agreed on, from now on."""
