@@ -51,6 +51,11 @@ class HostCollectives:
         tag = self._calls.current
         return "" if tag is None else str(tag)
 
+    @property
+    def waits(self) -> bool:
+        """See TorchCollectives. Here a busy host may hold up a call as well as another rank."""
+        return False
+
     def gather(self, own_PE: Tensor, step: StepShape) -> Tensor:
         """See Collectives."""
         return self._call(GATHER, own_PE.unsqueeze(0), 0, step)

@@ -5,6 +5,7 @@ Shapes: R ranks, P tokens of each rank, padded; E hidden.
 """
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model.collectives import EXCHANGE, GATHER, Calls, Tag, check_tags
+from model.device_calls import DeviceCalls
 from protocol.errors import GroupBroken
 from protocol.messages_group import GroupPlace, StepShape
 
@@ -33,12 +35,19 @@ class TorchCollectives:
         self._group: Any = group  # None once closed
         self._device, self._debug = device, debug
         self._calls = Calls()
+        self._device_calls = DeviceCalls(device) if device.type == "cuda" else None
 
     @property
     def doing(self) -> str:
-        """What it is at: "gather 3 of step 17"; "" between calls."""
-        tag = self._calls.current
+        """What it is at: "gather 3 of step 17"; "" between calls. A device is at what its stream has reached; within a
+        graph that cannot be told."""
+        tag = self._calls.current if self._device_calls is None else self._device_calls.current
         return "" if tag is None else str(tag)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device is in a call. It then has nothing to compute, and waits for other ranks."""
+        return self._device_calls is not None and self._device_calls.current is not None
 
     def gather(self, own_PE: Tensor, step: StepShape) -> Tensor:
         """See Collectives."""
@@ -59,7 +68,8 @@ class TorchCollectives:
         try:
             if self._debug and not self._is_capturing:
                 self._check(tag)
-            return self._all_to_all(parts_RPE)
+            with self._queued(tag):
+                return self._all_to_all(parts_RPE)
         except GroupBroken:
             raise
         except RuntimeError as error:  # of torch: a rank has gone, or does not come
@@ -76,6 +86,10 @@ class TorchCollectives:
         taken = torch.empty_like(given)
         group.alltoall_base(taken, given, [], []).wait()
         return taken
+
+    def _queued(self, tag: Tag) -> AbstractContextManager[None]:
+        """A graph keeps no events that the host may ask."""
+        return nullcontext() if self._device_calls is None or self._is_capturing else self._device_calls.queued(tag)
 
     @property
     def _is_capturing(self) -> bool:

@@ -117,6 +117,16 @@ def graph_bytes(config: ModelConfig, dtype: str, *, lanes: int) -> int:
     return lanes * (_token_bytes(config, item_bytes) + config.vocab_size * (item_bytes + 4 + 4))
 
 
+def group_bytes(config: ModelConfig, dtype: str, *, num_ranks: int, tokens: int) -> int:
+    """An upper estimate of the bytes of the rows that the ranks of a group give one another in a layer, if the rank
+    with most of them computes `tokens`.
+
+    Four tensors of as many rows for each rank live together: the gathered rows, this rank's parts of their MLP, the
+    parts with padding, and what the exchange brings.
+    """
+    return 4 * num_ranks * tokens * config.hidden_size * ITEM_BYTES[dtype]
+
+
 def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
     """Bytes of one token in a forward. Norms and rope hold float32 copies; gate, up and their product live together."""
     heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim

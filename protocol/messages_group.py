@@ -51,8 +51,9 @@ class StepRow(Message):
 @dataclass(frozen=True)
 class RankBeat(Message):
     """A rank lives. `step` is the last one that it has launched, `running` the oldest one that has not ended, or 0.
-    `doing`: what the model is at, if it can tell: "gather 3 of step 17". `rests`: its group leaves, and it has no work
-    and gets none. When all ranks rest behind the same step, they end."""
+    `doing`: what the model is at, if it can tell: "gather 3 of step 17". `waits`: its device is in that collective, so
+    that nothing but another rank holds it up. `rests`: its group leaves, and it has no work and gets none. When all
+    ranks rest behind the same step, they end."""
 
     epoch: Positive
     rank: Count
@@ -60,6 +61,7 @@ class RankBeat(Message):
     running: Count = 0
     doing: Text = ""
     rests: Flag = False
+    waits: Flag = False
 
 
 ToRank = RankHello | StepRow | RankBeat

@@ -57,7 +57,7 @@ from worker.group_start import GroupStart
 from worker.known_gateway import KnownGateway
 from worker.lives import Lives
 from worker.loop import WorkerLoop
-from worker.memory import bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
+from worker.memory import bytes_for_group, bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
 from worker.parts import PeerLink, RefusedByGateway, WorkerBroken
 from worker.registration import draft_info, registration
 from worker.started import BuildRole, Started
@@ -282,6 +282,7 @@ def build_executor(
         limited_by=size.limited_by,
         device=str(runner.device),
         shared_by=sharers(runner.device, settings),
+        group_mib=bytes_for_group(runner, settings, longest) >> 20,
     )
 
     forward, schedule = open_streams(runner.device, wake)

@@ -16,7 +16,7 @@ BEAT_S: Final = 0.4  # so every second heartbeat of a loop, of 0.25 s each; a be
 
 class GroupLink(PeerLink):
     """Made when the ranks have met, and `agreement` has begun. `running`: the oldest step that this rank runs, 0: none.
-    `doing`: the collective that its forward is in, "" if it is in none."""
+    `doing`: the collective that its forward is in, or its graph; "" if it is in none. `waits`: see RankBeat."""
 
     def __init__(
         self,
@@ -25,10 +25,11 @@ class GroupLink(PeerLink):
         clock: Clock,
         running: Callable[[], int],
         doing: Callable[[], str] = lambda: "",
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._sockets, self._agreement, self._clock = sockets, agreement, clock
-        self._running, self._doing = running, doing
+        self._running, self._doing, self._waits = running, doing, waits
         self._beat_at = 0.0
         self._rests = False
         self._rests_since = -1  # the step behind which it has told the others that it rests
@@ -61,7 +62,15 @@ class GroupLink(PeerLink):
     def tick(self) -> None:
         """Tells the others that this rank lives. GroupBroken if one of them does not, or holds up a step."""
         agreement, now = self._agreement, self._clock.now()
-        own = RankBeat(agreement.epoch, agreement.rank, agreement.step - 1, self._running(), self._doing(), self._rests)
+        own = RankBeat(
+            epoch=agreement.epoch,
+            rank=agreement.rank,
+            step=agreement.step - 1,
+            running=self._running(),
+            doing=self._doing(),
+            rests=self._rests,
+            waits=self._waits(),
+        )
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
             self._sockets.send(own)

@@ -7,6 +7,7 @@
 A worker of its own passes through, and waits for nobody.
 """
 
+from model.collectives import agree
 from model.group_meeting import AnyCollectives, open_collectives
 from model.runner import Runner, choose_device
 from protocol.fingerprint import digest_of
@@ -53,18 +54,41 @@ class GroupStart:
         return True
 
     def compare(self, runner: Runner) -> bool:
-        """Waits until the other ranks have loaded the same model."""
-        if self._sockets is None:
+        """Waits until the other ranks have loaded the same model. Then all enter a first collective, because NCCL takes
+        memory for it: KV is sized by what is left."""
+        if self._sockets is None or self.collectives is None:
             return True
         self._status.loading("waiting for other ranks")
-        return self._sockets.meet(digest_of(runner.fingerprint()), self._stop, self._clock)
+        if not self._sockets.meet(digest_of(runner.fingerprint()), self._stop, self._clock):
+            return False
+        agree(self.collectives, True, runner.device)
+        return True
 
     def link(self, executor: Executor) -> PeerLink:
         """The link of the rank that serves. Steps count from 1, and are agreed on, from now on."""
         self.agreement.begin()
         if self._sockets is None:
             return PeerLink()
-        return GroupLink(self._sockets, self.agreement, self._clock, lambda: executor.running_step, self._doing)
+        assert self.collectives is not None, "the ranks have met"
+        sees = Sees(self.collectives, executor)
+        return GroupLink(self._sockets, self.agreement, self._clock, sees.running, sees.doing, sees.waits)
 
-    def _doing(self) -> str:
-        return self.collectives.doing if self.collectives is not None else ""
+
+class Sees:
+    """What this rank can tell the others of its forwards."""
+
+    def __init__(self, collectives: AnyCollectives, executor: Executor) -> None:
+        self._collectives, self._executor = collectives, executor
+
+    def running(self) -> int:
+        """See Executor.running_step."""
+        return self._executor.running_step
+
+    def doing(self) -> str:
+        """The collective that it is in, or the graph that it replays. "": neither."""
+        step = self._executor.replayed_step
+        return self._collectives.doing or (f"the graph of step {step}" if step else "")
+
+    def waits(self) -> bool:
+        """See RankBeat."""
+        return self._collectives.waits

@@ -4,7 +4,7 @@ import torch
 
 from model.graphs import GraphedRunner, bucket_sizes
 from model.host_memory import available_bytes, device_share
-from model.kv_sizing import KvBudget, activation_bytes, draft_bytes, graph_bytes, host_copy_bytes
+from model.kv_sizing import KvBudget, activation_bytes, draft_bytes, graph_bytes, group_bytes, host_copy_bytes
 from model.runner import Runner
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
@@ -20,12 +20,10 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_
     """
     device, config = runner.device, runner.config
     workers, on_host = sharers(device, settings), settings.workers_on_host
-    width = draft_shape(runner, settings).num_computed
-    tokens = max(
-        settings.max_prefill_tokens or settings.chunked_prefill_size, 0 if settings.chunked_prefill_size else longest
-    )
+    width, tokens = draft_shape(runner, settings).num_computed, _prompt_tokens(settings, longest)
     rows = width * settings.max_running_requests
     activations = activation_bytes(config, runner.dtype, tokens_per_forward=tokens, logit_rows=rows)
+    activations += bytes_for_group(runner, settings, longest)
     if runner.draft is not None:
         activations += draft_bytes(runner.draft, tokens_per_forward=tokens)
     if isinstance(runner, GraphedRunner):
@@ -41,6 +39,24 @@ def memory_budgets(runner: Runner, settings: WorkerSettings, longest: int, host_
     if not has_twin(device, settings):
         return [budget]
     return [budget, KvBudget(available_bytes(torch.device("cpu")), on_host, 0, host_bytes)]
+
+
+def bytes_for_group(runner: Runner, settings: WorkerSettings, longest: int) -> int:
+    """Bytes that the ranks of a group give one another: in the largest forward, and in graphs of decodes, which keep
+    theirs. 0: there are no other ranks."""
+    if runner.collectives is None:
+        return 0
+    width, most = draft_shape(runner, settings).num_computed, settings.max_running_requests
+    tokens = max(_prompt_tokens(settings, longest), width * most)
+    if isinstance(runner, GraphedRunner):
+        tokens += width * bucket_sizes(most)[-1]
+    return group_bytes(runner.config, runner.dtype, num_ranks=runner.collectives.size, tokens=tokens)
+
+
+def _prompt_tokens(settings: WorkerSettings, longest: int) -> int:
+    """The most tokens of prompts that a launch computes."""
+    chunk = settings.chunked_prefill_size
+    return max(settings.max_prefill_tokens or chunk, 0 if chunk else longest)
 
 
 def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -> int:

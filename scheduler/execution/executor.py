@@ -130,6 +130,13 @@ class Executor:
         """The oldest step that is launched and not over. 0: there is none."""
         return self.launches[0].step.step if self.launches else 0
 
+    @property
+    def replayed_step(self) -> int:
+        """The same step, if all ranks replay a graph in it and all of it is enqueued. Else 0."""
+        oldest = self.launches[0] if self.launches else None
+        replays = oldest is not None and oldest.step.graphs and oldest.copy_done is not None
+        return self.running_step if replays else 0
+
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""
         self.grammars.close()

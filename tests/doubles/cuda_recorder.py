@@ -2,6 +2,7 @@
 
 recorder = CudaRecorder.installed(monkeypatch)
 recorder.break_down()          # from now on every call of the device raises, as after a failed assertion
+recorder.hold()                # from now on the device reaches no event, until recorder.reach(count): the oldest ones
 recorder.calls                 # names of the calls, with the arguments that matter
 recorder.tensor()              # a tensor that says that it lies on the device, and notes record_stream
 
@@ -30,7 +31,8 @@ class CudaRecorder:
         self._own = own
         self.calls: list[tuple[Any, ...]] = []
         self.num_allowed = 1 << 30  # pieces of memory that it registers before it refuses
-        self.is_broken = False
+        self.is_broken = self.is_held = self.is_capturing = False
+        self.held: list[RecordedEvent] = []  # events that the device has not reached, the oldest first
         self.id_of: Callable[[int], str] = "uuid-{}".format  # a GPU's identity, by its number
         self._current = [RecordedStream(self, 0)]  # the last one is
         self._num_streams = self._num_events = 0
@@ -54,6 +56,14 @@ class CudaRecorder:
     def break_down(self) -> None:
         """A kernel's assertion fails."""
         self.is_broken = True
+
+    def hold(self) -> None:
+        """The device does nothing any more."""
+        self.is_held = True
+
+    def reach(self, count: int) -> None:
+        """It reaches so many events more."""
+        del self.held[:count]
 
     def note(self, *call: Any) -> None:
         """Notes a call, and raises if the device is broken."""
@@ -97,6 +107,9 @@ class CudaRecorder:
         self._num_streams += 1
         return RecordedStream(self, self._num_streams)
 
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_capturing
+
     def Event(self) -> "RecordedEvent":
         self._num_events += 1
         return RecordedEvent(self, self._num_events)
@@ -131,7 +144,7 @@ class RecordedStream:
 
 
 class RecordedEvent:
-    """An event of the recorder: done at once."""
+    """An event of the recorder: done at once, unless the device is held."""
 
     def __init__(self, recorder: CudaRecorder, number: int) -> None:
         self._recorder = recorder
@@ -139,10 +152,12 @@ class RecordedEvent:
 
     def record(self, stream: RecordedStream) -> None:
         self._recorder.note("event.record", self.number, stream.number)
+        if self._recorder.is_held:
+            self._recorder.held.append(self)
 
     def query(self) -> bool:
         self._recorder.note("event.query", self.number)
-        return True
+        return self not in self._recorder.held
 
     def synchronize(self) -> None:
         self._recorder.note("event.synchronize", self.number)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
@@ -22,10 +25,11 @@ from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PROJECT, BatonProcess
 from tests.handoff.device_copies import LAYOUT, PAGES_HERE, PAGES_THERE, copy_of
-from transfer.backends.cuda_ipc import at_device
-from transfer.in_place.device_pools import DeviceReader
+from transfer.backends.cuda_ipc import CudaCopies, at_device
+from transfer.in_place.device_pools import DevicePool, DeviceReader
+from transfer.in_place.pools import ON_DEVICE, Pools
 from transfer.in_place.writers import PoolOwner, SeatFile
-from transfer.offers import PoolOffer
+from transfer.offers import DeviceHandle, PoolOffer
 
 pytestmark = pytest.mark.gpu
 
@@ -165,6 +169,82 @@ def test_a_writer_that_is_killed_lets_go_of_seat_and_device() -> None:
         assert not seats.is_taken(offer.seat) and not is_ending(process.pid)
     with writer(seats.offer()) as process:
         assert json.loads(said(process))
+
+
+OWNER = """
+import json, sys
+from dataclasses import asdict
+import torch
+from model.paged_kv import PagedKv
+from tests.handoff.device_copies import LAYOUT
+from transfer.backends.cuda_ipc import CudaIpc
+from transfer.in_place.writers import PoolOwner, SeatFile
+
+kv = PagedKv(LAYOUT, int(sys.argv[1]), "cuda:0")
+torch.cuda.synchronize()
+seats = PoolOwner(SeatFile(kv.num_pages), CudaIpc(kv.device_bytes.device).export(kv.device_bytes))
+while True:
+    print(json.dumps(asdict(seats.offer())), flush=True)
+    if not sys.stdin.readline():
+        break
+"""
+LENT_BYTES = 512 << 20
+SLACK_BYTES = 128 << 20  # what the driver keeps of its own; one pool that did not come back would be four times as much
+BACK_S = 60.0
+
+
+def offered(process: "subprocess.Popen[str]", then: str = "") -> PoolOffer:
+    """The next offer of a process that lends its memory."""
+    told = json.loads(said(process, then))
+    return PoolOffer(**{**told, "device": DeviceHandle(**told["device"])})
+
+
+def wait_for_memory(at_least: int) -> None:
+    """The driver takes the memory of a process back some moments after its end."""
+    last = monotonic() + BACK_S
+    while (free := torch.cuda.mem_get_info()[0]) < at_least:
+        assert monotonic() < last, f"{(at_least - free) >> 20} MiB have not come back"
+
+
+@contextmanager
+def owner_of(num_pages: int) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that lends so many pages, until it is killed."""
+    command = [sys.executable, "-c", OWNER, str(num_pages)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_memory_of_peers_that_are_gone_comes_back() -> None:
+    """One is killed, one in mid-transfer, one when it has come back as a new instance."""
+    kv, copy = PagedKv(LAYOUT, 12, "cuda:0"), copy_of(PAGES_HERE, PAGES_THERE)
+    ours = at_device(kv)
+    assert isinstance(ours.copies, CudaCopies)
+    pools = Pools({ON_DEVICE: partial(DevicePool, ours)}, "cuda_ipc")
+    before = torch.cuda.mem_get_info()[0]
+    for instance, how in enumerate(("killed", "killed in mid-transfer", "returned")):
+        with owner_of(LENT_BYTES // LAYOUT.all_page_bytes) as owner:
+            assert pools.attach(instance, LAYOUT, offered(owner))
+            if how == "returned":
+                assert pools.attach(instance + 1, LAYOUT, offered(owner, "again"))
+                pools.drop(instance)
+            pool = pools.get(instance + (how == "returned"))
+            assert isinstance(pool, DevicePool) and torch.cuda.mem_get_info()[0] < before - LENT_BYTES
+            if how == "killed in mid-transfer":
+                with torch.cuda.stream(ours.copies._stream):
+                    torch.cuda._sleep(2_000_000_000)  # about a second: the copies wait behind it
+            moving = [pool.begin(layer, copy) for layer in range(LAYOUT.num_layers)]
+            if how != "killed in mid-transfer":
+                moving[-1].wait()
+            assert moving[-1].done == (how != "killed in mid-transfer")
+
+        assert owner.returncode == -signal.SIGKILL
+        moving[-1].wait()  # the device goes on without the peer's process
+        pools.drop(instance + (how == "returned"))
+        wait_for_memory(before - SLACK_BYTES)
 
 
 def test_a_process_cannot_map_its_own_memory_and_says_so() -> None:

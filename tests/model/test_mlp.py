@@ -1,16 +1,22 @@
 """A sharded MLP gives what the whole one gives: whatever the other ranks compute, padded or not, with a bias or not."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from model.collectives_torch import TorchCollectives
+from model.kv_sizing import group_bytes
 from model.linear import Linear, ParallelLinears
 from model.mlp import Mlp, ShardedMlp, check_divides, is_sharded, with_padding, without_padding
 from model.passes import Passes, TorchPasses
 from protocol.errors import ConfigError
-from protocol.messages_group import StepShape
+from protocol.messages_group import GroupPlace, StepShape
+from tests.doubles.hash_model import FakeRunner
 from tests.model.ranks import MetCollectives, met
 
 HIDDEN, INTERMEDIATE = 6, 12
@@ -219,3 +225,53 @@ def test_only_the_mlps_of_the_model_are_sharded() -> None:
     others = [f"{of_layer}.down_proj.bias", "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"]
     drafts = ["model.mtp_layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "midlayer.mlp.up_proj.weight"]
     assert not any(is_sharded(name) for name in [*others, *drafts])
+
+
+class Together:
+    """A process group of which every rank gives what this one gives."""
+
+    def alltoall_base(self, taken: Tensor, given: Tensor, *_: object) -> "Together":
+        taken.copy_(given)
+        return self
+
+    def wait(self) -> None:
+        """It is over."""
+
+
+class Held(TorchDispatchMode):  # type: ignore[misc]
+    """The most bytes of memory that was taken within it and lived at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most, self._live = 0, dict[int, tuple[StorageWeakRef, int]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, Tensor):
+                storage = StorageWeakRef(each.untyped_storage())
+                self._live[storage.cdata] = storage, each.untyped_storage().nbytes()
+        self._live = {at: held for at, held in self._live.items() if not held[0].expired()}
+        self.most = max(self.most, sum(num_bytes for _, num_bytes in self._live.values()))
+        return made
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("counts", ["all the same", "one has most"])
+def test_the_rows_of_a_group_take_no_more_memory_than_is_counted(size: int, counts: str) -> None:
+    """Beside the intermediate values, which a whole MLP would have of the own tokens alone."""
+    most, hidden, each = 64, 512, 8
+    by_rank = (most,) * size if counts == "all the same" else (most, *[most - 1] * (size - 1))
+    config = replace(FakeRunner().config, hidden_size=hidden)
+    linear = Linear(torch.ones(each, hidden, dtype=torch.bfloat16))
+    ranks = TorchCollectives(Together(), GroupPlace("g", 1, 0, size), torch.device("cpu"))
+    down = Linear(torch.ones(hidden, each, dtype=torch.bfloat16))
+    mlp = ShardedMlp(ParallelLinears((linear, linear)), down, None, ranks)
+    x_TE = torch.ones(most, hidden, dtype=torch.bfloat16)
+
+    with torch.inference_mode(), Held() as held:
+        mlp.added_to(x_TE, x_TE, PASSES, StepShape(1, by_rank))
+    counted = group_bytes(config, "bfloat16", num_ranks=size, tokens=most)
+    norms = 4 * most * hidden * (2 + 4)  # of the own rows, counted as activations, and not needed meanwhile
+    intermediate = 3 * size * most * each * 2
+    assert counted * 0.5 < held.most <= counted + norms + intermediate

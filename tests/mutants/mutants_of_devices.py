@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 STREAMS = "tests/scheduler/execution/test_streams_cuda.py"
+MAPPINGS = "tests/prefill/test_worker_mappings.py"
 LIFETIMES = "tests/explore/test_lifetimes.py"
 DEVICES = (
     Mutant(
@@ -227,5 +228,37 @@ DEVICES = (
         "a graph that is wrong in later rows decodes",
         (),
         ("tests/model/test_graphs_checks.py",),
+    ),
+    Mutant(
+        "memory of a peer that is gone stays mapped",
+        "Pools.drop",
+        "pool.close()",
+        "pass",
+        "the driver keeps the memory of a dead process, and its successor finds none",
+        tests=(MAPPINGS,),
+    ),
+    Mutant(
+        "a new gateway leaves mapped what died with the old one",
+        "PrefillWorker.reset",
+        "self.on_session_lost(instance)",
+        "pass",
+        "the memory of a dead process never comes back",
+        tests=(MAPPINGS,),
+    ),
+    Mutant(
+        "what cannot be used stays mapped",
+        "DevicePool.__init__",
+        "undo.callback(opened.close)",
+        "pass",
+        "each greeting maps the memory once more",
+        tests=(MAPPINGS,),
+    ),
+    Mutant(
+        "words may begin anywhere",
+        "CudaIpc._check_inside",
+        "first % ALIGNED_BYTES",
+        "False",
+        "the first copy breaks the device",
+        tests=("tests/transfer/backends/test_cuda_ipc.py",),
     ),
 )

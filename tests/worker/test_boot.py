@@ -1,12 +1,13 @@
 """A worker loads its model and its draft, and places its KV, as its settings say."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from model.collectives import Collectives
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
 from model.runner import DraftSource, ModelRunner
@@ -19,7 +20,7 @@ from tests.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from worker.boot import build_executor, choose_decode_threads, costs_of, draft_source, load_runner, speculation_of
-from worker.memory import bytes_for_spills, has_twin, memory_budgets
+from worker.memory import bytes_for_group, bytes_for_spills, has_twin, memory_budgets
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -218,3 +219,53 @@ def test_threads_are_measured_where_decodes_have_a_choice(
         torch.set_num_threads(before)
         executor.close()
     assert forwards == (24 if measured else 0)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Collectives that are only counted."""
+
+    rank: int = 0
+    size: int = 4
+
+
+@pytest.mark.parametrize(
+    "ranks, fields, num_bytes",
+    [
+        (2, {"chunked_prefill_size": 100}, 12_800),
+        (4, {"chunked_prefill_size": 100}, 25_600),
+        (4, {"chunked_prefill_size": 100, "max_prefill_tokens": 300}, 76_800),
+        (4, {"chunked_prefill_size": 0}, 16_384),  # a whole prompt of 64 tokens
+        (4, {"chunked_prefill_size": 20, "max_running_requests": 48}, 12_288),  # every row decodes one token
+        (4, {"chunked_prefill_size": 20, "max_running_requests": 48, "speculative_num_steps": 3}, 49_152),
+    ],
+)
+def test_rows_that_ranks_give_one_another_are_not_given_to_kv(ranks: int, fields: Any, num_bytes: int) -> None:
+    """Four tensors of the rows of all ranks, 16 bytes a row: the fake model has four hidden values in float32."""
+    wanted = settings(Role.UNIFIED, **{"max_running_requests": 8, **fields})
+    alone = FakeRunner(context_length=64, draft_seed=1 if "speculative_num_steps" in fields else None)
+    grouped = replace(alone, collectives=cast(Collectives, Ranks(size=ranks)))
+    assert (bytes_for_group(grouped, wanted, 64), bytes_for_group(alone, wanted, 64)) == (num_bytes, 0)
+    with_ranks, without = (memory_budgets(each, wanted, 64)[0].activation_bytes for each in (grouped, alone))
+    assert with_ranks - without == num_bytes
+
+
+def test_graphs_of_a_group_keep_rows_of_all_ranks() -> None:
+    """Those of 64 lanes, beside the 100 of the largest forward."""
+    wanted = settings(Role.UNIFIED, max_running_requests=60, chunked_prefill_size=100)
+    grouped = FakeRunner(context_length=64, collectives=cast(Collectives, Ranks()))
+    assert bytes_for_group(GraphedRunner(grouped), wanted, 64) == 4 * 4 * (100 + 64) * 16
+
+
+def test_the_start_tells_what_the_ranks_of_a_group_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("worker.memory.available_bytes", lambda device: 1 << 33)
+    wanted = settings(Role.UNIFIED, chunked_prefill_size=1 << 16, max_running_requests=3, max_total_tokens=128)
+    caplog.set_level("INFO", "baton")
+    for ranks in (None, Ranks()):
+        fake = FakeRunner(context_length=64, collectives=cast(Collectives, ranks))
+        executor, _ = build_executor(fake, wanted, lambda: None)
+        executor.close()
+    (first, second) = [each.__dict__["baton_fields"] for each in caplog.records if each.getMessage() == "KV memory"]
+    assert (first["group_mib"], second["group_mib"]) == (0, 16)

@@ -6,13 +6,27 @@ import pytest
 
 from protocol.errors import GroupBroken
 from protocol.messages_group import RankBeat
-from worker.group_watch import ANNOUNCE_S, COLLECTIVE_S, JOIN_S, LATE_S, SILENCE_S, GroupWatch
+from worker.group_watch import (
+    ANNOUNCE_S,
+    COLLECTIVE_S,
+    JOIN_S,
+    LATE_S,
+    SILENCE_S,
+    STUCK_S,
+    TOGETHER_S,
+    GroupWatch,
+)
 
 BEAT_S = 0.25
 
 
-def beat(rank: int, step: int = 6, running: int = 0, doing: str = "") -> RankBeat:
-    return RankBeat(1, rank, step, running, doing)
+def beat(rank: int, step: int = 6, running: int = 0, doing: str = "", *, waits: bool = False) -> RankBeat:
+    return RankBeat(1, rank, step, running, doing, waits=waits)
+
+
+def waiting(rank: int, step: int, doing: str) -> RankBeat:
+    """Its device waits in a collective of this step."""
+    return beat(rank, step, step, f"{doing} of step {step}", waits=True)
 
 
 class Bench:
@@ -131,7 +145,7 @@ def test_a_pause_of_this_process_does_not_make_another_rank_late() -> None:
             (beat(1, 7, 7, "exchange 2 of step 7"), beat(2, 7, 6, "gather 3 of step 6")),
             "rank 1 is in exchange 2 of step 7, rank 2 is in gather 3 of step 6",
         ),
-        ((beat(1, 7, 7, "gather 3 of step 7"), beat(2, 7, 7, "gather 3 of step 7")), "so have all others"),
+        ((beat(1, 7, 7, "gather 3 of step 7"), beat(2, 7, 7, "gather 2 of step 7")), "rank 2 is in gather 2 of step 7"),
     ],
 )
 def test_a_collective_that_does_not_end_is_named_with_those_who_are_elsewhere(
@@ -161,3 +175,89 @@ def test_the_same_collective_of_the_next_step_begins_anew() -> None:
 def test_a_forward_that_is_in_no_collective_waits_for_nobody() -> None:
     bench = Bench()
     assert not bench.fault(10 * COLLECTIVE_S, beat(1), beat(2), own=beat(0, 7, 7))
+
+
+@pytest.mark.parametrize("doing", ["gather 3 of step 7", "the graph of step 7"])
+def test_ranks_that_are_all_in_one_call_wait_for_nobody_else(doing: str) -> None:
+    bench = Bench()
+    beats = [beat(rank, 7, 7, doing) for rank in range(3)]
+    bench.run(TOGETHER_S, *beats[1:], own=beats[0])
+    with pytest.raises(GroupBroken) as caught:
+        bench.run(BEAT_S, *beats[1:], own=beats[0])
+    assert caught.value.message == f"rank 0 has been in {doing} for 10 s; so have all others"
+
+
+# ---- devices, which are in a collective although no call of the host has blocked ----
+
+OWN = waiting(0, 7, "gather 3")
+
+
+@pytest.mark.parametrize(
+    "others, named",
+    [
+        ((waiting(1, 7, "gather 3"), waiting(2, 7, "gather 3")), "so have all others"),
+        ((waiting(1, 7, "gather 3"), waiting(2, 7, "exchange 2")), "rank 2 is in exchange 2 of step 7"),
+        ((waiting(1, 7, "gather 3"), waiting(2, 8, "gather 0")), "rank 2 is in gather 0 of step 8"),
+        ((waiting(1, 7, "gather 3"), beat(2, 8, 8)), "rank 2 is in no collective of step 8"),
+        ((waiting(1, 7, "gather 3"), beat(2, 7)), "rank 2 runs no launch after step 7"),
+    ],
+)
+def test_a_device_that_no_other_rank_can_free_is_stuck(others: tuple[RankBeat, ...], named: str) -> None:
+    bench = Bench()
+    bench.run(STUCK_S, *others, own=OWN)
+    with pytest.raises(GroupBroken) as caught:
+        bench.run(BEAT_S, *others, own=OWN)
+    assert caught.value.message == f"rank 0 has been in gather 3 of step 7 for 2 s; {named}"
+
+
+@pytest.mark.parametrize(
+    "other", [beat(2, 7, 7), beat(2, 7, 6), beat(2, 6), beat(2, 7, 7, "the graph of step 7"), beat(2, 7, 6, "gather 0")]
+)
+def test_a_device_waits_longer_for_a_rank_that_may_still_come(other: RankBeat) -> None:
+    """It computes a long prompt, or runs the step before, or has not launched this one."""
+    bench = Bench()
+    assert not bench.fault(COLLECTIVE_S - BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN)
+    assert "rank 0 has been in gather 3 of step 7 for 30 s" in bench.fault(
+        2 * BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN
+    )
+
+
+def test_a_rank_that_computes_is_not_stuck_however_long_the_others_wait_for_it() -> None:
+    bench = Bench()
+    assert not bench.fault(10 * COLLECTIVE_S, waiting(1, 7, "gather 3"), waiting(2, 7, "gather 3"), own=beat(0, 7, 7))
+
+
+def test_nobody_is_stuck_while_another_rank_goes_on() -> None:
+    """It is in a later collective each time, so it has left those before together with this rank, which will see so."""
+    bench = Bench()
+    for layer in range(10):
+        other = waiting(2, 7, f"gather {layer}")
+        assert not bench.fault(STUCK_S - BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN)
+
+
+def test_nobody_is_stuck_for_a_rank_that_has_never_beaten() -> None:
+    bench = Bench()
+    assert not bench.fault(COLLECTIVE_S - BEAT_S, waiting(1, 7, "gather 3"), own=OWN)
+
+
+def test_a_pause_of_this_process_makes_nobody_stuck() -> None:
+    bench = Bench()
+    others = (waiting(1, 7, "gather 3"), waiting(2, 7, "gather 3"))
+    assert not bench.fault(STUCK_S - BEAT_S, *others, own=OWN)
+    assert not bench.fault(60.0, *others, own=OWN, turn_s=60.0)
+    assert not bench.fault(STUCK_S - BEAT_S, *others, own=OWN)
+
+
+def test_a_rank_is_not_silent_while_collectives_go_on_with_it() -> None:
+    """It queues a long prompt, and its device takes kernels more slowly: this device leaves collectives meanwhile."""
+    bench = Bench()
+    bench.run(BEAT_S, beat(1), beat(2))
+    for layer in range(10):
+        assert not bench.fault(SILENCE_S - BEAT_S, beat(1), own=waiting(0, 7, f"gather {layer}"))
+    assert bench.fault(SILENCE_S, beat(1), own=waiting(0, 7, "gather 9")).startswith("rank 2 has been silent")
+
+
+def test_a_rank_that_computes_alone_proves_nothing_of_a_silent_one() -> None:
+    bench = Bench()
+    bench.run(BEAT_S, beat(1), beat(2))
+    assert bench.fault(SILENCE_S + BEAT_S, beat(1), own=beat(0, 7, 7)).startswith("rank 2 has been silent")

@@ -29,6 +29,7 @@ from transfer.in_place.device_pools import WORDS, WRAP, AtDevice, DevicePages, U
 from transfer.offers import DeviceHandle
 
 HANDLE_BYTES: Final = 64
+ALIGNED_BYTES: Final = max(WORDS)  # a device fails for good when a kernel reaches for a word at another address
 _LIBRARY: Final = "libcuda.so.1"
 _ENABLE_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag
 _DEVICE_ORDINAL: Final = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -93,6 +94,8 @@ class CudaIpc:
         first, end = offered.offset, offered.offset + offered.num_bytes
         if not 0 <= first <= end <= num_bytes:
             raise WireError(f"bytes {first} to {end} are offered of device memory that has {num_bytes}")
+        if first % ALIGNED_BYTES:
+            raise WireError(f"device memory is offered from byte {first} on, expected a multiple of {ALIGNED_BYTES}")
 
     def close(self, base: int) -> None:
         """Unmaps what was opened at this address. All work that uses it must have completed."""

@@ -18,6 +18,7 @@ Suffixes: U units, W words of a layer.
 """
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import gcd
 from typing import Final, Protocol
@@ -178,15 +179,14 @@ class DevicePool:
         if offer.device.num_bytes != num_bytes:
             raise WireError(f"decode's device memory has {offer.device.num_bytes} bytes, expected {num_bytes}")
 
-        self._fd = hold_seat(offer)
-        try:
-            self._opened = ours.ipc.open(offer.device)
-        except WireError:
-            os.close(self._fd)
-            raise
-
         self._sources = words_by_layer(ours.pages.device_bytes, self._from, ours.pages.num_pages)
-        self._targets = words_by_layer(self._opened.memory, layout, offer.num_pages)
+        with ExitStack() as undo:  # the driver keeps memory for as long as it is mapped anywhere
+            fd = hold_seat(offer)
+            undo.callback(os.close, fd)
+            opened = ours.ipc.open(offer.device)
+            undo.callback(opened.close)
+            self._targets = words_by_layer(opened.memory, layout, offer.num_pages)
+            self._held = undo.pop_all()
 
     def begin(self, layer: int, copy: Copy) -> Moving:
         """Begins to write from our pages into the peer's."""
@@ -197,5 +197,4 @@ class DevicePool:
     def close(self) -> None:
         """Unmaps the memory, then frees the seat. The caller has made sure that nothing writes any more."""
         del self._targets
-        self._opened.close()
-        os.close(self._fd)
+        self._held.close()

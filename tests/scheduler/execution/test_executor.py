@@ -1,6 +1,7 @@
 """The executor: plans in, outcomes out. Most tests feed it through a planner, as workers do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -365,3 +366,23 @@ def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:
     assert executor.running.draws == draws
     batch = executor.launches[-1].batch
     assert batch is not None and batch.input.page_table_BP.tolist() == [pages]
+
+
+@pytest.mark.parametrize("max_graphed", [0, 4])
+def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed: int) -> None:
+    executor = make_executor(ManualStream(), runner=replace(MODEL, max_graphed=max_graphed))
+    planner = make_planner(executor)
+    req = admitted(planner)
+    planner.launch(prompt_chunk(req))
+    assert (executor.running_step, executor.replayed_step) == (1, 0), "a prompt is computed without graphs"
+    finish(planner, executor)
+    planner.join([req])
+    decode(planner)
+    assert (executor.running_step, executor.replayed_step) == (2, 2 if max_graphed else 0)
+
+    behind, executor.launches[0].copy_done = executor.launches[0].copy_done, None
+    assert executor.replayed_step == 0, "its masks are not there, so the device may have ended its graph"
+    executor.launches[0].copy_done = behind
+    finish(planner, executor)
+    assert (executor.running_step, executor.replayed_step) == (0, 0)
+    executor.close()

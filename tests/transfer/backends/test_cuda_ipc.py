@@ -110,6 +110,14 @@ def test_bytes_outside_the_allocation_are_refused(offset: int, num_bytes: int) -
     assert driver.names[-1] == "cuIpcCloseMemHandle"
 
 
+@pytest.mark.parametrize("offset", [1, 4, 39])
+def test_memory_that_begins_amid_a_word_is_refused(offset: int) -> None:
+    driver = Driver(size=100)
+    with pytest.raises(WireError, match=f"from byte {offset} on, expected a multiple of 8"):
+        Here(torch.device("cpu"), driver).open(DeviceHandle(KEY.hex(), offset, 16))
+    assert driver.names[-1] == "cuIpcCloseMemHandle"
+
+
 def test_the_last_byte_of_an_allocation_is_inside() -> None:
     opened = Here(torch.device("cpu"), Driver(size=100)).open(DeviceHandle(KEY.hex(), 40, 60))
     assert opened.memory.tolist() == [MAPPED + 40, 60]
