@@ -3,6 +3,7 @@ computes."""
 
 from tests.mutants.mutant import Mutant
 
+UNIFIED = "tests/unified/test_worker_speculation.py"
 REQUESTS = "tests/scheduler/execution/test_warm_requests.py"
 
 WARM = (
@@ -61,5 +62,24 @@ WARM = (
         "pass",
         "padding lanes read numbers that nobody knows",
         tests=(REQUESTS,),
+    ),
+)
+
+BUDGETS = (
+    Mutant(
+        "a decode counts as one token whatever a draft verifies",
+        "Speculation.most_tokens",
+        "num_rows * self.shape.num_computed",
+        "num_rows",
+        "a launch computes several times its budget",
+        tests=(UNIFIED,),
+    ),
+    Mutant(
+        "what decodes verify leaves prompts their whole budget",
+        "unified/worker.py UnifiedWorker.launch",
+        "decode_tokens if self._policies.enable_mixed_chunk else 0",
+        "0",
+        "a launch computes more than its budget",
+        tests=(UNIFIED,),
     ),
 )
