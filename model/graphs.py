@@ -3,6 +3,8 @@
 A batch is copied into fixed buffers and padded to the next captured size. Padding lanes read and write page 0 only. The
 graphs of all sizes write their results into the same buffers. Chunks of prompts and larger batches run without graphs.
 With a draft, the graphs of the target give features, too, and each of the draft's layers has graphs of its own.
+A size whose longest contexts take attention several passes over a layer has two graphs. One takes all lengths, the
+other one pass, and the contexts that fit into that.
 Graphs that read tree masks serve all decodes. Others serve decodes without one.
 In a group all ranks capture the same sizes. They replay the graph of the same size together, or none of them does.
 Shapes: B lanes, P pages of the longest context, n <= B requests, T = n tokens, L rows of logits, V vocabulary,
@@ -102,16 +104,18 @@ class Graphs:
     """Graphs of one forward of decodes, for batches of a few sizes.
 
     `compute(inp, kv, *states)` is the forward: it also reads `states` and returns tensors, each with a row per lane.
-    `collectives`: it computes with the other ranks of its group.
+    `longest_at_once`: see AttentionBackend. `collectives`: it computes with the other ranks of its group.
     """
 
     def __init__(
         self,
         compute: Callable[..., tuple[Tensor, ...]],
         make_graph: Capture,
+        longest_at_once: Callable[[int], int | None],
         collectives: Collectives | None = None,
     ) -> None:
         self._compute, self._make_graph, self._collectives = compute, make_graph, collectives
+        self._longest_at_once = longest_at_once
         self.num_replays = 0
         self.forget()
 
@@ -126,7 +130,7 @@ class Graphs:
         self._lanes: Lanes | None = None
         self._states: tuple[Tensor, ...] = ()
         self._results: tuple[Tensor, ...] = ()
-        self._graphs: dict[int, Run] = {}
+        self._graphs: dict[int, list[tuple[int, Run]]] = {}  # by size: the longest context and the graph, ascending
         self._sizes: tuple[int, ...] = ()
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...], *states: Tensor) -> None:
@@ -139,9 +143,17 @@ class Graphs:
         largest = self._of_all_ranks(lanes.first(sizes[-1]))
         self._results = tuple(torch.empty_like(each) for each in self._compute(largest, kv, *states))
         for size in reversed(sizes):
+            inp = self._of_all_ranks(lanes.first(size))
             own = [[each[:size] for each in tensors] for tensors in (states, self._results)]
-            self._graphs[size] = self._captured(self._of_all_ranks(lanes.first(size)), kv, *own)
+            lengths = self._lengths(size, inp.max_decode_seq_len)
+            runs = [self._captured(replace(inp, max_decode_seq_len=length), kv, *own) for length in reversed(lengths)]
+            self._graphs[size] = list(zip(lengths, reversed(runs), strict=True))
         self._kv, self._lanes, self._states, self._sizes = kv, lanes, states, sizes
+
+    def _lengths(self, size: int, longest: int) -> list[int]:
+        """The longest context of each graph of a size, ascending. The last one is `longest`."""
+        at_once = self._longest_at_once(size)
+        return [at_once, longest] if at_once and at_once < longest else [longest]
 
     def _captured(self, inp: ModelInput, kv: PagedKv, states: list[Tensor], results: list[Tensor]) -> Run:
         def run() -> None:
@@ -201,7 +213,9 @@ class Graphs:
 
         only_decodes = not inp.extend_lens and on_layer is None
         has_masks = inp.tree_mask is None or lanes.input.tree_mask is not None
-        if kv is not self._kv or not only_decodes or num_lanes > self._sizes[-1] or not has_masks:
+        is_short = inp.max_decode_seq_len <= lanes.input.max_decode_seq_len
+        fits = only_decodes and num_lanes <= self._sizes[-1] and has_masks and is_short
+        if kv is not self._kv or not fits:
             assert not is_together, f"step {inp.step}: other ranks replay a graph, but none fits here"
             return None
 
@@ -210,7 +224,7 @@ class Graphs:
         for own, given in zip(self._states, states, strict=True):
             own[:num].copy_(given)
             own[num:size].zero_()
-        self._graphs[size]()
+        next(run for length, run in self._graphs[size] if inp.max_decode_seq_len <= length)()
         self.num_replays += 1
         return tuple(result[:num] for result in self._results)
 
@@ -235,7 +249,8 @@ class GraphedRunner:
 
         self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
-        self._graphs = Graphs(self._compute, make_graph, self.collectives)
+        self.longest_at_once = runner.longest_at_once
+        self._graphs = Graphs(self._compute, make_graph, runner.longest_at_once, self.collectives)
         self.draft = GraphedDraft(runner.draft, make_graph) if isinstance(runner.draft, LoadedDraft) else runner.draft
 
     @property
@@ -328,8 +343,9 @@ class GraphedDraft:
         self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
         self.feature_layers, self.vocab_size = draft.feature_layers, draft.vocab_size
         self.fuse, self.logits = draft.fuse, draft.logits
-        self._layers = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
-        self._writes = Graphs(self._write, make_graph)  # the first layer without `attends`
+        at_once = draft.attention.longest_at_once
+        self._layers = [Graphs(partial(self._compute, index), make_graph, at_once) for index in range(draft.num_layers)]
+        self._writes = Graphs(self._write, make_graph, lambda _: None)  # the first layer without `attends`
         self.graphs = [*self._layers, self._writes]
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:

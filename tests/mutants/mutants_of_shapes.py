@@ -3,6 +3,7 @@ computes."""
 
 from tests.mutants.mutant import Mutant
 
+LENGTHS = "tests/model/test_graphs_lengths.py"
 UNIFIED = "tests/unified/test_worker_speculation.py"
 REQUESTS = "tests/scheduler/execution/test_warm_requests.py"
 
@@ -81,5 +82,40 @@ BUDGETS = (
         "0",
         "a launch computes more than its budget",
         tests=(UNIFIED,),
+    ),
+)
+
+LENGTHS_OF_GRAPHS = (
+    Mutant(
+        "decodes of short contexts have no graph of their own",
+        "Graphs._lengths",
+        "at_once and at_once < longest",
+        "False",
+        "attention takes a large batch several passes over each layer, although its contexts are short",
+        tests=(LENGTHS,),
+    ),
+    Mutant(
+        "the graph of one pass takes contexts of any length",
+        "Graphs.replay",
+        "inp.max_decode_seq_len <= length",
+        "True",
+        "the splits of long contexts are written behind the scratch memory",
+        tests=(LENGTHS,),
+    ),
+    Mutant(
+        "one pass takes contexts as long as those of one decode",
+        "TritonAttention.longest_at_once",
+        "self.max_splits // max(1, num_decodes)",
+        "self.max_splits",
+        "a graph that was captured for one pass has several",
+        tests=(LENGTHS,),
+    ),
+    Mutant(
+        "contexts longer than those that were captured have a graph",
+        "Graphs.replay",
+        "only_decodes and num_lanes <= self._sizes[-1] and has_masks and is_short",
+        "only_decodes and num_lanes <= self._sizes[-1] and has_masks",
+        "no graph fits",
+        tests=(LENGTHS,),
     ),
 )
