@@ -23,8 +23,8 @@ WHY_CHARS: Final = 200
 class TorchCollectives:
     """See Collectives. One thread calls it; `doing` may be read by another one.
 
-    With `debug` the ranks compare tags before each call. Without, a rank that has lost the others is noticed when the
-    sizes differ, or when it does not come.
+    With `debug` the ranks compare tags before each call, but not in steps of graphs: a graph has recorded the calls
+    alone. Without, a rank that has lost the others is noticed when the sizes differ, or when it does not come.
     """
 
     def __init__(self, group: Any, place: GroupPlace, device: torch.device, *, debug: bool = False) -> None:
@@ -57,7 +57,7 @@ class TorchCollectives:
     def _call(self, operation: int, parts_RPE: Tensor, step: StepShape) -> Tensor:
         tag = self._calls.enter(operation, parts_RPE, step)
         try:
-            if self._debug and not self._is_capturing:
+            if self._debug and not step.graphs:
                 self._check(tag)
             return self._all_to_all(parts_RPE)
         except GroupBroken:
@@ -76,11 +76,6 @@ class TorchCollectives:
         taken = torch.empty_like(given)
         group.alltoall_base(taken, given, [], []).wait()
         return taken
-
-    @property
-    def _is_capturing(self) -> bool:
-        """Whether a graph is captured: then nothing runs that could be compared."""
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _check(self, own: Tag) -> None:
         """GroupBroken if the ranks are not at the same call."""

@@ -6,7 +6,8 @@ With a draft, the graphs of the target give features, too, and each of the draft
 A size whose longest contexts take attention several passes over a layer has two graphs. One takes all lengths, the
 other one pass, and the contexts that fit into that.
 Graphs that read tree masks serve all decodes. Others serve decodes without one.
-In a group all ranks capture the same sizes. They replay the graph of the same size together, or none of them does.
+In a group all ranks capture the same sizes. In a step of graphs all enter the collectives of one size: ranks that only
+decode replay the graph of it, and the others pad to it.
 Shapes: B lanes, P pages of the longest context, n <= B requests, T = n tokens, L rows of logits, V vocabulary,
 E hidden.
 """
@@ -199,14 +200,14 @@ class Graphs:
         """The forward's results by a graph; None if it has none for this forward.
 
         Without requests it replays the smallest graph, whose lanes are then all padding. In a group it replays the
-        graph that fits all ranks, if all replay one.
+        graph that fits all ranks, in steps of graphs.
         """
         num, lanes = inp.num_decodes, self._lanes
-        num_lanes, is_together = num, False
+        num_lanes = num
         if self._collectives is not None:
             assert inp.step is not None, "a rank of a group computes no forward without the step of all ranks"
-            num_lanes, is_together = inp.step.padded, inp.step.graphs
-            if not is_together:
+            num_lanes = inp.step.padded
+            if not inp.step.graphs:
                 return None
         if lanes is None:
             return None
@@ -216,7 +217,6 @@ class Graphs:
         is_short = inp.max_decode_seq_len <= lanes.input.max_decode_seq_len
         fits = only_decodes and num_lanes <= self._sizes[-1] and has_masks and is_short
         if kv is not self._kv or not fits:
-            assert not is_together, f"step {inp.step}: other ranks replay a graph, but none fits here"
             return None
 
         size = self._sizes[bisect_left(self._sizes, num_lanes)]
@@ -227,6 +227,15 @@ class Graphs:
         next(run for length, run in self._graphs[size] if inp.max_decode_seq_len <= length)()
         self.num_replays += 1
         return tuple(result[:num] for result in self._results)
+
+    def beside_graphs(self, inp: ModelInput) -> ModelInput:
+        """The input of a forward without a graph. Where other ranks replay one, it pads to the size of that one."""
+        step = inp.step
+        if self._collectives is None or step is None or not step.graphs or not self._sizes:
+            return inp
+        assert step.padded <= self._sizes[-1], f"step {step}: other ranks replay a graph, but none is so large"
+        size = self._sizes[bisect_left(self._sizes, step.padded)]
+        return replace(inp, step=step._replace(num_tokens=(size,) * self._collectives.size))
 
 
 def _check(results: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
@@ -244,7 +253,7 @@ class GraphedRunner:
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
-        self.hidden, self.logits = runner.hidden, runner.logits  # without graphs: only prompts are scored
+        self.logits = runner.logits
         self.collectives = runner.collectives
 
         self.why_none = "not captured yet"
@@ -324,14 +333,22 @@ class GraphedRunner:
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """See Runner.forward."""
         found = self._graphs.replay(inp, kv, on_layer)
-        return self.runner.forward(inp, kv, on_layer) if found is None else found[0]
+        return self.runner.forward(self._graphs.beside_graphs(inp), kv, on_layer) if found is None else found[0]
 
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """See Runner.forward_with_features."""
         found = self._graphs.replay(inp, kv, on_layer)
-        return self.runner.forward_with_features(inp, kv, on_layer) if found is None else (found[0], found[1])
+        if found is None:
+            return self.runner.forward_with_features(self._graphs.beside_graphs(inp), kv, on_layer)
+        return found[0], found[1]
+
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Runner.hidden. Without graphs: only prompts are scored."""
+        return self.runner.hidden(self._graphs.beside_graphs(inp), kv, on_layer)
 
 
 class GraphedDraft:

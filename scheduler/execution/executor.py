@@ -13,7 +13,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
 from runtime.clock import Clock
-from scheduler.agreement import Agreement
+from scheduler.agreement import Agreement, wants_graph
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.answers import Masking
 from scheduler.execution.batches import draws_of
@@ -218,4 +218,7 @@ class Executor:
         if self._masking is not None:
             self.grammars.start(self._masking)
         num_tokens = self.launcher.num_tokens(plan)
-        self.agreement.announce(num_tokens, wants_graph=not plan.chunks and num_tokens <= self.runner.max_graphed)
+        of_group = self.runner.max_graphed, self.agreement.size
+        self.agreement.announce(
+            num_tokens, wants_graph=wants_graph(num_tokens, *of_group, has_chunks=bool(plan.chunks))
+        )

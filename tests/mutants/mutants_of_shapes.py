@@ -3,6 +3,8 @@ computes."""
 
 from tests.mutants.mutant import Mutant
 
+GRAPHS_OF_RANKS = "tests/model/test_graphs_ranks.py"
+AGREEMENT = "tests/scheduler/test_agreement.py"
 LENGTHS = "tests/model/test_graphs_lengths.py"
 UNIFIED = "tests/unified/test_worker_speculation.py"
 REQUESTS = "tests/scheduler/execution/test_warm_requests.py"
@@ -117,5 +119,48 @@ LENGTHS_OF_GRAPHS = (
         "only_decodes and num_lanes <= self._sizes[-1] and has_masks",
         "no graph fits",
         tests=(LENGTHS,),
+    ),
+)
+
+BESIDE_PROMPTS = (
+    Mutant(
+        "a rank with a prompt pads to its own tokens beside graphs",
+        "Graphs.beside_graphs",
+        "step._replace(num_tokens=...)",
+        "step",
+        "ranks gather tensors of different sizes",
+        tests=(GRAPHS_OF_RANKS,),
+    ),
+    Mutant(
+        "a rank that scores a prompt does not pad beside graphs",
+        "GraphedRunner.hidden",
+        "self._graphs.beside_graphs(inp)",
+        "inp",
+        "ranks gather tensors of different sizes",
+        tests=(GRAPHS_OF_RANKS,),
+    ),
+    Mutant(
+        "a prompt takes the graphs from all ranks",
+        "wants_graph",
+        "not has_chunks or num_tokens * num_ranks <= PADDED_ROWS",
+        "not has_chunks",
+        "all decode eagerly although the padding costs nothing",
+        tests=(AGREEMENT,),
+    ),
+    Mutant(
+        "all ranks pad to a long prompt",
+        "wants_graph",
+        "num_tokens * num_ranks <= PADDED_ROWS",
+        "True",
+        "the MLP computes many rows of padding",
+        tests=(AGREEMENT,),
+    ),
+    Mutant(
+        "ranks that may replay graphs compare tags",
+        "TorchCollectives._call",
+        "self._debug and not step.graphs",
+        "self._debug",
+        "the rank with a prompt waits for tags that a replay does not send",
+        tests=("tests/model/test_collectives.py",),
     ),
 )
