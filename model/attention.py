@@ -23,6 +23,10 @@ class AttentionBackend(Protocol):
         """The values that `attend` needs, the same for every layer of this forward."""
         ...
 
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """Tokens of the longest context with which so many decodes take one pass over each layer; None: of any."""
+        ...
+
     def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any) -> Tensor:
         """(T, H, D) in q's dtype. `kv_layer` is (num_pages, 2, page_size, K, D), H a multiple of K."""
         ...

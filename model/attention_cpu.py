@@ -82,6 +82,10 @@ class CpuAttention:
     query_dtype: torch.dtype | None = None
     kernels: CpuKernels | None = None
 
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """See AttentionBackend. Any batch takes one pass."""
+        return None
+
     def plan(self, inp: ModelInput, layout: LayerLayout) -> CpuPlan:
         """Pages, groups and masks. `inp` is in host memory, so its lengths can be read."""
         dtype = self.query_dtype or TORCH_DTYPES[layout.dtype]

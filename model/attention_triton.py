@@ -83,6 +83,10 @@ class TritonAttention:
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
         self.num_programs = max(1, PROGRAMS_PER_SM * num_sms // num_kv_heads)  # for each kv head
 
+    def longest_at_once(self, num_decodes: int) -> int:
+        """See AttentionBackend: the scratch memory holds the splits of so many contexts of this length."""
+        return self.max_splits // max(1, num_decodes) * SPLIT
+
     def plan(self, inp: ModelInput, layout: LayerLayout) -> TritonPlan:
         """Makes tiles of chunks from host lengths, and splits of decodes from device lengths. Reads nothing back."""
         device = inp.positions_T.device

@@ -54,6 +54,10 @@ class VarlenAttention:
         self._kernel = kernel
         self._options = {"num_splits": 1} if "num_splits" in inspect.signature(kernel).parameters else {}
 
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """See AttentionBackend. Any batch takes one pass."""
+        return None
+
     def plan(self, inp: ModelInput, layout: LayerLayout) -> VarlenPlan:
         """Takes query lengths from the host and context lengths from the device. Reads nothing back.
 

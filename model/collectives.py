@@ -22,7 +22,7 @@ class Collectives(Protocol):
     """The ranks of one group. Each call blocks the forward stream until every rank has entered it.
 
     Each call has a tag. Ranks whose tags differ have lost each other: GroupBroken names both. With NCCL, tags are
-    compared in debug mode only.
+    compared in debug mode only, and not in steps of graphs.
     """
 
     rank: int

@@ -25,8 +25,8 @@ WHY_CHARS: Final = 200
 class TorchCollectives:
     """See Collectives. One thread calls it; `doing` may be read by another one.
 
-    With `debug` the ranks compare tags before each call. Without, a rank that has lost the others is noticed when the
-    sizes differ, or when it does not come.
+    With `debug` the ranks compare tags before each call, but not in steps of graphs: a graph has recorded the calls
+    alone. Without, a rank that has lost the others is noticed when the sizes differ, or when it does not come.
     """
 
     def __init__(self, group: Any, place: GroupPlace, device: torch.device, *, debug: bool = False) -> None:
@@ -66,7 +66,7 @@ class TorchCollectives:
     def _call(self, operation: int, parts_RPE: Tensor, step: StepShape) -> Tensor:
         tag = self._calls.enter(operation, parts_RPE, step)
         try:
-            if self._debug and not self._is_capturing:
+            if self._debug and not step.graphs:
                 self._check(tag)
             with self._queued(tag):
                 return self._all_to_all(parts_RPE)
@@ -93,7 +93,7 @@ class TorchCollectives:
 
     @property
     def _is_capturing(self) -> bool:
-        """Whether a graph is captured: then nothing runs that could be compared."""
+        """Whether a graph is captured."""
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _check(self, own: Tag) -> None:

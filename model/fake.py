@@ -72,6 +72,10 @@ class FakeRunner:
         group = LayerGroup(self.num_draft_layers, self.num_kv_heads, self.head_dim, lookahead=self.num_draft_layers)
         return FakeDraft(self.draft_seed, self.vocab_size, self.num_layers, group)
 
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """See AttentionBackend. It reads contexts of any length."""
+        return None
+
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens). Always float32."""
         target = LayerGroup(self.num_layers, self.num_kv_heads, self.head_dim)

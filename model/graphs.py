@@ -3,8 +3,11 @@
 A batch is copied into fixed buffers and padded to the next captured size. Padding lanes read and write page 0 only. The
 graphs of all sizes write their results into the same buffers. Chunks of prompts and larger batches run without graphs.
 With a draft, the graphs of the target give features, too, and each of the draft's layers has graphs of its own.
+A size whose longest contexts take attention several passes over a layer has two graphs. One takes all lengths, the
+other one pass, and the contexts that fit into that.
 Graphs that read tree masks serve all decodes. Others serve decodes without one.
-In a group all ranks capture the same sizes. They replay the graph of the same size together, or none of them does.
+In a group all ranks capture the same sizes. In a step of graphs all enter the collectives of one size: ranks that only
+decode replay the graph of it, and the others pad to it.
 Shapes: B lanes, P pages of the longest context, n <= B requests, T = n tokens, L rows of logits, V vocabulary,
 E hidden.
 """
@@ -102,16 +105,18 @@ class Graphs:
     """Graphs of one forward of decodes, for batches of a few sizes.
 
     `compute(inp, kv, *states)` is the forward: it also reads `states` and returns tensors, each with a row per lane.
-    `collectives`: it computes with the other ranks of its group.
+    `longest_at_once`: see AttentionBackend. `collectives`: it computes with the other ranks of its group.
     """
 
     def __init__(
         self,
         compute: Callable[..., tuple[Tensor, ...]],
         make_graph: Capture,
+        longest_at_once: Callable[[int], int | None],
         collectives: Collectives | None = None,
     ) -> None:
         self._compute, self._make_graph, self._collectives = compute, make_graph, collectives
+        self._longest_at_once = longest_at_once
         self.num_replays = 0
         self.forget()
 
@@ -126,7 +131,7 @@ class Graphs:
         self._lanes: Lanes | None = None
         self._states: tuple[Tensor, ...] = ()
         self._results: tuple[Tensor, ...] = ()
-        self._graphs: dict[int, Run] = {}
+        self._graphs: dict[int, list[tuple[int, Run]]] = {}  # by size: the longest context and the graph, ascending
         self._sizes: tuple[int, ...] = ()
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...], *states: Tensor) -> None:
@@ -139,9 +144,17 @@ class Graphs:
         largest = self._of_all_ranks(lanes.first(sizes[-1]))
         self._results = tuple(torch.empty_like(each) for each in self._compute(largest, kv, *states))
         for size in reversed(sizes):
+            inp = self._of_all_ranks(lanes.first(size))
             own = [[each[:size] for each in tensors] for tensors in (states, self._results)]
-            self._graphs[size] = self._captured(self._of_all_ranks(lanes.first(size)), kv, *own)
+            lengths = self._lengths(size, inp.max_decode_seq_len)
+            runs = [self._captured(replace(inp, max_decode_seq_len=length), kv, *own) for length in reversed(lengths)]
+            self._graphs[size] = list(zip(lengths, reversed(runs), strict=True))
         self._kv, self._lanes, self._states, self._sizes = kv, lanes, states, sizes
+
+    def _lengths(self, size: int, longest: int) -> list[int]:
+        """The longest context of each graph of a size, ascending. The last one is `longest`."""
+        at_once = self._longest_at_once(size)
+        return [at_once, longest] if at_once and at_once < longest else [longest]
 
     def _captured(self, inp: ModelInput, kv: PagedKv, states: list[Tensor], results: list[Tensor]) -> Run:
         def run() -> None:
@@ -187,22 +200,23 @@ class Graphs:
         """The forward's results by a graph; None if it has none for this forward.
 
         Without requests it replays the smallest graph, whose lanes are then all padding. In a group it replays the
-        graph that fits all ranks, if all replay one.
+        graph that fits all ranks, in steps of graphs.
         """
         num, lanes = inp.num_decodes, self._lanes
-        num_lanes, is_together = num, False
+        num_lanes = num
         if self._collectives is not None:
             assert inp.step is not None, "a rank of a group computes no forward without the step of all ranks"
-            num_lanes, is_together = inp.step.padded, inp.step.graphs
-            if not is_together:
+            num_lanes = inp.step.padded
+            if not inp.step.graphs:
                 return None
         if lanes is None:
             return None
 
         only_decodes = not inp.extend_lens and on_layer is None
         has_masks = inp.tree_mask is None or lanes.input.tree_mask is not None
-        if kv is not self._kv or not only_decodes or num_lanes > self._sizes[-1] or not has_masks:
-            assert not is_together, f"step {inp.step}: other ranks replay a graph, but none fits here"
+        is_short = inp.max_decode_seq_len <= lanes.input.max_decode_seq_len
+        fits = only_decodes and num_lanes <= self._sizes[-1] and has_masks and is_short
+        if kv is not self._kv or not fits:
             return None
 
         size = self._sizes[bisect_left(self._sizes, num_lanes)]
@@ -210,9 +224,18 @@ class Graphs:
         for own, given in zip(self._states, states, strict=True):
             own[:num].copy_(given)
             own[num:size].zero_()
-        self._graphs[size]()
+        next(run for length, run in self._graphs[size] if inp.max_decode_seq_len <= length)()
         self.num_replays += 1
         return tuple(result[:num] for result in self._results)
+
+    def beside_graphs(self, inp: ModelInput) -> ModelInput:
+        """The input of a forward without a graph. Where other ranks replay one, it pads to the size of that one."""
+        step = inp.step
+        if self._collectives is None or step is None or not step.graphs or not self._sizes:
+            return inp
+        assert step.padded <= self._sizes[-1], f"step {step}: other ranks replay a graph, but none is so large"
+        size = self._sizes[bisect_left(self._sizes, step.padded)]
+        return replace(inp, step=step._replace(num_tokens=(size,) * self._collectives.size))
 
 
 def _check(results: list[Tensor], wanted: tuple[Tensor, ...]) -> None:
@@ -230,12 +253,13 @@ class GraphedRunner:
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
         self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
-        self.hidden, self.logits = runner.hidden, runner.logits  # without graphs: only prompts are scored
+        self.logits = runner.logits
         self.collectives = runner.collectives
 
         self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
-        self._graphs = Graphs(self._compute, make_graph, self.collectives)
+        self.longest_at_once = runner.longest_at_once
+        self._graphs = Graphs(self._compute, make_graph, runner.longest_at_once, self.collectives)
         self.draft = GraphedDraft(runner.draft, make_graph) if isinstance(runner.draft, LoadedDraft) else runner.draft
 
     @property
@@ -309,14 +333,22 @@ class GraphedRunner:
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """See Runner.forward."""
         found = self._graphs.replay(inp, kv, on_layer)
-        return self.runner.forward(inp, kv, on_layer) if found is None else found[0]
+        return self.runner.forward(self._graphs.beside_graphs(inp), kv, on_layer) if found is None else found[0]
 
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """See Runner.forward_with_features."""
         found = self._graphs.replay(inp, kv, on_layer)
-        return self.runner.forward_with_features(inp, kv, on_layer) if found is None else (found[0], found[1])
+        if found is None:
+            return self.runner.forward_with_features(self._graphs.beside_graphs(inp), kv, on_layer)
+        return found[0], found[1]
+
+    def hidden(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Runner.hidden. Without graphs: only prompts are scored."""
+        return self.runner.hidden(self._graphs.beside_graphs(inp), kv, on_layer)
 
 
 class GraphedDraft:
@@ -328,8 +360,9 @@ class GraphedDraft:
         self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
         self.feature_layers, self.vocab_size = draft.feature_layers, draft.vocab_size
         self.fuse, self.logits = draft.fuse, draft.logits
-        self._layers = [Graphs(partial(self._compute, index), make_graph) for index in range(draft.num_layers)]
-        self._writes = Graphs(self._write, make_graph)  # the first layer without `attends`
+        at_once = draft.attention.longest_at_once
+        self._layers = [Graphs(partial(self._compute, index), make_graph, at_once) for index in range(draft.num_layers)]
+        self._writes = Graphs(self._write, make_graph, lambda _: None)  # the first layer without `attends`
         self.graphs = [*self._layers, self._writes]
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:

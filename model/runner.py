@@ -82,6 +82,10 @@ class Runner(Protocol):
         """Tokens of decodes that a captured graph computes at most; 0 without graphs."""
         ...
 
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """See AttentionBackend."""
+        ...
+
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens). With a draft, its group comes behind the model's."""
         ...
@@ -232,6 +236,10 @@ class ModelRunner:
         mib = {"mapped_mib": self.mapped_weight_bytes >> 20, "private_mib": self.private_weight_bytes >> 20}
         ranks = self.collectives
         return mib if ranks is None else mib | {"rank": ranks.rank, "ranks": ranks.size}
+
+    def longest_at_once(self, num_decodes: int) -> int | None:
+        """See AttentionBackend."""
+        return self.attention.longest_at_once(num_decodes)
 
     def kv_layout(self, page_size: int) -> KvLayout:
         """The shape of this model's KV at a page size (tokens); see Runner."""

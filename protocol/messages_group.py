@@ -38,7 +38,8 @@ class RankHello(Message):
 class StepRow(Message):
     """What one rank computes in a step: so many tokens, of its prompts and of the rows that decode. 0: it is idle.
 
-    `wants_graph`: it has only decodes, which a captured graph could compute, or nothing.
+    `wants_graph`: a captured graph could take so many tokens. Of a rank with chunks of prompts, which replays none,
+    it says that the others may.
     """
 
     epoch: Positive
@@ -74,7 +75,7 @@ class StepShape(NamedTuple):
 
     step: int
     num_tokens: tuple[int, ...]
-    graphs: bool = False  # every rank replays a graph
+    graphs: bool = False  # ranks that only decode replay the graph of one size, and the others pad to that size
 
     @property
     def padded(self) -> int:

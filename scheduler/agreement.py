@@ -13,8 +13,22 @@ A rank announces step s + 1 only after it has launched s. So another rank is one
 A worker of its own is a group of one: what it announces is agreed.
 """
 
+from typing import Final
+
 from protocol.errors import GroupBroken
 from protocol.messages_group import StepRow, StepShape
+
+PADDED_ROWS: Final = 256  # of all ranks: up to so many, a product takes as long as reading its weights
+
+
+def wants_graph(num_tokens: int, max_graphed: int, num_ranks: int, *, has_chunks: bool) -> bool:
+    """Whether ranks that decode may replay graphs while this rank computes so many tokens.
+
+    A rank with chunks of prompts replays none. It computes eagerly, and pads its tokens to the size of the graph, since
+    a graph's collectives have one size. All ranks then compute so many rows of each. That is worth it only if the rows
+    of all ranks are few: the ranks wait for one another at each layer, so a replay beside a long prompt gains nothing.
+    """
+    return num_tokens <= max_graphed and (not has_chunks or num_tokens * num_ranks <= PADDED_ROWS)
 
 
 class Agreement:

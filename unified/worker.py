@@ -93,12 +93,12 @@ class UnifiedWorker:
         for req in self._tokens.retract(self.planner.make_room()):
             del self._requests[req.key]
         decodes = self.planner.decodes()
-        num_mixed = len(decodes) if self._policies.enable_mixed_chunk else 0
+        decode_tokens = self.planner.speculation.most_tokens(len(decodes))
         chunks = next_chunks(
             self._computing,
             self._chunk_size,
-            num_mixed,
-            self._policies.launch_tokens(self._chunk_size, len(decodes)),
+            decode_tokens if self._policies.enable_mixed_chunk else 0,
+            self._policies.launch_tokens(self._chunk_size, decode_tokens),
             lookahead=self.planner.book.lookahead,
         )
         if not chunks and not decodes:
@@ -171,7 +171,8 @@ class UnifiedWorker:
     def _admit(self) -> None:
         """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones
         back."""
-        budget = self._policies.launch_tokens(self._chunk_size, len(self.planner.decodes()))
+        decode_tokens = self.planner.speculation.most_tokens(len(self.planner.decodes()))
+        budget = self._policies.launch_tokens(self._chunk_size, decode_tokens)
         while (request := self._waiting.first()) is not None:
             if is_too_early(request, self._being_computed(), self.planner, self._chunk_size, budget):
                 return

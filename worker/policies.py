@@ -21,13 +21,13 @@ class Policies:
     mixed_chunk_size: int | None = None  # None: not bounded further
     enable_mixed_chunk: bool = True
 
-    def launch_tokens(self, chunk_size: int, num_decodes: int) -> int | None:
-        """Most tokens of one launch, decodes in it included; None: one whole prompt. So many choices decode in it, or
-        wait for it."""
+    def launch_tokens(self, chunk_size: int, decode_tokens: int) -> int | None:
+        """Most tokens of one launch, `decode_tokens` of choices that decode included; None: one whole prompt. These
+        choices decode in it, or wait for it."""
         most = self.max_prefill_tokens or chunk_size or None
-        if not (most and num_decodes and self.mixed_chunk_size):
+        if not (most and decode_tokens and self.mixed_chunk_size):
             return most
-        return min(most, self.mixed_chunk_size + (num_decodes if self.enable_mixed_chunk else 0))
+        return min(most, self.mixed_chunk_size + (decode_tokens if self.enable_mixed_chunk else 0))
 
     def prefix(self, planner: Planner) -> Callable[[Assigned], int] | None:
         """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""

@@ -112,12 +112,13 @@ class Assigned:
 def next_chunks(
     requests: Sequence[Assigned],
     chunk_size: int,
-    num_decodes: int = 0,
+    decode_tokens: int = 0,
     max_tokens: int | None = None,
     *,
     lookahead: int = 0,
 ) -> tuple[ExtendChunk, ...]:
-    """The prompt chunks of the next launch, which decodes `num_decodes` tokens too. The oldest request comes first.
+    """The prompt chunks of the next launch, which computes `decode_tokens` of decodes, too. The oldest request comes
+    first.
 
     For the bounds see plan_chunks. `lookahead`: the layout's. A draft begins with the target's features of so many
     tokens at a prompt's end, so one launch computes them all.
@@ -126,7 +127,7 @@ def next_chunks(
         return ()
     chunks: list[ExtendChunk] = []
     left = [request.prompt_left for request in requests]
-    sizes = plan_chunks(left, chunk_size, num_decodes, max_tokens, max(lookahead, 1))
+    sizes = plan_chunks(left, chunk_size, decode_tokens, max_tokens, max(lookahead, 1))
     for request, size in zip(requests, sizes, strict=True):
         prompt, end = request.prompt, request.prompt.num_computed + size
         samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []

@@ -11,8 +11,9 @@ from collections import deque
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
+from protocol.errors import InternalError
 from runtime.clock import Clock
-from scheduler.agreement import Agreement
+from scheduler.agreement import Agreement, wants_graph
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.answers import Masking
 from scheduler.execution.batches import draws_of
@@ -26,7 +27,17 @@ from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
-from scheduler.plan import Called, ForgetGrammar, LayerWritten, LearnGrammar, MakeMask, Operation, Outcome, Plan
+from scheduler.plan import (
+    Called,
+    ForgetGrammar,
+    LayerWritten,
+    LearnGrammar,
+    MakeMask,
+    Operation,
+    Outcome,
+    Plan,
+    StepResult,
+)
 
 
 class Executor:
@@ -95,6 +106,20 @@ class Executor:
         sizes = {"max_requests": num_rows - 1, "max_pages": max_pages}
         num_ranks = self.agreement.size
         warm_up(self.runner, self.kv, device.forward, **sizes, host=self.host, shape=shape, num_ranks=num_ranks)
+
+    def run_alone(self, plan: Plan) -> StepResult:
+        """Launches a plan before any that a planner has made, and waits until it is over. InternalError if it fails."""
+        self.submit(plan)
+        launch = self.launches[-1]
+        assert launch.copy_done is not None
+        launch.copy_done.synchronize()
+        for _, written in tuple(launch.layers):
+            written.synchronize()
+        result = self.poll()[-1]
+        assert isinstance(result, StepResult)
+        if result.error:
+            raise InternalError(f"a launch before the first request has failed: {result.error}")
+        return result
 
     def submit(self, operation: Operation) -> None:
         """Enqueues an operation. Operations run in this order."""
@@ -200,4 +225,7 @@ class Executor:
         if self._masking is not None:
             self.grammars.start(self._masking)
         num_tokens = self.launcher.num_tokens(plan)
-        self.agreement.announce(num_tokens, wants_graph=not plan.chunks and num_tokens <= self.runner.max_graphed)
+        of_group = self.runner.max_graphed, self.agreement.size
+        self.agreement.announce(
+            num_tokens, wants_graph=wants_graph(num_tokens, *of_group, has_chunks=bool(plan.chunks))
+        )

@@ -1,4 +1,5 @@
 """The first forwards of a worker, before it reports that it is ready. They compile and load what later ones need.
+warm_requests.py has the first requests, which draw tokens.
 
 A GPU's attention kernel takes seconds to compile. In a serving loop that would look like a hang. Only page 0, the
 padding, is read and written.
@@ -63,8 +64,7 @@ def warm_up(
                     host.fill(padding_N, padding_N)
                 if isinstance(runner, GraphedRunner):
                     runner.capture(kv, max_requests, max_pages, shape.num_computed, trees=trees)
-                for layer in range(kv.layout.num_layers):
-                    kv.layer(layer)[0].zero_()
+                clear_padding(kv)
         except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
             errors.append(error)
 
@@ -74,3 +74,9 @@ def warm_up(
         raise errors[0]
     if errors:
         raise InternalError(f"the first forward has failed: {errors[0]}") from errors[0]
+
+
+def clear_padding(kv: PagedKv) -> None:
+    """Page 0 holds zeros afterwards, in every layer."""
+    for layer in range(kv.layout.num_layers):
+        kv.layer(layer)[0].zero_()

@@ -38,8 +38,8 @@ def plan_chunks(
     """How many tokens of each prompt to compute. `remaining[i]` tokens are left of prompt i; prompts are oldest first.
 
     `chunk_size` bounds the tokens of one prompt; 0 means whole prompts. `max_tokens` bounds those of one launch, and
-    decodes take `taken` of them; without it, `chunk_size` does, or one whole prompt is taken. A launch computes at
-    least one token of the oldest prompt. No prompt passes an older one.
+    decodes compute `taken` of them, with a draft several each; without it, `chunk_size` does, or one whole prompt is
+    taken. A launch computes at least one token of the oldest prompt. No prompt passes an older one.
 
     The last chunk of a prompt has `last` tokens or more, or is the whole prompt. Smaller bounds count as `last`.
     """

@@ -84,6 +84,10 @@ class Speculation:
         """[i]: how likely the first i + 1 proposals are all kept, by what was kept lately."""
         return list(accumulate((kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)), mul))
 
+    def most_tokens(self, num_rows: int) -> int:
+        """Tokens that the next launch computes of so many rows at most: with a draft, all that it verifies of each."""
+        return num_rows * self.shape.num_computed
+
     def next_steps(self, num_rows: int) -> int:
         """Proposals for each of so many rows in the next launch."""
         if self.costs is None or not num_rows:

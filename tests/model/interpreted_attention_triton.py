@@ -5,6 +5,8 @@ Triton decides when it is imported whether kernels are interpreted, so TRITON_IN
 float16 stands for half precision: the interpreter multiplies the raw bits of bfloat16 (a GPU test has that).
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -67,6 +69,24 @@ def test_the_number_of_programs_and_of_launches_changes_no_bit(num_programs: int
         few.attend(case.q_THD, case.kv_layer, plan),
         many.attend(case.q_THD, case.kv_layer, many.plan(case.inp, case.layout)),
     )
+
+
+@pytest.mark.parametrize("most", [5, 11, 15])
+def test_so_many_contexts_of_the_longest_at_once_take_one_launch_and_one_token_more_several(most: int) -> None:
+    """Whatever length a graph was captured for, its result is the same."""
+    lens = (500, 40, 256, 1, 512)
+    case = make_case((), lens, page_size=16)
+    backend, whole = make(4, case.layout), make(4, case.layout)
+    backend.max_splits = most
+    longest = backend.longest_at_once(len(lens))
+    assert longest == most // 5 * SPLIT
+    for bound, is_one in ((longest, True), (longest + 1, False)):
+        if bound < max(lens):
+            continue
+        plan = backend.plan(replace(case.inp, max_decode_seq_len=bound), case.layout)
+        assert (len(plan.decodes) == 1) == is_one
+        found = backend.attend(case.q_THD, case.kv_layer, plan)
+        assert torch.equal(found, whole.attend(case.q_THD, case.kv_layer, whole.plan(case.inp, case.layout)))
 
 
 def test_a_long_context_is_the_work_of_many_programs() -> None:

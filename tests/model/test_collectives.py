@@ -107,6 +107,19 @@ def test_a_rank_that_has_skipped_a_call_is_noticed_in_the_next(tmp_path: Path, i
     in_group(2, tmp_path, main)
 
 
+def test_a_rank_that_computes_beside_a_replay_compares_no_tags(tmp_path: Path) -> None:
+    """A graph has recorded its calls before the first step."""
+
+    def main(ranks: Any) -> None:
+        step = StepShape(0 if ranks.rank else 7, (2, 2), True)
+        given = torch.full((2, 3), float(ranks.rank))
+        every = torch.stack([torch.full((2, 3), float(rank)) for rank in range(2)])
+        assert torch.equal(ranks.gather(given, step), every)
+        assert torch.equal(ranks.exchange(torch.stack((given, given)), step), every)
+
+    over_gloo(2, tmp_path, main, debug=True)
+
+
 def test_a_rank_that_leaves_breaks_the_group_of_those_that_wait(tmp_path: Path, in_group: InGroup) -> None:
     """What they wait for is told to another thread meanwhile."""
     waiting: list[str] = []

@@ -60,7 +60,11 @@ def test_the_check_of_a_graph_takes_memory_for_a_few_rows_of_logits(monkeypatch:
     the memory."""
     monkeypatch.setattr(graphs, "CHECK_BYTES", 3 * ROW_BYTES, raising=False)
     memory = NewMemory()
-    made, lanes, results = Graphs(memory.forward, lambda run: run), Lanes(64, 2, 4, FAKE.device), torch.empty(64, VOCAB)
+    made, lanes, results = (
+        Graphs(memory.forward, lambda run: run, lambda _: None),
+        Lanes(64, 2, 4, FAKE.device),
+        torch.empty(64, VOCAB),
+    )
     with memory:
         made._captured(lanes.first(64), PagedKv(FAKE.kv_layout(4), 9), [], [results])
     assert not results.isnan().any()

@@ -86,6 +86,61 @@ def test_ranks_replay_the_graph_of_one_size(tmp_path: Path, fake: bool) -> None:
     met(3, main)
 
 
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("kind", ["fake", "with a draft", "real"])
+def test_a_rank_with_a_prompt_enters_the_collectives_of_the_graph_that_the_others_replay(
+    tmp_path: Path, kind: str, scores: bool
+) -> None:
+    """Its prompt of 3 tokens, or a chunk beside a decode, takes no graph from them, and all tokens are exact."""
+    folder = make_checkpoint(tmp_path, "qwen3", intermediate_size=96)
+
+    def loaded(ranks: MetCollectives | None) -> Runner:
+        if kind == "real":
+            return ModelRunner.load(folder, device="cpu", collectives=ranks)
+        return FakeRunner(97, context_length=64, draft_seed=1 if kind == "with a draft" else None, collectives=ranks)
+
+    alone = Lanes(loaded(None), 4)
+    expected = [alone.generate(random_prompt(3, 97, seed), 4) for seed in range(2)]
+
+    def main(ranks: MetCollectives) -> None:
+        rank, is_late = Rank(loaded(ranks)), ranks.rank == 0
+        graphed, kv = rank.graphed, rank.lanes.kv
+
+        def computed(inp: ModelInput) -> Tensor:
+            if scores and inp.extend_lens:
+                hidden, _ = graphed.hidden(inp, kv)
+                return graphed.logits(hidden)
+            return graphed.forward(inp, kv) if graphed.draft is None else graphed.forward_with_features(inp, kv)[0]
+
+        lanes = [] if is_late else rank.prefill(2, StepShape(1, (0, 6)))
+        if is_late:
+            graphed.forward(replace(IDLE, step=StepShape(1, (0, 6))), kv)
+        ranks.entered.clear()
+
+        # Graphs that were captured say that they are of step 0, and so does this one.
+        step = StepShape(0, (3, 2), True)
+        if is_late:
+            first = rank.lanes.lane(random_prompt(3, 97, 0), 9)
+            logits_LV = computed(replace(rank.lanes.model_input([(first, 3)], []), step=step))
+            first.done = 3
+            first.tokens.append(int(logits_LV[-1].argmax()))
+            lanes = [first]
+        else:
+            rank.decode(lanes, step)
+        assert graphed.num_replays == (0 if is_late else 1)
+        assert {shape[-2] for _, _, shape in ranks.entered} == {4}, "the size of the graph for three"
+        assert len(ranks.entered) == 2 * graphed.config.num_layers
+
+        while len(lanes[0].tokens) < 7:
+            rank.decode(lanes, StepShape(0, (1, 2), True))
+            if not is_late and len(lanes[0].tokens) == 7:
+                rank.decode([], StepShape(0, (1, 2), True))  # the rank that began later goes on alone
+        for lane, tokens in zip(lanes, expected, strict=False):
+            assert lane.tokens[3:] == tokens[: len(lane.tokens) - 3]
+
+    met(2, main)
+
+
 def test_a_draft_replays_its_own_graphs_whatever_the_other_ranks_do(tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path / "target", "qwen3")
     source = DraftSource("eagle", make_draft(tmp_path / "draft", target, "eagle", "qwen3"))
@@ -205,7 +260,7 @@ def test_a_step_of_graphs_for_which_none_fits_is_refused() -> None:
 
     def main(ranks: MetCollectives) -> None:
         rank = Rank(FakeRunner(97, context_length=64, collectives=ranks))
-        with pytest.raises(AssertionError, match="other ranks replay a graph, but none fits here"):
+        with pytest.raises(AssertionError, match="other ranks replay a graph, but none is so large"):
             rank.decode([], StepShape(2, (0, 9), True))
         with pytest.raises(AssertionError, match="without the step of all ranks"):
             rank.graphed.forward(IDLE, rank.lanes.kv)

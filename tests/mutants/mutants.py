@@ -29,6 +29,7 @@ from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
+from tests.mutants.mutants_of_shapes import BESIDE_PROMPTS, BUDGETS, LENGTHS_OF_GRAPHS, WARM
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
 
@@ -368,6 +369,10 @@ MUTANTS = (
     *RANKS,
     *RESTARTS,
     *STEPS,
+    *WARM,
+    *BUDGETS,
+    *BESIDE_PROMPTS,
+    *LENGTHS_OF_GRAPHS,
     *MLPS,
     *ON_A_CPU,
 )

@@ -126,7 +126,7 @@ ON_A_CPU = (
     Mutant(
         "prompts beside decodes fill the launch",
         "Policies.launch_tokens",
-        "most and num_decodes and self.mixed_chunk_size",
+        "most and decode_tokens and self.mixed_chunk_size",
         "False",
         "streams wait for 2,048 tokens of others' prompts",
         tests=(POLICIES,),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import GroupBroken
 from protocol.messages_group import StepRow, StepShape
-from scheduler.agreement import Agreement
+from scheduler.agreement import PADDED_ROWS, Agreement, wants_graph
 
 
 def group(size: int) -> list[Agreement]:
@@ -144,3 +144,24 @@ def test_any_order_of_messages_gives_every_rank_the_same_steps(size: int, rng: r
 
     assert not any(work) and all(each == shapes[0] for each in shapes)
     assert all(any(shape.num_tokens) for shape in shapes[0]), "a step in which nobody computes anything"
+
+
+@given(st.integers(0, 600), st.integers(0, 300), st.integers(1, 9))
+def test_a_rank_with_a_prompt_leaves_others_their_graphs_if_the_padding_costs_nothing(
+    num_tokens: int, max_graphed: int, num_ranks: int
+) -> None:
+    decodes, prompts = (
+        wants_graph(num_tokens, max_graphed, num_ranks, has_chunks=has_chunks) for has_chunks in (False, True)
+    )
+    assert decodes == (num_tokens <= max_graphed), "decodes of any number of rows replay a graph that is large enough"
+    assert prompts == (decodes and num_tokens * num_ranks <= PADDED_ROWS)
+
+
+def test_a_short_prompt_of_one_rank_takes_no_graph_from_the_others_and_a_long_one_does() -> None:
+    for num_tokens, graphs in ((30, True), (129, False), (2048, False)):
+        first, second = group(2)
+        first.announce(num_tokens, wants_graph=wants_graph(num_tokens, 256, 2, has_chunks=True))
+        second.announce(9, wants_graph=wants_graph(9, 256, 2, has_chunks=False))
+        deliver([first, second], 0, 1, 0)
+        deliver([first, second], 1, 0, 0)
+        assert first.shape == second.shape == StepShape(1, (num_tokens, 9), graphs)

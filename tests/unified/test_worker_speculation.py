@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from model.inputs import ModelInput
 from protocol.messages_gateway import SamplingParams
 from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_rest, make_cluster, prompt_of
@@ -80,3 +81,20 @@ def test_several_draft_layers(num_layers: int, num_steps: int, chunk_size: int, 
         assert (tuple(cluster.answers[key].ids), cluster.answers[key].finish) == (tokens, reason)
     expect_rest(cluster)
     assert proposals.num_kept >= 15 * num_steps
+
+
+@pytest.mark.parametrize("tree, width", [((1, 0), 4), ((2, 7), 7)])
+def test_the_budget_of_a_launch_counts_all_tokens_that_are_verified(tree: tuple[int, int], width: int) -> None:
+    seen: list[ModelInput] = []
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1, before_forward=seen.append)
+    budget = 30
+    cluster = speculating(runner, num_steps=3, tree=tree, chunk_size=budget)
+    for index in range(6):
+        cluster.assign(f"r{index}", prompt_of(f"r{index}", 50), SamplingParams(max_tokens=30, temperature=0.0))
+    cluster.run()
+    mixed = [inp for inp in seen if inp.extend_lens and inp.num_decodes]
+    assert len(mixed) > 5 and {inp.num_decodes % width for inp in mixed} == {0}
+    for inp in mixed:  # one token of a prompt is computed beside any number of rows
+        assert inp.input_ids_T.numel() <= max(budget, inp.num_decodes + 1)
+    assert any(inp.input_ids_T.numel() == budget for inp in mixed), "what is left of the budget goes to prompts"
+    expect_rest(cluster)

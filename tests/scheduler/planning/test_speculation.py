@@ -164,5 +164,5 @@ def test_a_slow_round_does_not_count() -> None:
 
 def test_a_launch_that_fails_while_it_is_timed_ends_the_start() -> None:
     failing = FakeRunner(draft_seed=1, before_forward=FailAt(2))
-    with pytest.raises(InternalError, match="a launch that was timed has failed"):
+    with pytest.raises(InternalError, match="a launch before the first request has failed"):
         measure_step_costs(make_executor(ManualStream(), runner=failing), 2, 3, VirtualClock())
