@@ -126,7 +126,7 @@ BESIDE_PROMPTS = (
     Mutant(
         "a rank with a prompt pads to its own tokens beside graphs",
         "Graphs.beside_graphs",
-        "step._replace(num_tokens=...)",
+        "step._replace(num_tokens=(size,) * self._collectives.size)",
         "step",
         "ranks gather tensors of different sizes",
         tests=(GRAPHS_OF_RANKS,),
