@@ -26,7 +26,17 @@ from scheduler.execution.launches import MakeLaunches, PlainLaunches
 from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
-from scheduler.plan import Called, ForgetGrammar, LayerWritten, LearnGrammar, MakeMask, Operation, Outcome, Plan
+from scheduler.plan import (
+    Called,
+    DropMask,
+    ForgetGrammar,
+    LayerWritten,
+    LearnGrammar,
+    MakeMask,
+    Operation,
+    Outcome,
+    Plan,
+)
 
 
 class Executor:
@@ -158,6 +168,8 @@ class Executor:
                 self.grammars.forget(operation)
             elif isinstance(operation, MakeMask):
                 self.grammars.make_mask(operation.draw)
+            elif isinstance(operation, DropMask):
+                self.grammars.drop_mask(operation)
             else:
                 self.copies.enqueue(operation)
             self.submitted.popleft()
