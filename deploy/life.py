@@ -8,11 +8,13 @@ A **unit** is what starts and ends together: the ranks of a group, or one proces
 
     | how it ended                                                 | counts | what follows                          |
     |--------------------------------------------------------------|--------|---------------------------------------|
-    | another start would end the same way (`is_hopeless`)         | yes    | GIVEN_UP                              |
     | one of its processes was paused, and missed (`is_of_pause`)  | no     | it is started again at once           |
     | otherwise                                                    | yes    | it is started again, at once the      |
     |                                                              |        | first time, then after growing waits  |
     | the same, more often in a row than --max-restarts allows     | yes    | GIVEN_UP                              |
+
+Every unit has served before it has a life here. So no end is hopeless, whatever the process says of it: a folder, a
+gateway or an address may be away for a while.
 """
 
 from collections.abc import Collection
@@ -20,13 +22,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from deploy.sentences import Ended
-from protocol.errors import AddressInUse, GroupBroken, MemoryShort, Unavailable
-from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED
+from protocol.errors import GroupBroken, Unavailable
+from runtime.process_life import EXIT_REFUSED
 
 FIRST_WAIT_S = 0.5  # before the second restart in a row; each further wait doubles
 MAX_WAIT_S = 30.0
 FORGIVEN_AFTER_S = 60.0  # of serving; earlier failures then no longer count
-_PASSING = frozenset({Unavailable.code, AddressInUse.code, MemoryShort.code})  # a later start may succeed
 _MISSED = frozenset({GroupBroken.code, Unavailable.code})  # error codes that may follow from a pause
 
 
@@ -56,21 +57,20 @@ class Life:
         assert self.state is State.STARTING, f"ready while {self.state}"
         return replace(self, state=State.RUNNING, since=now)
 
-    def ended(self, max_restarts: int | None, now: float, *, hopeless: bool = False, of_pause: bool = False) -> "Life":
+    def ended(self, max_restarts: int | None, now: float, *, of_pause: bool = False) -> "Life":
         """The unit has ended. It is GIVEN_UP, or BACKING_OFF until its next start, which may be now. `max_restarts`
         None: it is never given up for the number of its failures; 0: it is never started again."""
         assert self.state in (State.STARTING, State.RUNNING), f"ended while {self.state}"
         served = self.state is State.RUNNING
         earlier = 0 if served and now - self.since >= FORGIVEN_AFTER_S else self.failures
-        counts = hopeless or not of_pause
-        failures = earlier + counts
+        failures = earlier + (not of_pause)
         is_beyond = max_restarts is not None and (max_restarts == 0 or failures > max_restarts)
         return replace(
             self,
-            state=State.GIVEN_UP if hopeless or is_beyond else State.BACKING_OFF,
+            state=State.GIVEN_UP if is_beyond else State.BACKING_OFF,
             since=now,
             failures=failures,
-            start_at=now + (wait_before_restart_s(failures) if counts else 0.0),
+            start_at=now + (0.0 if of_pause else wait_before_restart_s(failures)),
             down_since=now if served else self.down_since,
         )
 
@@ -87,12 +87,6 @@ class Life:
         """The unit has been started again."""
         assert self.state is State.BACKING_OFF, f"started while {self.state}"
         return replace(self, state=State.STARTING, since=now, starts=self.starts + 1)
-
-
-def is_hopeless(ended: Ended) -> bool:
-    """Whether another start of the process would end the same way."""
-    refused = ended.code == EXIT_REFUSED or (ended.code == EXIT_CONFIG and ended.failure_code not in _PASSING)
-    return refused and not ended.was_ready
 
 
 def is_of_pause(ended: Ended) -> bool:
@@ -112,9 +106,8 @@ def describe_restart(life: Life, max_restarts: int | None, who: str = "it", paus
     if life.state is State.GIVEN_UP:
         if max_restarts == 0:
             return f"{who} is not started again (--max-restarts 0)"
-        if max_restarts is not None and life.failures > max_restarts:
-            return f"{who} is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
-        return f"{who} is given up, as another start would end the same way"
+        assert max_restarts is not None, "only a limit gives a unit up"
+        return f"{who} is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
     if paused:
         were = "was" if len(paused) == 1 else "were"
         return f"{', '.join(paused)} {were} paused, so this does not count; {who} is started again at once"

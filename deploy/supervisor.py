@@ -9,7 +9,7 @@ from deploy.child_process import ChildProcess
 from deploy.console import Console
 from deploy.launcher import SILENCE_S, Launcher
 from deploy.layout import ProcessSpec, by_unit
-from deploy.life import Life, State, describe_restart, is_hopeless, is_of_pause
+from deploy.life import Life, State, describe_restart, is_of_pause
 from deploy.options import Rules
 from deploy.sentences import Ended, describe_end
 from runtime.clock import Clock
@@ -104,8 +104,8 @@ class Supervisor:
         self._console.note(f"{unit} has left. {meaning}".rstrip())
 
     def _bury(self, unit: str, ended: Ended, now: float) -> None:
-        hopeless, of_pause = is_hopeless(ended), is_of_pause(ended)
-        life = self._lives[unit].ended(self._rules.max_restarts, now, hopeless=hopeless, of_pause=of_pause)
+        of_pause = is_of_pause(ended)
+        life = self._lives[unit].ended(self._rules.max_restarts, now, of_pause=of_pause)
         self._tell_end(unit, life, describe_end(ended), ended.paused if of_pause else ())
 
     def _tell_end(self, unit: str, life: Life, what: str, paused: Collection[str] = ()) -> None:

@@ -14,7 +14,7 @@ import zmq
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
 from gateway.limits import NO_LIMITS, Limits, limits_of
-from gateway.members import DROPPED, Change, WorkerKey
+from gateway.members import Change, HowLost, WorkerKey
 from gateway.membership import Membership
 from gateway.presence import Presence
 from gateway.retries import RetryRules
@@ -245,7 +245,7 @@ class Control:
             if is_news and message is not None:
                 self._on_message(identity, message, envelope)
         except SessionLost as lost:
-            self._lose(WorkerKey.of(identity), str(lost))
+            self._lose(WorkerKey.of(identity), lost)
         except WireError as error:
             self.refusals.note(MALFORMED, worker=identity.decode("utf-8", "replace"), why=error.message)
 
@@ -266,7 +266,7 @@ class Control:
             self._let_go(key)
             return
         if isinstance(message, Left):
-            self._apply(self.membership.give_up(key, "has left", by_itself=True))
+            self._apply(self.membership.give_up(key, "has left", HowLost.LEFT))
             return
         if isinstance(message, Heartbeat):
             change = self.membership.heartbeat(message, self._clock.now())
@@ -353,8 +353,10 @@ class Control:
         """Lets those go that leave and that no request needs any more."""
         self._apply(self.membership.free(lambda key: bool(self.dispatch.requests.needing(key))))
 
-    def _lose(self, key: WorkerKey, why: str = DROPPED) -> None:
-        self._apply(self.membership.give_up(key, why))
+    def _lose(self, key: WorkerKey, lost: SessionLost | None = None) -> None:
+        """Its connection is gone, or its session is lost."""
+        how = (str(lost), HowLost.CUT) if lost is not None else ("has dropped its connection", HowLost.ENDED)
+        self._apply(self.membership.give_up(key, *how))
 
     def _send(self, key: WorkerKey, message: ToWorker, epoch: int = 0) -> bool:
         """False if the worker cannot be reached. A stranger gets an answer in the `epoch` that it has named."""
@@ -386,9 +388,9 @@ class Control:
         for identity, session in list(self._sessions.items()):
             try:
                 if not self._socket.send(identity, session.tick()):
-                    raise SessionLost(DROPPED)
+                    self._lose(WorkerKey.of(identity))
             except SessionLost as lost:
-                self._lose(WorkerKey.of(identity), str(lost))
+                self._lose(WorkerKey.of(identity), lost)
         if is_punctual:
             self._apply(self.membership.expire(self._clock.now()))
         self._free()

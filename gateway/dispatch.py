@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.attempts import Attempts
-from gateway.members import WorkerKey
+from gateway.members import HowLost, WorkerKey
 from gateway.membership import Membership
 from gateway.picking import Picker
 from gateway.requests import Attempt, HeldNews, Listener, RequestRecord
-from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on
+from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on, note_failure
 from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
@@ -122,8 +122,7 @@ class Dispatch:
         """Keeps the outputs of the attempt's choices, and retries what is missing."""
         self._attempts.end(record, attempt)
         lost = self._membership.losses
-        by_end = isinstance(error, WorkerLost) and any(lost[key].has_ended for key in attempt.workers if key in lost)
-        record.note_failure(attempt, error, by_end=by_end)
+        note_failure(record, attempt, error, lost)
 
         # Choices wait from when their lost worker was last heard, else from now.
         since = min((lost[key].last_seen for key in attempt.workers if key in lost), default=self._clock.now())
@@ -136,13 +135,16 @@ class Dispatch:
         for delivery in ended:
             record.listener.on_tokens(delivery)
 
-        grammar, running = record.prompt.sampling.grammar, [record.choices[number] for number in attempt.running]
-        fault = self.retries.grammar_at_fault(grammar, running)
-        if fault is not None and not record.is_over:
-            self._blame(grammar)
-            self._fail(record, fault)
-            return
-        self._go_on(Stranded(record, attempt.running, error, since))
+        if not self._blames(record, attempt):
+            self._go_on(Stranded(record, attempt.running, error, since))
+
+    def _blames(self, record: RequestRecord, attempt: Attempt) -> bool:
+        """Whether a request ends now, because its grammar has ended workers, the last one with this attempt."""
+        if (fault := self.retries.grammar_at_fault(record, attempt)) is None:
+            return False
+        self._blame(record.prompt.sampling.grammar)
+        self._fail(record, fault)
+        return True
 
     def _go_on(self, stranded: Stranded) -> None:
         """Gives stranded choices to other workers, keeps them waiting for some, or ends the request."""
@@ -282,6 +284,9 @@ class Dispatch:
         """A worker is lost, or has left. Attempts that decode there have ended. One that only prefills there is left to
         its decode worker, which has been told of a loss, and cancelled there if prefill has left, or if decode goes on
         without what prefill should have told of the prompt."""
+        if self._membership.losses[key].how is HowLost.ENDED:
+            for record, attempt in self.requests.note_end(key):
+                self._blames(record, attempt)
         has_left = isinstance(error, WorkerLeft)
         for record, attempt in self.requests.needing(key):
             is_over = has_left or attempt.decode == key or record.prompt_missing is not None

@@ -24,6 +24,7 @@ from runtime.clock import Clock
 MAX_REMEMBERED: Final = 256  # grammars that were found good or bad
 MAX_REMEMBERED_CHARS: Final = 8 * 1024 * 1024  # of their texts
 MAX_WAIT_S: Final = 30.0  # for the grammars of others
+MAX_BAD: Final = 256  # grammars that have ended workers; of more, those that did so first are forgotten
 BAD_S: Final = 600.0  # for which a grammar is refused that has ended workers
 Check = Callable[[Asked], str | BadRequest]
 
@@ -65,7 +66,8 @@ class GrammarChecks:
     def blame(self, name: str) -> None:
         """Workers have ended while they followed the grammar of this name. It is refused for BAD_S."""
         now = self.clock.now()
-        self._bad = {other: until for other, until in self._bad.items() if until > now} | {name: now + BAD_S}
+        others = [(other, until) for other, until in self._bad.items() if until > now and other != name]
+        self._bad = dict(others[-(MAX_BAD - 1) :]) | {name: now + BAD_S}
 
     def warm_up(self) -> None:
         """Has the thread prepare for the next trial."""

@@ -20,7 +20,16 @@ from protocol.messages_gateway import (
 from protocol.messages_group import GroupPlace
 from protocol.worker_facts import WorkerStats
 
-DROPPED = "has dropped its connection"
+
+class HowLost(StrEnum):
+    """How a worker was lost or has gone."""
+
+    ENDED = "ended"  # its connection is gone. A process that only stands still keeps it
+    CUT = "cut"  # a message between it and the gateway was lost, or made no sense
+    SILENT = "silent"
+    STUCK = "stuck"  # one of its launches does not end
+    LEFT = "left"  # it was told to end, or ends by itself
+    EPOCH = "epoch"  # it has waited in an epoch of its group that is over
 
 
 @dataclass(frozen=True)
@@ -99,17 +108,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an instance is lost, and when it was last heard. `may_return`: its process, if it lives, may join as another
-    instance."""
+    """Why an instance is lost, and when it was last heard. `says`: how it was lost, without names. `may_return`: its
+    process, if it lives, may join as another instance. With a rank of a group all others are lost as it was."""
 
     reason: str
     last_seen: float
+    how: HowLost
+    says: str
     may_return: bool = False
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its connection is gone. A process that only stands still keeps it."""
-        return DROPPED in self.reason
 
     @property
     def answer(self) -> DeclaredLost | Refused:
@@ -132,11 +138,13 @@ class Patience:
         """Whether its launch is one that never ends, by its last heartbeat."""
         return member.launch_age_s >= self.launch_s
 
-    def why_lost(self, member: Member, now: float) -> str | None:
-        """Why it is lost by now, behind its name; None if it is not."""
+    def why_lost(self, member: Member, now: float) -> tuple[HowLost, str] | None:
+        """How it is lost by now, and what is said of it behind its name; None if it is not."""
         if now >= self.silent_at(member):
-            return f"was silent for {now - member.last_seen:.1f} s"
-        return f"made no progress in a launch for {member.launch_age_s:.1f} s" if self.hangs(member) else None
+            return HowLost.SILENT, f"was silent for {now - member.last_seen:.1f} s"
+        if self.hangs(member):
+            return HowLost.STUCK, f"made no progress in a launch for {member.launch_age_s:.1f} s"
+        return None
 
 
 def missing_role(ready: Set[Role], seen: Set[Role]) -> str | None:

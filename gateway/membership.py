@@ -37,7 +37,7 @@ from types import MappingProxyType
 
 from gateway.differences import difference_from
 from gateway.groups import Asking, Groups, over
-from gateway.members import Change, Loss, Member, Patience, Stage, WorkerKey, missing_role
+from gateway.members import Change, HowLost, Loss, Member, Patience, Stage, WorkerKey, missing_role
 from protocol.messages_gateway import (
     Heartbeat,
     Leave,
@@ -167,15 +167,15 @@ class Membership:
             self._members[each.key.worker_id] = replace(each, stage=Stage.FREE)
         return Change(tuple((each.key, Leave()) for each in free))
 
-    def give_up(self, key: WorkerKey, why: str, *, by_itself: bool = False) -> Change:
-        """The worker ends `by_itself`, or its connection is lost or lost messages. It is gone at once, and the other
-        ranks of its group with it. `why`: for the log."""
+    def give_up(self, key: WorkerKey, why: str, how: HowLost = HowLost.CUT) -> Change:
+        """The worker has LEFT by itself, or its connection is lost (ENDED) or has lost messages (CUT). It is gone at
+        once, and the other ranks of its group with it. `why`: what is said of it behind its name."""
         member = self.find(key)
         self._groups.forget(key.worker_id, key.instance)
         if member is None:
             return Change()
-        is_orderly = member.stage is Stage.FREE or (by_itself and member.stage is Stage.LEAVING)
-        return self._lose(member, f"worker {key.worker_id!r} {why}", is_orderly=is_orderly)
+        is_orderly = member.stage is Stage.FREE or (how is HowLost.LEFT and member.stage is Stage.LEAVING)
+        return self._lose(member, how, why, is_orderly=is_orderly)
 
     def flush(self, roles: Collection[Role]) -> tuple[WorkerKey, ...]:
         """The members of these roles are sent FlushCache. Returns who they are. Others hear of it with Welcome."""
@@ -193,9 +193,9 @@ class Membership:
         lost: list[Member] = []
         self._groups.expire(now)
         for member in self.members:
-            reason = self._patience.why_lost(member, now)
-            if reason is not None and self.find(member.key) is not None:  # else it was lost with its group
-                change = self._lose(member, f"worker {member.key.worker_id!r} {reason}")
+            why = self._patience.why_lost(member, now)
+            if why is not None and self.find(member.key) is not None:  # else it was lost with its group
+                change = self._lose(member, *why)
                 outgoing += change.outgoing
                 lost += change.lost
         gone = {member.key for member in lost}
@@ -273,14 +273,14 @@ class Membership:
     def _note_refused(self, group: str, ranks: tuple[Asking, ...], why: str) -> None:
         for rank in ranks:
             key = WorkerKey.named_in(rank.message.address)
-            self._note_loss(key, over(group, rank.place.epoch, why), rank.at)
+            self._note_loss(key, Loss(over(group, rank.place.epoch, why), rank.at, HowLost.EPOCH, why))
 
     def _unit(self, member: Member) -> tuple[Member, ...]:
         """What leaves and is lost together: all ranks of its group, or the member alone."""
         return (member,) if member.place is None else self._ranks_of(member.place.group)
 
-    def _lose(self, member: Member, reason: str, *, is_orderly: bool = False) -> Change:
-        place, lost = member.place, self._unit(member)
+    def _lose(self, member: Member, how: HowLost, says: str, *, is_orderly: bool = False) -> Change:
+        place, lost, reason = member.place, self._unit(member), f"worker {member.key.worker_id!r} {says}"
         if place is not None:
             self._end_epoch(place.group, place.epoch, reason)
 
@@ -291,7 +291,7 @@ class Membership:
             if each.key != member.key:
                 why = f"its group {'has left' if is_orderly else 'has lost a rank'}: {reason}"
             may_return = place is None and not is_orderly and not self._patience.hangs(each)
-            self._note_loss(each.key, why, each.last_seen, may_return)
+            self._note_loss(each.key, Loss(why, each.last_seen, how, says, may_return))
         if is_orderly:
             self.num_left += len(lost)
         else:
@@ -299,7 +299,7 @@ class Membership:
         news = [PeerLost(each.key.worker_id, each.key.instance, is_orderly) for each in lost]
         return Change(tuple((other.key, each) for other in self.members for each in news), lost, is_orderly)
 
-    def _note_loss(self, key: WorkerKey, reason: str, last_seen: float, may_return: bool = False) -> None:
-        self.losses[key] = Loss(reason, last_seen, may_return)
+    def _note_loss(self, key: WorkerKey, loss: Loss) -> None:
+        self.losses[key] = loss
         if len(self.losses) > MOST_LOSSES:
             del self.losses[next(iter(self.losses))]

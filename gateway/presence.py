@@ -29,7 +29,7 @@ class Presence:
         for member in change.joined:
             self._note_process(member.key, str(member.role), (member.registered.host, member.registered.pid))
         for member in change.lost:
-            self._last_loss = how_lost(membership.losses[member.key].reason)
+            self._last_loss = membership.losses[member.key].says
 
         roles = {member.role for member in membership.ready}
         self._seen |= roles
@@ -56,8 +56,3 @@ class Presence:
         unserved_s = now - (now if self._unserved_since is None else self._unserved_since)
         why = f"; the worker lost last {self._last_loss}" if self._last_loss else ""
         return f"{missing}, so no request could be served for {unserved_s:.0f} s{why}"
-
-
-def how_lost(reason: str) -> str:
-    """`was silent for 1.9 s`: the reason of a loss without the name of the worker, which /health tells to anybody."""
-    return reason.rpartition("' ")[2].partition(";")[0]

@@ -151,7 +151,7 @@ class Gateway:
         self._control_socket = ControlSocket(settings.control, keys)
         num_tokens = basics.vocab_size or (tokenizer.vocab_size if tokenizer is not None else 0)
         self._trials = TrialChild(trial_command(texts, num_tokens))
-        grammars = GrammarChecks(self._trials.check, clock, self._trials.start)
+        grammars = GrammarChecks(self._trials.check, clock, self._trials.prepare)
         model_limits = Limits(context_length=min(lengths, default=None), vocab_size=basics.vocab_size)
         self.control = Control(
             self._control_socket, clock, settings.pairing, rules, membership, model_limits, grammars.blame

@@ -191,6 +191,7 @@ class RequestRecord:
     num_cached: int = 0  # prompt tokens that the attempt without replayed outputs has not computed
     pairs: list[str] = field(default_factory=list)  # the workers of all attempts, for the log
     avoided: set[WorkerKey] = field(default_factory=set)  # workers on which an attempt failed
+    undelivered: list[Attempt] = field(default_factory=list)  # those that have failed because no KV came
     full: set[WorkerKey] = field(default_factory=set)  # workers that have refused it since, because too many wait there
     prefixes: Sequence[bytes] = ()  # the hashes of its prompt's prefixes, once they matter
     prompt_part: PromptPart | None = field(init=False)  # the log-probabilities of its prompt; None: nobody asks
@@ -278,8 +279,8 @@ class RequestRecord:
         if isinstance(error, LaunchFailed):
             for choice in running:
                 choice.num_launch_failures += 1
-        for choice in running:
-            choice.num_ended_workers += by_end
+        if by_end:
+            self.note_end(attempt)
 
         if isinstance(error, QueueFull):
             self.full.add((isinstance(error, PrefillQueueFull) and attempt.prefill) or attempt.decode)
@@ -288,6 +289,11 @@ class RequestRecord:
         if isinstance(error, QueueFull | WorkerLeft):
             for choice in running:
                 choice.num_attempts -= 1  # nothing has failed
+
+    def note_end(self, attempt: Attempt) -> None:
+        """An attempt has ended because one of its workers has."""
+        for number in attempt.running:
+            self.choices[number].num_ended_workers += 1
 
     def give_way(self, attempt: Attempt, number: int) -> None:
         """The worker of `attempt` has no memory for a choice any more, so the attempt goes on without it."""
@@ -373,6 +379,14 @@ class Requests:
     def needing(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """Attempts that cannot go on without this worker."""
         return [found for found in self._attempts() if found[1].needs(key)]
+
+    def note_end(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
+        """This worker has ended, and so had its attempts that have failed because no KV came. Returns these, once."""
+        ended = [(record, each) for record in self for each in record.undelivered if key in each.workers]
+        for record, attempt in ended:
+            record.undelivered.remove(attempt)
+            record.note_end(attempt)
+        return ended
 
     def _attempts(self) -> Iterator[tuple[RequestRecord, Attempt]]:
         return ((record, each) for record in self for each in record.attempts.values())

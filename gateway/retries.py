@@ -1,13 +1,15 @@
 """What follows a failed attempt: whether its choices go on, with which error they end, what is counted and logged."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.requests import ChoiceRecord, RequestRecord
+from gateway.members import HowLost, Loss, WorkerKey
+from gateway.requests import Attempt, ChoiceRecord, RequestRecord
 from protocol.errors import (
     BatonError,
     GrammarFault,
+    KvNotDelivered,
     LaunchFailed,
     LayoutMismatch,
     Overloaded,
@@ -15,6 +17,7 @@ from protocol.errors import (
     Retraction,
     Unavailable,
     WorkerLeft,
+    WorkerLost,
 )
 from runtime.log import get_log
 
@@ -60,11 +63,13 @@ class Retries:
         if len(self._followed) > MAX_FOLLOWED:
             self._followed.popitem(last=False)
 
-    def grammar_at_fault(self, grammar: str, choices: Iterable[ChoiceRecord]) -> GrammarFault | None:
-        """The error that ends a request whose `grammar`, by its name, has probably ended workers; else None. Those of
-        others may have ended them, so a grammar that an answer has followed is not blamed."""
-        most = max((choice.num_ended_workers for choice in choices), default=0)
-        if not grammar or grammar in self._followed or most < MOST_ENDED_WORKERS:
+    def grammar_at_fault(self, record: RequestRecord, attempt: Attempt) -> GrammarFault | None:
+        """The error that ends a request, not over yet, whose grammar has probably ended workers, the last one with this
+        attempt; else None. Those of others may have ended them, so a grammar that an answer has followed is not
+        blamed."""
+        grammar = record.prompt.sampling.grammar
+        most = max((record.choices[number].num_ended_workers for number in attempt.running), default=0)
+        if not grammar or grammar in self._followed or most < MOST_ENDED_WORKERS or record.is_over:
             return None
         return GrammarFault(f"{most} workers have ended while they followed its grammar, so it is not tried again")
 
@@ -86,6 +91,15 @@ class Retries:
             before=",".join(dict.fromkeys(record.pairs[:-1])),
             why=error.message,
         )
+
+
+def note_failure(record: RequestRecord, attempt: Attempt, error: BatonError, losses: Mapping[WorkerKey, Loss]) -> None:
+    """Notes in its record that an attempt has ended with `error`. If no KV came, prefill may have ended: decode may
+    notice it before the gateway does."""
+    ended = [key for key in attempt.workers if key in losses and losses[key].how is HowLost.ENDED]
+    record.note_failure(attempt, error, by_end=isinstance(error, WorkerLost) and bool(ended))
+    if isinstance(error, KvNotDelivered):
+        record.undelivered.append(attempt)
 
 
 def may_go_on(error: BatonError) -> bool:

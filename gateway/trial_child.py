@@ -51,19 +51,20 @@ class TrialChild:
         """The id of the process; None if none runs."""
         return None if self._process is None else self._process.pid
 
+    def prepare(self) -> None:
+        """Starts a process for the next job. If none gets ready, it only says so: the job tries again."""
+        try:
+            self.start()
+        except Overloaded as error:
+            if not self._is_closing:
+                log.warning("no process to try grammars", why=error.message)
+
     def start(self) -> None:
         """Starts a process, unless one runs, and returns when it is ready. Overloaded if it does not get ready."""
         if self._is_closing:
             raise Overloaded("the gateway is stopping")
         if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                cwd=PROJECT,
-                env={**os.environ, LAUNCHER_PID: str(os.getpid())},
-            )
+            self._process = self._started()
             self.num_starts += 1
             os.set_blocking(self._pipes[0], False)
             if self._hear() is None:
@@ -99,6 +100,24 @@ class TrialChild:
         if self._process is not None:
             self._process.kill()
             self._bury()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        """A process that SIGINT never reaches, because it begins with this thread's mask: the gateway ends it."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return subprocess.Popen(
+                self._command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=PROJECT,
+                env={**os.environ, LAUNCHER_PID: str(os.getpid())},
+            )
+        except OSError as error:  # out of memory or descriptors
+            why = error.strerror or type(error).__name__
+            raise Overloaded(f"the process that tries grammars cannot be started: {why}; try again") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _ask(self, job: bytes) -> bytes | None:
         """The answer of the process to a job; None if the process has ended."""

@@ -2,9 +2,9 @@
 
     gateway --a job--> this process --its text, or what is wrong--> gateway      frames of JSON: trial_frames.py
 
-The kernel bounds what one job may take: processor time by a
-timer whose signal ends the process, memory by RLIMIT_AS. The process ends when its input does. After a job that left
-it large it ends, too, with status 0. An empty frame says that it is ready.
+The kernel bounds what one job may take: processor time by a timer whose signal ends the process, memory by RLIMIT_AS.
+Where the machine's memory is short, it ends this process before any other. The process ends when its input does. After
+a job that left it large it ends, too, with status 0. An empty frame says that it is ready.
 """
 
 import json
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     """Serves one gateway. Exit status 0."""
     die_with_parent()
     folder, num_tokens = Path(argv[0]), int(argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway ends it
+    Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code that prints does not disturb the answers
     tried = tries_of(folder, num_tokens)

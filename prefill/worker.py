@@ -36,7 +36,7 @@ from transfer.sending.transfer import Target
 from transfer.states import TransferState
 from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Outbox, PhaseTimes, assign_fault, is_too_early, next_chunks
+from worker.requests import Outbox, PhaseTimes, assign_fault, going_on, is_too_early, next_chunks
 
 # At decode a level of priority is worth a second. Here jobs have a deadline, and few wait: it is worth less.
 JOB_LEVEL_S = 0.1
@@ -142,13 +142,9 @@ class PrefillWorker:
 
     def launch(self) -> bool:
         """Launches chunks of the prompts that were admitted first, up to the chunk size and the budget of a launch."""
-        jobs = [job for job in self._computing if job.prompt_left]
-        chunks = next_chunks(
-            jobs,
-            self._chunk_size,
-            max_tokens=self._policies.max_prefill_tokens,
-            lookahead=self.planner.book.lookahead,
-        )
+        jobs = [job for job in going_on(self._computing, self.planner) if job.prompt_left]
+        budget, lookahead = self._policies.max_prefill_tokens, self.planner.book.lookahead
+        chunks = next_chunks(jobs, self._chunk_size, max_tokens=budget, lookahead=lookahead)
         if not chunks:
             return False
         for chunk in chunks:
@@ -236,6 +232,7 @@ class PrefillWorker:
             self._waiting.remove(job)
             job.num_cached = job.prompt.held.num_cached
             self._computing[job] = None
+            self.planner.replays.begin(job.prompt)
             if job.moves_kv:
                 try:
                     job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)

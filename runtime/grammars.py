@@ -99,6 +99,15 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     return CompiledGrammar(matcher, vocabulary, first_W)
 
 
+def library_error(error: BaseException) -> str:
+    """The name of an error that a call of the library has raised. What is no bug of it, such as an interrupt, is raised
+    again. A panic of its native code is no Exception, and its class cannot be imported."""
+    kind = type(error)
+    if isinstance(error, Exception) or kind.__module__ == "pyo3_runtime":
+        return kind.__name__
+    raise error
+
+
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise GrammarFault(f"the grammar cannot be followed: {complaint(matcher.get_error())}")

@@ -31,7 +31,7 @@ def die_with_parent(parent_pid: int | None = None) -> bool:
 
     `parent_pid` defaults to BATON_LAUNCHER_PID in the environment. Without either, as for a process started by hand,
     it does nothing and returns False. If the parent has ended already, this process ends. To the kernel the parent is
-    the *thread* that forked, so launchers start processes from their main thread.
+    the *thread* that forked, so that thread must live as long as this process may: a main thread, or one of a pool.
     """
     if parent_pid is None:
         written = os.environ.get(LAUNCHER_PID, "")

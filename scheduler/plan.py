@@ -1,7 +1,7 @@
 """Plans and their results: all that passes between a planner and an executor. Plain data, so it may cross processes.
 
     planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor
-    planner --LearnGrammar, ForgetGrammar, MakeMask--> executor
+    planner --LearnGrammar, ForgetGrammar, MakeMask, DropMask--> executor
     executor --LayerWritten, StepResult, Done, Called, GrammarLearnt, MaskReady--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
@@ -204,15 +204,23 @@ class ForgetGrammar(Message):
 
 @dataclass(frozen=True)
 class MakeMask(Message):
-    """Makes the mask of a late row beside the launches; no launch in flight has the row. MaskReady follows. `draw` has
-    all outputs of its answer."""
+    """Makes the mask of a row beside the launches: of a late one, or of one whose prompt is launched then. No launch in
+    flight has the row. MaskReady follows. `draw` has all outputs of its answer."""
 
     draw: Draw
 
 
-Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar | MakeMask
+@dataclass(frozen=True)
+class DropMask(Message):
+    """Nobody waits for the mask of this owner any more. MaskReady may still follow."""
+
+    row: Count
+    generation: Count
+
+
+Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar | MakeMask | DropMask
 OPERATIONS: Boundary[Operation] = Boundary(
-    "operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft, LearnGrammar, ForgetGrammar, MakeMask)
+    "operation", (Plan, CopyPages, StageIn, Spill, Fill, WriteDraft, LearnGrammar, ForgetGrammar, MakeMask, DropMask)
 )
 
 
@@ -274,7 +282,7 @@ class GrammarLearnt(Message):
 
 @dataclass(frozen=True)
 class MaskReady(Message):
-    """The mask of a late row is made: a launch with this row takes it without work."""
+    """The mask of MakeMask is made: a launch with this row takes it without work."""
 
     row: Count
     generation: Count

@@ -18,7 +18,17 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies, prompts_first
-from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, assign_fault, is_too_early, load_of, next_chunks
+from worker.requests import (
+    Assigned,
+    Outbox,
+    PhaseTimes,
+    TokenStream,
+    assign_fault,
+    going_on,
+    is_too_early,
+    load_of,
+    next_chunks,
+)
 
 
 class UnifiedWorker:
@@ -95,7 +105,7 @@ class UnifiedWorker:
         decodes = self.planner.decodes()
         decode_tokens = self.planner.speculation.most_tokens(len(decodes))
         chunks = next_chunks(
-            self._computing,
+            going_on(self._computing, self.planner),
             self._chunk_size,
             decode_tokens if self._policies.enable_mixed_chunk else 0,
             self._policies.launch_tokens(self._chunk_size, decode_tokens),
@@ -185,6 +195,7 @@ class UnifiedWorker:
                 if req.finish is not None:  # cancelled while it waited
                     self.planner.release(req)
             self._computing.append(request)
+            self.planner.replays.begin(request.prompt)
 
     def _being_computed(self) -> list[Assigned]:
         """Those whose prompts are not in the cache yet."""

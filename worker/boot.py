@@ -7,6 +7,7 @@ the ranks of a group do meanwhile.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -350,6 +351,7 @@ def answer_grammars(runner: Runner, settings: WorkerSettings, wake: Callable[[],
         beside=pool_with_stack(1, "late-masks", give_way),
         wake=wake,
         num_threads=settings.threads,
+        rest=threading.Event().wait,
     )
 
 

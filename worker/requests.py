@@ -5,9 +5,10 @@ The worker's loop sends and clears the messages; tests read them.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from protocol.errors import BatonError
 from protocol.grammar import grammar_fault
@@ -32,6 +33,8 @@ from scheduler.planning.kv_book import CacheKey
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req, replay_fault, request_fault, transfer_fault
+
+A = TypeVar("A", bound="Assigned")
 
 
 @dataclass(eq=False)
@@ -109,6 +112,11 @@ class Assigned:
         return cancelled
 
 
+def going_on(requests: Iterable[A], planner: Planner) -> list[A]:
+    """Those of the admitted requests whose prompts may be launched: their answers are read as far as they go."""
+    return [request for request in requests if request.prompt not in planner.replays]
+
+
 def next_chunks(
     requests: Sequence[Assigned],
     chunk_size: int,
@@ -138,13 +146,15 @@ def next_chunks(
 
 
 def is_too_early(
-    request: Assigned, computing: Collection[Assigned], planner: Planner, chunk_size: int, max_tokens: int | None
+    request: Assigned, computing: Iterable[Assigned], planner: Planner, chunk_size: int, max_tokens: int | None
 ) -> bool:
     """Whether a prompt should be admitted later, since more of it will be cached then. For the bounds see plan_chunks.
 
     It waits as long as launches are full without it, and as long as a prompt in `computing` has a quarter or more of
-    what it would have to compute. All of `computing` are computed before long, or end.
+    what it would have to compute. All of `computing` are computed before long, or end. It does not wait for one whose
+    answer is still being read.
     """
+    computing = going_on(computing, planner)
     num_tokens = sum(min(each.prompt_left, chunk_size or each.prompt_left) for each in computing)
     if num_tokens >= (max_tokens or chunk_size or 1):
         return True

@@ -7,6 +7,7 @@
 Work is processor time of the thread that does it, so it is the same on a busy machine.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ import torch
 from model.inputs import int64_column
 from model.sampler import AllowedTokens
 from runtime.clock import Clock
-from runtime.grammars import Matching, Words
+from runtime.grammars import CompiledGrammar, Matching, Words, library_error
 
 # What an answer may take: some ten times as much as those of large schemas do with 128,000 tokens.
 BASE_S: Final = 2.0
@@ -28,24 +29,39 @@ PER_TOKEN_S: Final = 0.01
 LAUNCH_S: Final = 0.01
 QUICK_S: Final = 0.0005  # an answer that took no more the last time may come behind that
 MOST_S: Final = 0.1  # but not behind this
-MAX_UNREAD: Final = 64  # outputs that are read within a launch
 NOTHING_FITS: Final = (
     "the grammar allows no token here that min_tokens, allowed_token_ids, bad_words and stop_token_ids allow, too"
 )
 
 
 @dataclass(eq=False)
+class KnownGrammar:
+    """A grammar that was compiled, with what is known of its masks. `slowest_s`: the most work that the mask of one
+    token has taken."""
+
+    compiled: CompiledGrammar
+    slowest_s: float = 0.0
+
+
+@dataclass(eq=False)
 class Answer:
     """One choice's answer at a row. `unread` are outputs that its matching has not read: at first those with which it
-    begins, which an earlier attempt has drawn. What these take does not count."""
+    begins, which an earlier attempt has drawn. What these take does not count. A new answer is as slow as its grammar
+    has been."""
 
+    grammar: KnownGrammar
     matching: Matching
-    unread: list[int]
+    unread: deque[int]
     is_late: bool = False  # it draws nothing until MakeMask has made its mask
-    last_s: float = 0.0  # the work of its last mask, with what was read before it
+    last_s: float = field(init=False)  # the work of its last mask, with that of reading one output before it
+    _reads_s: float = 0.0  # since its last mask
+    _num_reads: int = 0  # since then
     _spent_s: float = 0.0
     _num_drawn: int = 0
     _has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.last_s = self.grammar.slowest_s
 
     @property
     def has_work(self) -> bool:
@@ -53,38 +69,59 @@ class Answer:
         return bool(self.unread) or not self.matching.has_mask
 
     def fits(self, spent_s: float) -> bool:
-        """Whether its mask is made within a launch whose masks have taken `spent_s` on this thread."""
+        """Whether its mask is made within a launch whose masks have taken `spent_s` on this thread. It is not if
+        several outputs are unread: an earlier attempt has drawn them, and nothing bounds how many."""
         if self.is_late:
             return False
         if not self.has_work:
             return True
-        if len(self.unread) > MAX_UNREAD:
+        if len(self.unread) > 1:
             return False
         return spent_s + self.last_s <= LAUNCH_S or (self.last_s <= QUICK_S and spent_s <= MOST_S)
 
+    def read(self, work: Clock, most_s: float) -> float:
+        """Reads what is unread, up to the output with which `most_s` of work are spent. Returns the work."""
+        start, spent_s = work.now(), 0.0
+        while self.unread and spent_s < most_s:
+            token, before_s = self.unread.popleft(), spent_s
+            self._guarded(self.matching.read, (token,))
+            spent_s = work.now() - start
+            self._reads_s += spent_s - before_s
+            self._num_reads += 1
+            if self._has_begun:
+                self._num_drawn += 1
+                self._spend(spent_s - before_s)
+        return spent_s
+
     def mask(self, work: Clock) -> Words:
         """Reads what is unread, and makes the mask. An answer that has taken more work than it may gets a fault."""
-        if not self.has_work:
-            self._has_begun = True
-            return self.matching.mask()
-        start = work.now()
-        self.matching.read(self.unread)
-        mask_W = self.matching.mask()
-        self.last_s = work.now() - start
-        if self._has_begun:
-            self._num_drawn += len(self.unread)
-            self._spent_s += self.last_s
+        if self.unread:
+            self.read(work, float("inf"))
+        if not self.matching.has_mask:
+            start = work.now()
+            self._guarded(self.matching.mask)
+            took_s = work.now() - start
+            self.last_s = took_s + self._reads_s / max(1, self._num_reads)
+            self._reads_s, self._num_reads = 0.0, 0
+            if self._has_begun:
+                self._spend(took_s)
         self._has_begun = True
-        self.unread.clear()
-        return mask_W if self._is_within() else self.matching.mask()
+        return self.matching.mask()
 
-    def _is_within(self) -> bool:
+    def _guarded(self, call: Callable[..., object], *args: object) -> None:
+        """Calls the library. Its own bug with this grammar fails this answer alone."""
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
+            self.matching.fault = f"its mask cannot be made: {library_error(error)}"
+
+    def _spend(self, took_s: float) -> None:
+        self._spent_s += took_s
         allowed_s = BASE_S + PER_TOKEN_S * self._num_drawn
-        if self._spent_s <= allowed_s:
-            return True
-        took, may = f"{self._spent_s:.1f} s of work for {self._num_drawn} tokens", f"{allowed_s:.1f} s"
-        self.matching.fault = self.matching.fault or f"the grammar takes too much work: {took}, expected at most {may}"
-        return False
+        if self._spent_s > allowed_s:
+            took, may = f"{self._spent_s:.1f} s of work for {self._num_drawn} tokens", f"{allowed_s:.1f} s"
+            fault = f"the grammar takes too much work: {took}, expected at most {may}"
+            self.matching.fault = self.matching.fault or fault
 
 
 @dataclass(eq=False)
@@ -134,6 +171,8 @@ class Masking:
     def over(self, runs: Sequence[Sequence[int]]) -> None:
         """Its launch is over and has drawn `runs`, by place; none if it has failed."""
         self.is_over = True
+        for answer in self.answers.values():
+            answer.grammar.slowest_s = max(answer.grammar.slowest_s, answer.last_s)
         for place, answer in self.answers.items() if runs else ():
             answer.unread += [token for token in runs[place] if token >= 0]
 
@@ -144,6 +183,7 @@ class Masking:
         return (numbered[thread::num] for thread in range(num))
 
     def _make(self, places: Sequence[tuple[int, int]]) -> None:
+        """Makes the masks of some answers. A first token is never late: its chunk is launched when it has no work."""
         spent_s = 0.0
         for index, place in places:
             answer = self.answers[place]

@@ -29,6 +29,7 @@ from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
 from scheduler.plan import (
     Called,
+    DropMask,
     ForgetGrammar,
     LayerWritten,
     LearnGrammar,
@@ -190,6 +191,8 @@ class Executor:
                 self.grammars.forget(operation)
             elif isinstance(operation, MakeMask):
                 self.grammars.make_mask(operation.draw)
+            elif isinstance(operation, DropMask):
+                self.grammars.drop_mask(operation)
             else:
                 self.copies.enqueue(operation)
             self.submitted.popleft()

@@ -2,12 +2,13 @@
 
     LearnGrammar -> compiled, on a thread -> GrammarLearnt
     launch applied -> Masking (answers.py)
-    MakeMask -> made, on a thread -> MaskReady
+    MakeMask -> LateMasks (late_masks.py) -> MaskReady
 
 An answer's state follows from its grammar and its tokens alone, so nothing of it is handed over: a row that joins
 brings its outputs. Tokens of launches in flight follow when these are over. A row's new owner begins anew.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
@@ -16,10 +17,11 @@ from typing import Any
 
 from protocol.errors import GrammarFault
 from runtime.clock import Clock, ThreadWorkClock
-from runtime.grammars import CompiledGrammar, Words, compile_grammar
+from runtime.grammars import CompiledGrammar, compile_grammar, library_error
 from runtime.vocabulary import Vocabulary
-from scheduler.execution.answers import Answer, Masking
-from scheduler.plan import Draw, ForgetGrammar, GrammarLearnt, LearnGrammar, MaskReady, Owner
+from scheduler.execution.answers import Answer, KnownGrammar, Masking
+from scheduler.execution.late_masks import LateMasks
+from scheduler.plan import Draw, DropMask, ForgetGrammar, GrammarLearnt, LearnGrammar, MaskReady
 
 
 class Inline(Pool):
@@ -39,8 +41,8 @@ class Inline(Pool):
 class AnswerGrammars:
     """The grammars that the answers of one executor follow. `load` reads the vocabulary, when the first grammar is
     compiled. `compiling`, `masking` and `beside` run work on threads of their own; `wake` is called whenever some is
-    over. `masking` has `num_threads`, which share the masks of a launch. `beside` makes those of late rows. `work`
-    measures what each takes, on the thread that does it."""
+    over. `masking` has `num_threads`, which share the masks of a launch. `beside` makes those of late rows, and has
+    `rest` let it rest for some seconds. `work` measures what each takes, on the thread that does it."""
 
     load: Callable[[], Vocabulary]
     compiling: Pool = field(default_factory=Inline)
@@ -49,14 +51,15 @@ class AnswerGrammars:
     wake: Callable[[], None] = lambda: None
     num_threads: int = 1
     work: Clock = field(default_factory=ThreadWorkClock)
+    rest: Callable[[float], object] = lambda _seconds: None
 
     def __post_init__(self) -> None:
         self._vocabulary: Vocabulary | None = None
-        self._compiled: dict[str, CompiledGrammar] = {}
+        self._known: dict[str, KnownGrammar] = {}
         self._learning: list[tuple[str, Future[CompiledGrammar]]] = []
         self._answers: dict[int, tuple[int, dict[int, Answer]]] = {}  # by row: its owner's generation, and by choice
         self._newest: Masking | None = None
-        self._making: list[tuple[Owner, Answer, Future[Words]]] = []  # masks of late rows
+        self._late = LateMasks(self.beside, self.work, self.rest, self.wake)
 
     # ---- learning ----
 
@@ -68,7 +71,7 @@ class AnswerGrammars:
 
     def forget(self, grammar: ForgetGrammar) -> None:
         """Forgets a grammar. Answers that have begun go on."""
-        self._compiled.pop(grammar.name, None)
+        self._known.pop(grammar.name, None)
 
     def learnt(self) -> list[GrammarLearnt]:
         """The grammars that were compiled, or could not be, since the last call."""
@@ -79,17 +82,20 @@ class AnswerGrammars:
 
     def _learnt(self, name: str, future: "Future[CompiledGrammar]") -> GrammarLearnt:
         try:
-            self._compiled[name] = future.result()
+            self._known[name] = KnownGrammar(future.result())
         except GrammarFault as fault:
             return GrammarLearnt(name, fault.message)
-        except Exception as error:  # noqa: BLE001 - the library's own bug with this grammar fails its requests alone
-            return GrammarLearnt(name, f"the grammar cannot be compiled: {type(error).__name__}")
         return GrammarLearnt(name)
 
     def _compile(self, text: str) -> CompiledGrammar:
-        if self._vocabulary is None:
-            self._vocabulary = self.load()
-        return compile_grammar(text, self._vocabulary)
+        try:
+            if self._vocabulary is None:
+                self._vocabulary = self.load()
+            return compile_grammar(text, self._vocabulary)
+        except GrammarFault:
+            raise
+        except BaseException as error:  # a panic is no Exception; a bug of the library fails this grammar's requests
+            raise GrammarFault(f"the grammar cannot be compiled: {library_error(error)}") from error
 
     # ---- masks ----
 
@@ -113,9 +119,9 @@ class AnswerGrammars:
         if generation != draw.generation:
             generation, answers = self._answers[draw.row] = draw.generation, {}
         if draw.choice not in answers:
-            params = draw.sampling
-            matching = self._compiled[params.grammar].begin(params.eos_token_ids, late=params.ignore_eos)
-            answers[draw.choice] = Answer(matching, list(draw.outputs))
+            params, known = draw.sampling, self._known[draw.sampling.grammar]
+            matching = known.compiled.begin(params.eos_token_ids, late=params.ignore_eos)
+            answers[draw.choice] = Answer(known, matching, deque(draw.outputs))
 
     def _answer(self, draw: Draw) -> Answer:
         generation, answers = self._answers[draw.row]
@@ -129,23 +135,17 @@ class AnswerGrammars:
     # ---- late rows ----
 
     def make_mask(self, draw: Draw) -> None:
-        """Makes the mask of a row that is in no launch in flight, on the thread for that."""
+        """Has the mask made of a row that is in no launch in flight, on the thread for that."""
         self._begin(draw)
-        answer = self._answer(draw)
-        future = self.beside.submit(answer.mask, self.work)
-        self._making.append(((draw.row, draw.generation), answer, future))
-        future.add_done_callback(lambda _: self.wake())
+        self._late.make((draw.row, draw.generation), draw.sampling.grammar, self._answer(draw))
+
+    def drop_mask(self, row: DropMask) -> None:
+        """Nobody waits for the mask of this row any more."""
+        self._late.drop((row.row, row.generation))
 
     def made(self) -> list[MaskReady]:
         """The rows whose masks were made since the last call."""
-        over = [each for each in self._making if each[2].done()]
-        for each in over:
-            self._making.remove(each)
-            _, answer, future = each
-            answer.is_late = False
-            if (error := future.exception()) is not None:  # the library's own bug with this grammar
-                answer.matching.fault = f"its mask cannot be made: {type(error).__name__}"
-        return [MaskReady(*owner) for owner, _, _ in over]
+        return self._late.made()
 
     def close(self) -> None:
         """Ends the threads."""

@@ -27,7 +27,7 @@ from scheduler.planning.growth import Growth
 from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.kv_pages import PageState
-from scheduler.planning.late import LateRows
+from scheduler.planning.late import LateRows, Replays
 from scheduler.planning.launched import Launched, Results
 from scheduler.planning.plans import Plans
 from scheduler.planning.req import Req
@@ -74,7 +74,7 @@ class Planner:
         self.spills = Spills(book, self.copies, costs)
         self.results = Results(self.speculation, self.spills)
         self.grammars = Grammars(executor.submit)
-        self.late = LateRows(executor.submit)
+        self.late, self.replays = LateRows(executor.submit), Replays(executor.submit)
         self._executor = executor
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
@@ -136,6 +136,7 @@ class Planner:
     def _unseat(self, req: Req, is_read: IsRead | None = None) -> None:
         self._draft_writes.settle()
         self.late.forget(req)
+        self.replays.forget(req)
         self.results.unseated(req)
         self.book.release(req.held, is_read)
         req.holding = None
@@ -170,7 +171,8 @@ class Planner:
         """
         for req in self._growth.grow_due():
             self._plans.grant(req.held)
-            self.roster.stay(req)
+            if req not in self.late:
+                self.roster.stay(req)
         if not self._growth.short:
             self.spills.copy_back()
             return []
@@ -262,6 +264,7 @@ class Planner:
             elif isinstance(outcome, GrammarLearnt):
                 self.grammars.learnt(outcome)
             elif isinstance(outcome, MaskReady):
+                self.replays.ready(outcome)
                 for req in self.late.ready(outcome):
                     self.roster.stay(req)
             else:

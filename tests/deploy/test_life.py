@@ -12,7 +12,6 @@ from deploy.life import (
     Life,
     State,
     describe_restart,
-    is_hopeless,
     is_of_pause,
     wait_before_restart_s,
 )
@@ -79,36 +78,32 @@ def test_no_wait_is_beyond_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "state, age_s, max_restarts, hopeless, of_pause, expected",
+    "state, age_s, max_restarts, of_pause, expected",
     [
         # age of the state, --max-restarts, how it ended; then the state, failures in a row, the wait; 3 came before
-        (State.RUNNING, 59.9, None, False, False, (State.BACKING_OFF, 4, 2.0)),
-        (State.RUNNING, 60.0, None, False, False, (State.BACKING_OFF, 1, 0.0)),
-        (State.STARTING, 500.0, None, False, False, (State.BACKING_OFF, 4, 2.0)),  # a long start forgives nothing
-        (State.RUNNING, 59.9, None, False, True, (State.BACKING_OFF, 3, 0.0)),
-        (State.RUNNING, 60.0, None, False, True, (State.BACKING_OFF, 0, 0.0)),
-        (State.STARTING, 500.0, None, False, True, (State.BACKING_OFF, 3, 0.0)),
-        (State.RUNNING, 10.0, 4, False, False, (State.BACKING_OFF, 4, 2.0)),
-        (State.RUNNING, 10.0, 3, False, False, (State.GIVEN_UP, 4, 2.0)),
-        (State.RUNNING, 60.0, 3, False, False, (State.BACKING_OFF, 1, 0.0)),
-        (State.RUNNING, 10.0, 3, False, True, (State.BACKING_OFF, 3, 0.0)),  # a pause is not beyond the limit
-        (State.RUNNING, 10.0, 0, False, False, (State.GIVEN_UP, 4, 2.0)),
-        (State.RUNNING, 10.0, 0, False, True, (State.GIVEN_UP, 3, 0.0)),  # 0: never, whatever has happened
-        (State.STARTING, 10.0, None, True, False, (State.GIVEN_UP, 4, 2.0)),
-        (State.STARTING, 10.0, None, True, True, (State.GIVEN_UP, 4, 2.0)),
-        (State.RUNNING, 90.0, 9, True, False, (State.GIVEN_UP, 1, 0.0)),
+        (State.RUNNING, 59.9, None, False, (State.BACKING_OFF, 4, 2.0)),
+        (State.RUNNING, 60.0, None, False, (State.BACKING_OFF, 1, 0.0)),
+        (State.STARTING, 500.0, None, False, (State.BACKING_OFF, 4, 2.0)),  # a long start forgives nothing
+        (State.RUNNING, 59.9, None, True, (State.BACKING_OFF, 3, 0.0)),
+        (State.RUNNING, 60.0, None, True, (State.BACKING_OFF, 0, 0.0)),
+        (State.STARTING, 500.0, None, True, (State.BACKING_OFF, 3, 0.0)),
+        (State.RUNNING, 10.0, 4, False, (State.BACKING_OFF, 4, 2.0)),
+        (State.RUNNING, 10.0, 3, False, (State.GIVEN_UP, 4, 2.0)),
+        (State.RUNNING, 60.0, 3, False, (State.BACKING_OFF, 1, 0.0)),
+        (State.RUNNING, 10.0, 3, True, (State.BACKING_OFF, 3, 0.0)),  # a pause is not beyond the limit
+        (State.RUNNING, 10.0, 0, False, (State.GIVEN_UP, 4, 2.0)),
+        (State.RUNNING, 10.0, 0, True, (State.GIVEN_UP, 3, 0.0)),  # 0: never, whatever has happened
     ],
 )
 def test_what_follows_an_end(
     state: State,
     age_s: float,
     max_restarts: int | None,
-    hopeless: bool,
     of_pause: bool,
     expected: tuple[State, int, float],
 ) -> None:
     life = Life(state, since=100.0, failures=3, starts=7, down_since=50.0)
-    found = life.ended(max_restarts, 100.0 + age_s, hopeless=hopeless, of_pause=of_pause)
+    found = life.ended(max_restarts, 100.0 + age_s, of_pause=of_pause)
     assert (found.state, found.failures, round(found.start_at - found.since, 6)) == expected
     assert found.starts == 7, "the number of a start is never reused: it is the epoch of a group"
     assert found.down_since == (100.0 + age_s if state is State.RUNNING else 50.0)
@@ -130,7 +125,7 @@ HAPPENINGS = st.lists(
 
 
 @given(HAPPENINGS)
-def test_without_a_limit_nothing_but_a_hopeless_start_ends_a_life(happenings: list[Happening]) -> None:
+def test_without_a_limit_nothing_ends_a_life(happenings: list[Happening]) -> None:
     life, now, in_a_row = replace(RUNNING, since=0.0), 0.0, 0
     for happening in happenings:
         if life.state is State.BACKING_OFF:
@@ -147,8 +142,6 @@ def test_without_a_limit_nothing_but_a_hopeless_start_ends_a_life(happenings: li
         assert life.state is State.BACKING_OFF and life.failures == in_a_row
         assert 0.0 <= wait_s <= MAX_WAIT_S + 1e-6
         assert wait_s <= 1e-6 or not (happening.of_pause or is_forgiven)
-    hopeless = life.started(now) if life.state is State.BACKING_OFF else life
-    assert hopeless.ended(None, now, hopeless=True).state is State.GIVEN_UP
 
 
 @given(HAPPENINGS, st.integers(1, 8))
@@ -168,29 +161,6 @@ def test_a_limit_counts_failures_in_a_row_and_no_pauses(happenings: list[Happeni
         if limited.state is State.GIVEN_UP:
             return
         assert limited == free
-
-
-@pytest.mark.parametrize(
-    "code, was_ready, failure_code, hopeless",
-    [
-        (-9, True, "", False),
-        (-9, False, "", False),
-        (1, False, "", False),
-        (3, True, "refused", False),  # it was paused and lost meanwhile
-        (3, False, "refused", True),  # another model or layout
-        (2, False, "config_error", True),
-        (2, False, "checkpoint_error", True),
-        (2, False, "", True),
-        (2, False, "address_in_use", False),
-        (2, False, "memory_short", False),  # what ended before may hold some still
-        (2, False, "unavailable", False),  # no gateway answered
-        (4, False, "group_broken", False),  # another rank was lost or late
-        (2, True, "unavailable", False),
-        (2, True, "wire_error", False),
-    ],
-)
-def test_what_is_hopeless(code: int, was_ready: bool, failure_code: str, hopeless: bool) -> None:
-    assert is_hopeless(Ended("x", code, "", failure_code=failure_code, was_ready=was_ready)) is hopeless
 
 
 HUNG = "gave no sign of life for 11 s"
@@ -246,8 +216,3 @@ def test_what_is_said_of_an_end(failures: int, max_restarts: int | None, paused:
     before = replace(RUNNING, failures=failures if paused else failures - 1)
     life = before.ended(max_restarts, 110.0, of_pause=bool(paused))
     assert describe_restart(life, max_restarts, paused=paused) == says
-
-
-def test_what_is_said_of_a_hopeless_start() -> None:
-    life = Life(State.STARTING, since=100.0).ended(None, 101.0, hopeless=True)
-    assert describe_restart(life, None, "group d") == "group d is given up, as another start would end the same way"

@@ -4,6 +4,7 @@ import pytest
 
 from deploy.options import Rules
 from deploy.sentences import Ended
+from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED
 from tests.deploy.paper_processes import Stage
 
 NAMES = ("gateway", "decode-0")
@@ -77,19 +78,26 @@ def test_a_pause_is_mended_at_once_and_not_counted(capsys: pytest.CaptureFixture
     assert said(capsys) == ["error: decode-0 was killed by SIGKILL; it is started again at once"], "the first failure"
 
 
-def test_a_wrong_configuration_is_not_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "ended",
+    (
+        Ended("gateway", EXIT_CONFIG, "", "tokenizer.json is no JSON", "checkpoint_error", was_ready=False),
+        Ended("gateway", EXIT_CONFIG, "", "", "", was_ready=False),
+        Ended("gateway", EXIT_REFUSED, "", "its model differs", "refused", was_ready=False),
+    ),
+)
+def test_who_has_served_is_started_again_whatever_a_start_says(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder may be away, or being written, for a while."""
     stage = staged(Rules())
     stage.end("gateway", -15)
-    stage.processes.pending.append(
-        Ended("gateway", 2, "", failure="tokenizer.json is no JSON", failure_code="checkpoint_error", was_ready=False)
-    )
-    stage.turns(100.0)
-    assert len(stage.processes.starts) == 1
-    assert stage.supervisor.given_up == {"gateway"}
-    assert said(capsys)[-1] == (
-        "error: gateway ended with exit status 2: tokenizer.json is no JSON; it is given up, as another start would "
-        "end the same way. gateway of 1 is missed"
-    )
+    for failure in range(9):
+        stage.processes.pending.append(ended)
+        stage.turns(40.0)
+        assert len(stage.processes.starts) == 2 + failure and not stage.supervisor.given_up
+    waits = [f"in {wait_s:g} s, restart" for wait_s in (0.5, 1, 2, 4, 8, 16, 30, 30, 30)]
+    assert all(wait in line for wait, line in zip(waits, said(capsys)[1:], strict=True))
 
 
 def test_what_the_system_cannot_start_counts_as_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

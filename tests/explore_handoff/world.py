@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from gateway.members import HowLost
 from gateway.retries import MOST_ENDED_WORKERS
 from gateway.translate import Prompt
 from protocol.errors import BatonError, GrammarFault, LaunchFailed, Overloaded, PrefillQueueFull, QueueFull, Retraction
@@ -55,7 +56,7 @@ def blames_its_grammar(client: Client) -> bool:
     """Whether a client was told that workers have ended while they followed its grammar, and as many have."""
     if client.error != GrammarFault.code or client.record is None or client.control is None:
         return False
-    ended = {key.worker_id for key, loss in client.control.membership.losses.items() if loss.has_ended}
+    ended = {key.worker_id for key, loss in client.control.membership.losses.items() if loss.how is HowLost.ENDED}
     num_ended = sum(any(name in ended for name in pair.split("+")) for pair in client.record.pairs)
     return bool(client.record.prompt.grammar) and num_ended >= MOST_ENDED_WORKERS
 

@@ -15,6 +15,7 @@ from protocol.messages_gateway import (
     Welcome,
 )
 from protocol.worker_facts import CacheNews
+from runtime.session import SessionLost
 from tests.gateway.pair_bench import OUTPUTS, PREFILL, STATS, PairBench, register
 
 
@@ -29,7 +30,7 @@ def test_a_lost_worker_joins_as_another_instance_and_the_former_one_counts_no_mo
     bench = PairBench()
     old = WorkerKey.of(bench.decode)
     new, other = WorkerKey(old.worker_id, 99), WorkerKey.of(bench.other)
-    bench.control._lose(old, "was silent for 2.0 s")
+    bench.control._lose(old, SessionLost("was silent for 2.0 s"))
     assert told(bench, PREFILL) == [PeerLost(old.worker_id, old.instance)]
     [again] = [each for each in told(bench, other) if isinstance(each, Assign)]
 

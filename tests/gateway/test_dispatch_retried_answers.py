@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.messages_gateway import Role
+from runtime.session import SessionLost
 from tests.doubles.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, choices_of, chunks_of, running, wait_until
 from tests.gateway.folders import piece_tokenizer, write_folder
@@ -181,6 +182,6 @@ async def test_workers_that_only_stood_still_are_no_fault_of_a_grammar(setting: 
         await worker.until(lambda of=worker: bool(of.assigned))  # type: ignore[misc]
         other = await setting.add(Role.UNIFIED, name, behaviour=behaviour)
         [member] = [one for one in setting.gateway.control.membership.members if one.key.worker_id == worker.worker_id]
-        setting.gateway.control._lose(member.key, "was silent for 2 s")
+        setting.gateway.control._lose(member.key, SessionLost("was silent for 2 s"))
         worker = other
     assert (await asking).status_code == 200 and len(worker.assigned) == 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import grammar_checks
-from gateway.grammar_checks import BAD_S, MAX_REMEMBERED, MAX_REMEMBERED_CHARS, GrammarChecks
+from gateway.grammar_checks import BAD_S, MAX_BAD, MAX_REMEMBERED, MAX_REMEMBERED_CHARS, GrammarChecks
 from gateway.grammars import Asked
 from gateway.schemas import ChatRequest, parse
 from protocol.errors import BadRequest, Overloaded
@@ -111,3 +111,24 @@ def test_a_grammar_that_has_ended_workers_is_refused_for_a_while_in_any_field() 
     assert text(made, {"regex": "a+"}) == other
     clock.advance(BAD_S)
     assert text(made, {"guided_grammar": grammar}) == good
+
+
+def test_so_many_grammars_are_remembered_as_bad_the_last_ones() -> None:
+    clock = VirtualClock()
+    made = GrammarChecks(check, clock)
+    names = [grammar_name(text(made, {"regex": f"a{number}"})) for number in range(3)]
+    made.blame(names[0])
+    made.blame(names[1])
+    for number in range(MAX_BAD - 2):
+        clock.advance(0.1)
+        made.blame(f"another-{number}")
+    made.blame(names[0])  # once more, so now it is the last one
+    assert len(made._bad) == MAX_BAD
+    made.blame(names[2])
+    assert len(made._bad) == MAX_BAD and names[1] not in made._bad
+    for number, is_bad in enumerate((True, False, True)):
+        if is_bad:
+            with pytest.raises(BadRequest, match="workers have ended"):
+                text(made, {"regex": f"a{number}"})
+        else:
+            text(made, {"regex": f"a{number}"})

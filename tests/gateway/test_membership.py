@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.members import Change, WorkerKey
+from gateway.members import Change, HowLost, WorkerKey
 from gateway.membership import LEAD_S, MOST_LOSSES, Membership
 from protocol.fingerprint import Fingerprint, WeightsPrint, pack_weights
 from protocol.kv_layout import KvLayout, LayerGroup
@@ -194,7 +194,7 @@ def test_who_hangs_in_a_launch_may_not_return_however_it_was_lost() -> None:
 def test_who_has_left_may_not_return(table: Membership) -> None:
     table.register(register("d", 2), 0.0)
     table.leaving(WorkerKey("d", 2))
-    table.give_up(WorkerKey("d", 2), "has left", by_itself=True)
+    table.give_up(WorkerKey("d", 2), "has left", HowLost.LEFT)
     assert messages(table.register(register("d", 2), 0.1)) == [
         Refused("worker 'd' has left; this instance may not return")
     ]

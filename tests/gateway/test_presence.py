@@ -2,10 +2,11 @@
 
 import pytest
 
-from gateway.members import Change, WorkerKey
+from gateway.members import Change, HowLost, WorkerKey
 from gateway.membership import Membership
-from gateway.presence import Presence, how_lost
+from gateway.presence import Presence
 from protocol.messages_gateway import Heartbeat, Role
+from protocol.messages_group import GroupPlace
 from tests.gateway.control_bench import ControlBench
 from tests.gateway.worker_ends import STATS, register
 
@@ -21,6 +22,11 @@ class Stage:
 
     def join(self, worker_id: str, role: Role, now: float, instance: int = 1, pid: int = 1) -> None:
         change = self.table.register(register(worker_id, instance, role, pid=pid), now)
+        self.presence.note(self.table, change, now)
+
+    def join_group(self, group: str, rank: int, size: int, now: float) -> None:
+        place = GroupPlace(group, 1, rank, size)
+        change = self.table.register(register(f"{group}.{rank}", 1, D, place=place), now)
         self.presence.note(self.table, change, now)
 
     def lose(self, worker_id: str, now: float, why: str = "has left", instance: int = 1) -> None:
@@ -94,19 +100,29 @@ def test_only_another_process_is_a_restart() -> None:
     assert stage.presence.restarts == {"decode": 2, "prefill": 0, "unified": 0}
 
 
-@pytest.mark.parametrize(
-    "reason, says",
-    [
-        ("worker 'd-host-17' was silent for 1.9 s; this instance may not return", "was silent for 1.9 s"),
-        (
-            "its group has lost a rank: worker 'd.0' was silent for 1.9 s; this instance may not return",
-            "was silent for 1.9 s",
-        ),
-        ("worker 'd' made no progress in a launch for 120.0 s", "made no progress in a launch for 120.0 s"),
-    ],
-)
-def test_how_a_worker_was_lost_is_told_without_its_name(reason: str, says: str) -> None:
-    assert how_lost(reason) == says
+@pytest.mark.parametrize("how", HowLost)
+def test_how_a_rank_was_lost_is_told_without_names_for_its_whole_group(how: HowLost) -> None:
+    stage = Stage()
+    for rank in range(2):
+        stage.join_group("d", rank, 2, 100.0)
+    change = stage.table.give_up(WorkerKey("d.0", 1), "is gone; so 'it' is", how)
+    assert len(change.lost) == 2
+    for member in change.lost:
+        loss = stage.table.losses[member.key]
+        assert (loss.how, loss.says) == (how, "is gone; so 'it' is") and "d.0" in loss.reason
+    stage.presence.note(stage.table, change, 101.0)
+    assert stage.health(103.0).endswith("; the worker lost last is gone; so 'it' is")
+
+
+def test_how_a_worker_is_lost_by_itself() -> None:
+    for how, says, silent in ((HowLost.SILENT, "was silent for 9.0 s", True), (HowLost.STUCK, "made no", False)):
+        table = Membership(7, launch_deadline_s=30)
+        table.register(register("d", 1), 0.0)
+        if not silent:
+            table.heartbeat(Heartbeat("d", 1, STATS, launch_age_s=30.0), 9.0)
+        table.expire(9.0)
+        loss = table.losses[WorkerKey("d", 1)]
+        assert loss.how is how and loss.says.startswith(says)
 
 
 def test_the_gateway_notes_all_that_comes_and_goes() -> None:

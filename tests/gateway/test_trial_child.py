@@ -18,6 +18,7 @@ from gateway.trial_child import TrialChild, trial_command
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest, Overloaded
 from protocol.grammar import MAX_GRAMMAR_CHARS
+from runtime.log import LineFormatter
 
 GOOD = Asked("guided_regex", "regex", "[a-z]{2,9}")
 EMBEDDED = Asked("guided_grammar", "ebnf", 'start: %json {"const": -9223372036854775807}')  # unending recursion
@@ -152,6 +153,35 @@ def test_a_process_that_stands_still_is_killed_and_the_request_may_be_tried_agai
     assert isinstance(child.check(GOOD), str)
 
 
+def test_an_interrupt_from_the_terminal_does_not_reach_it_from_its_first_moment_on() -> None:
+    mask, child = signal.pthread_sigmask(signal.SIG_BLOCK, ()), ending("signal.pause()")
+    child.start()
+    [line] = [line for line in Path(f"/proc/{child.pid}/status").read_text().splitlines() if line.startswith("SigBlk")]
+    child.close()
+    assert int(line.split()[1], 16) & 1 << signal.SIGINT - 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask, "this thread's is as before"
+
+
+@pytest.mark.parametrize(
+    "command, why",
+    [((sys.executable, "-c", "pass"), "has ended at its start"), (("/",), "cannot be started: Permission")],
+)
+def test_a_process_that_cannot_be_prepared_is_told_in_the_log(
+    command: tuple[str, ...], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = TrialChild(command)
+    child.prepare()
+    [record] = caplog.records
+    line = LineFormatter("gateway").format(record)
+    assert " warning gateway no process to try grammars why=" in line and why in line
+    with pytest.raises(Overloaded, match=why):
+        child.check(GOOD)
+    caplog.clear()
+    child.stop()
+    child.prepare()
+    assert not caplog.records, "a gateway that stops needs none"
+
+
 def test_a_process_that_cannot_start_says_so_to_the_request() -> None:
     with pytest.raises(Overloaded, match="has ended at its start"):
         TrialChild((sys.executable, "-c", "pass")).check(GOOD)
@@ -163,6 +193,7 @@ def test_memory_that_a_job_takes_is_bounded(child: TrialChild) -> None:
     limits = Path(f"/proc/{child.pid}/limits").read_text()
     [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
     assert 1 << 30 < int(line.split()[3]) < 4 << 30
+    assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n", "where memory is short, it ends first"
 
 
 @pytest.mark.slow

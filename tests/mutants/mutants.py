@@ -13,6 +13,7 @@ from tests.mutants.mutants_of_handoff import HANDOFF
 from tests.mutants.mutants_of_http import HTTP
 from tests.mutants.mutants_of_idle import IDLE
 from tests.mutants.mutants_of_kernels import ON_A_CPU
+from tests.mutants.mutants_of_late_rows import LATE_ROWS
 from tests.mutants.mutants_of_layers import DRAFT_LAYERS
 from tests.mutants.mutants_of_leaving import LEAVING
 from tests.mutants.mutants_of_logprobs import LOGPROBS
@@ -355,6 +356,7 @@ MUTANTS = (
     *LOGPROBS,
     *PROMPT_LOGPROBS,
     *GRAMMARS,
+    *LATE_ROWS,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,

@@ -8,8 +8,6 @@ CHILD = "tests/gateway/test_trial_child.py"
 CHECKS = "tests/gateway/test_grammar_checks.py"
 RETRIED = "tests/gateway/test_dispatch_retried_answers.py"
 STATES = "tests/scheduler/execution/test_grammars.py"
-ANSWERS = "tests/scheduler/execution/test_answers.py"
-LATE = "tests/scheduler/planning/test_late.py"
 LOOPS = "tests/scheduler/planning/test_overlap_loop_late.py"
 SCHEMAS = "tests/gateway/test_grammar_schemas.py"
 SCHEDULES = "tests/explore/test_grammars.py"
@@ -42,8 +40,8 @@ GRAMMARS = (
     Mutant(
         "an answer's state is not rebuilt from its outputs",
         "AnswerGrammars._begin",
-        "list(draw.outputs)",
-        "[]",
+        "deque(draw.outputs)",
+        "deque()",
         "behind a hand-over or a retry it would begin anew",
         tests=(STATES,),
     ),
@@ -57,9 +55,9 @@ GRAMMARS = (
     ),
     Mutant(
         "tokens are accepted twice",
-        "Answer.mask",
-        "self.unread.clear()",
-        "",
+        "Answer.read",
+        "self._guarded(self.matching.read, (token,))",
+        "self._guarded(self.matching.read, (token, token))",
         "what was read once is read again with the next mask",
         tests=(STATES,),
     ),
@@ -202,7 +200,7 @@ GRAMMARS = (
     Mutant(
         "a grammar ends worker after worker",
         "Retries.grammar_at_fault",
-        "not grammar or __followed or most < MOST_ENDED_WORKERS",
+        "not grammar or __followed or most < MOST_ENDED_WORKERS or record.is_over",
         "True",
         "one request would end as many workers as it has attempts",
         tests=(RETRIED,),
@@ -214,6 +212,46 @@ GRAMMARS = (
         "self._followed['']  = None",
         "another request's grammar, on the same workers, would have everybody's refused",
         tests=(RETRIED,),
+    ),
+    Mutant(
+        "only a loss that is noted before its complaint counts",
+        "note_failure",
+        "record.undelivered.append(attempt)",
+        "",
+        "a decode worker that is told by its transport first hides the end of prefill",
+        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+    ),
+    Mutant(
+        "an end counts once more for each news of it",
+        "gateway/requests.py Requests.note_end",
+        "record.undelivered.remove(attempt)",
+        "",
+        "one worker's two losses would refuse a grammar",
+        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+    ),
+    Mutant(
+        "any number of grammars is remembered as bad",
+        "GrammarChecks.blame",
+        "others[-(MAX_BAD - 1):]",
+        "others",
+        "a client could fill the gateway's memory",
+        tests=(CHECKS,),
+    ),
+    Mutant(
+        "an interrupt of the terminal ends a process that tries grammars",
+        "TrialChild._started",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, ())",
+        "a gateway that finishes its answers refuses grammars",
+        tests=(CHILD,),
+    ),
+    Mutant(
+        "nobody hears that no process gets ready to try grammars",
+        "TrialChild.prepare",
+        "if not self._is_closing: ...",
+        "",
+        "the first request with a grammar is the first to know",
+        tests=(CHILD,),
     ),
     Mutant(
         "a grammar that has ended workers is followed again",
@@ -232,84 +270,12 @@ GRAMMARS = (
         tests=("tests/worker/test_learning.py", LOOPS),
     ),
     Mutant(
-        "a row whose masks take long is never late",
-        "Answer.fits",
-        "spent_s + self.last_s <= LAUNCH_S or __quick",
-        "True",
-        "every row of a launch waits for the slowest mask",
-        tests=(ANSWERS, LOOPS),
-    ),
-    Mutant(
-        "a late row's token is not counted back",
-        "LateRows.add",
-        "req.num_sampled -= 1",
-        "",
-        "it would end a token early, behind KV that nobody wrote",
-        tests=(LATE,),
-    ),
-    Mutant(
-        "a late row is not kept out of launches",
-        "Planner.sit_out",
-        "self.roster.remove(req)",
-        "",
-        "the executor has counted the token that was not drawn, and goes on with it",
-        tests=(LOOPS,),
-    ),
-    Mutant(
-        "a mask is asked for while a launch with the row is in flight",
-        "LateRows.ask",
-        "req not in launched",
-        "True",
-        "two threads would use one matching",
-        tests=(LATE,),
-    ),
-    Mutant(
-        "a mask is for whoever has the row by now",
-        "LateRows.ready",
-        "asked == owner",
-        "asked is not None and asked[0] == owner[0]",
-        "the row's new owner would go on with no mask of its own",
-        tests=(LATE,),
-    ),
-    Mutant(
-        "the budget of work is never looked at",
-        "Answer._is_within",
-        "self._spent_s <= allowed_s",
-        "True",
-        "one answer could keep a processor busy for minutes",
-        tests=(ANSWERS,),
-    ),
-    Mutant(
-        "outputs that are replayed count as work",
-        "Answer.mask",
-        "if self._has_begun: ...",
-        "self._num_drawn += len(self.unread)\nself._spent_s += self.last_s",
-        "an answer that began again elsewhere would fail for it",
-        tests=(ANSWERS,),
-    ),
-    Mutant(
-        "each answer makes the first mask of its grammar",
-        "CompiledGrammar.begin",
-        "self._first_W",
-        "None",
-        "the launch that computes a prompt would wait for it",
-        tests=(ANSWERS,),
-    ),
-    Mutant(
         "a forced text is tokenised whole for each mask",
         "Vocabulary._encode",
         "text = text[:FORCED_CHARS]",
         "",
         "a text of 200,000 characters takes 100 ms a token",
         tests=("tests/runtime/test_vocabulary.py",),
-    ),
-    Mutant(
-        "a long replay is read within a launch",
-        "Answer.fits",
-        "if len(self.unread) > MAX_UNREAD: ...",
-        "",
-        "all rows would wait until it is read",
-        tests=(ANSWERS,),
     ),
     Mutant(
         "threads for native code have the usual stack",

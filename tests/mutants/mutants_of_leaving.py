@@ -81,7 +81,7 @@ LEAVING = (
     Mutant(
         "who leaves and breaks has left",
         "Membership.give_up",
-        "by_itself and member.stage is Stage.LEAVING",
+        "how is HowLost.LEFT and member.stage is Stage.LEAVING",
         "member.stage is Stage.LEAVING",
         "a worker that dies is not counted as lost",
         (),

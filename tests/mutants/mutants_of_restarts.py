@@ -10,7 +10,7 @@ RESTARTS = (
     Mutant(
         "a pause counts as a failure",
         "Life.ended",
-        "earlier + counts",
+        "earlier + (not of_pause)",
         "earlier + 1",
         "waits grow, and a limit ends a service, because of a machine that was paused",
         (),
@@ -19,7 +19,7 @@ RESTARTS = (
     Mutant(
         "what was paused waits like what has failed",
         "Life.ended",
-        "wait_before_restart_s(failures) if counts else 0.0",
+        "0.0 if of_pause else wait_before_restart_s(failures)",
         "wait_before_restart_s(failures)",
         "failures before the pause delay the start after it",
         (),
@@ -117,9 +117,9 @@ RESTARTS = (
     ),
     Mutant(
         "/health names the worker that was lost",
-        "how_lost",
-        'reason.rpartition("\' ")[2]',
-        "reason",
+        "Presence.note",
+        "membership.losses[member.key].says",
+        "membership.losses[member.key].reason",
         "names of workers, which hold names of hosts, are told to anybody",
         (),
         PRESENCE,

@@ -16,9 +16,9 @@ def test_lines_in_which_the_launcher_names_processes_that_ended() -> None:
     assert endings([others[0], ended, others[1]]) == [ended]
 
 
-def line(ended: Ended, *, of_pause: bool = False, hopeless: bool = False, failures: int = 0) -> str:
+def line(ended: Ended, *, of_pause: bool = False, failures: int = 0) -> str:
     """As the supervisor says it."""
-    life = Life(State.RUNNING, failures=failures).ended(None, 1.0, of_pause=of_pause, hopeless=hopeless)
+    life = Life(State.RUNNING, failures=failures).ended(None, 1.0, of_pause=of_pause)
     what = f"{describe_end(ended)}; {describe_restart(life, None, paused=ended.paused if of_pause else ())}"
     return f"2026-11-23T23:20:54.389Z error baton {what}"
 
@@ -28,8 +28,8 @@ def test_starts_are_told_apart_by_what_the_supervisor_says() -> None:
         line(Ended("d", -9, "")),
         line(Ended("d", -9, ""), failures=6),
         line(Ended("d", 3, "", "it was silent", "refused", paused=("d",)), of_pause=True),
-        line(Ended("d", 2, "", "no such model", "config_error", was_ready=False), hopeless=True),
+        line(Ended("d", 2, "", "no such model", "config_error", was_ready=False)),
         line(Ended("d", -9, "", killed_because="gave no sign of life for 11 s")),
     ]
-    assert Starts.told_in(lines) == Starts(counted=3, after_pauses=1)
+    assert Starts.told_in(lines) == Starts(counted=4, after_pauses=1)
     assert Starts.told_in([]) == Starts(0, 0)

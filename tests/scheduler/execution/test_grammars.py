@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from concurrent.futures import Executor as Pool
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -7,19 +8,23 @@ import pytest
 import torch
 
 from protocol.messages_gateway import SamplingParams
+from runtime.vocabulary import Vocabulary
 from scheduler.execution.answers import NOTHING_FITS, Masking
 from scheduler.execution.grammars import AnswerGrammars, Inline, no_vocabulary
-from scheduler.plan import Draw, ForgetGrammar, GrammarLearnt, LearnGrammar
+from scheduler.plan import Draw, DropMask, ForgetGrammar, GrammarLearnt, LearnGrammar, MaskReady
+from tests.doubles.held_pool import HeldPool
 from tests.doubles.late_pool import LatePool
 from tests.grammars import grammar_of, text_named, vocabulary
 
 A, B, C, EOS = 1, 2, 3, 99
 NAME = grammar_of([(A, B, C), (B, C)])
+Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 CPU = torch.device("cpu")
 
 
-def grammars(compiling: Pool | None = None, masking: Pool | None = None) -> AnswerGrammars:
-    made = AnswerGrammars(partial(vocabulary, 100), compiling=compiling or Inline(), masking=masking or Inline())
+def grammars(compiling: Pool | None = None, masking: Pool | None = None, beside: Pool | None = None) -> AnswerGrammars:
+    pools = compiling or Inline(), masking or Inline(), beside or Inline()
+    made = AnswerGrammars(partial(vocabulary, 100), *pools)
     made.learn(LearnGrammar(NAME, text_named(NAME)))
     return made
 
@@ -121,6 +126,43 @@ def test_a_grammar_that_cannot_be_compiled_is_told() -> None:
     without = AnswerGrammars(no_vocabulary)
     without.learn(LearnGrammar(NAME, text_named(NAME)))
     assert "knows no bytes" in without.learnt()[0].fault
+
+
+@pytest.mark.parametrize("kind", (RuntimeError, Panic))
+def test_a_bug_of_the_library_with_a_grammar_fails_its_requests_alone(kind: type[BaseException]) -> None:
+    def load() -> Vocabulary:
+        raise kind("a bug")
+
+    for pool in (Inline(), ThreadPoolExecutor(1)):
+        made = AnswerGrammars(load, compiling=pool)
+        made.learn(LearnGrammar(NAME, text_named(NAME)))
+        made.close()
+        assert [each.fault for each in made.learnt()] == [f"the grammar cannot be compiled: {kind.__name__}"]
+
+
+def test_outputs_that_a_late_row_brings_are_read_beside_and_what_launches_draw_follows() -> None:
+    made = grammars()
+    learnt(made)
+    made.make_mask(draw(1, outputs=(A,)))
+    assert made.made() == [MaskReady(1, 1)]
+    chunk = made.apply([draw(1, outputs=(A,))], [], [draw(1, outputs=(A,))])
+    assert chunk is not None
+    made.start(chunk)
+    assert allowed(chunk) == {10: {B}} and not chunk.late
+    chunk.over([(B,)])
+    assert allowed(masked(made, [draw(1)], [draw(1, outputs=(A, B))])) == {10: {C}}
+
+
+def test_the_mask_of_a_row_that_is_dropped_is_made_for_nobody() -> None:
+    made = grammars(beside=(pool := HeldPool()))
+    learnt(made)
+    made.make_mask(draw(1, outputs=(A,)))
+    made.make_mask(draw(2, outputs=(B,)))
+    made.drop_mask(DropMask(1, 1))
+    while pool.held:
+        pool.let_go()
+        found = made.made()
+    assert found == [MaskReady(2, 1)]
 
 
 def test_a_forgotten_grammar_begins_no_answers_but_those_that_have_begun_go_on() -> None:

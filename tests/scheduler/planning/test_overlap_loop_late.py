@@ -1,7 +1,10 @@
 """Neighbours go on while a mask is held; the slow answer still ends with its tokens, or fails alone."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -9,6 +12,7 @@ from llguidance import LLMatcher
 from model.runner import Runner
 from protocol.grammar import grammar_name
 from protocol.messages_gateway import SamplingParams
+from runtime.grammars import Matching
 from scheduler.execution.answers import BASE_S, LAUNCH_S
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.planning.req import Req
@@ -18,6 +22,7 @@ from tests.doubles.clock import VirtualClock
 from tests.doubles.held_pool import HeldPool
 from tests.grammars import _TEXTS, grammars_for, spelt
 
+Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 EOS, A = VOCAB - 1, spelt([1])
 KINDS = {
     "a long text": LLMatcher.grammar_from_lark(f"start: {json.dumps(A * 3000)}"),
@@ -33,9 +38,10 @@ KINDS = {
 class SlowWork(VirtualClock):
     """A clock of work on which each piece takes `slow_s`."""
 
-    slow_s = 0.0
+    slow_s, num_looks = 0.0, 0
 
     def now(self) -> float:
+        self.num_looks += 1
         self.advance(self.slow_s)
         return super().now()
 
@@ -43,10 +49,10 @@ class SlowWork(VirtualClock):
 class Slow:
     """A worker whose masks take `slow_s`, with those of late rows held."""
 
-    def __init__(self, topology: str, slow_s: float, *, overlap: bool = True) -> None:
+    def __init__(self, topology: str, slow_s: float, **more: Any) -> None:
         self.works: list[SlowWork] = []
         self.pools: list[HeldPool] = []
-        self.cluster: Cluster = make_cluster(topology, overlap=overlap, grammars=partial(self._grammars, slow_s))
+        self.cluster: Cluster = make_cluster(topology, grammars=partial(self._grammars, slow_s), **more)
 
     def _grammars(self, slow_s: float, runner: Runner) -> AnswerGrammars:
         self.pools.append(HeldPool())
@@ -57,6 +63,10 @@ class Slow:
     @property
     def num_held(self) -> int:
         return sum(len(pool.held) for pool in self.pools)
+
+    @property
+    def num_late(self) -> int:
+        return sum(len(worker.planner.late.reqs) for worker in self.cluster.workers)
 
     def let_go(self) -> None:
         for pool in self.pools:
@@ -88,12 +98,14 @@ def test_neighbours_end_while_a_mask_is_held_and_the_slow_answer_goes_on(topolog
 
     held = Slow(topology, LAUNCH_S * 2)
     held.cluster.assign("slow", prompt_of("slow", 9), follow(kind), n=2)
-    held.cluster.run(until=lambda: held.num_held == 2)
+    held.cluster.run(until=lambda: held.num_late == 2)
     plain = greedy(40)
     held.cluster.assign("plain", prompt_of("plain", 9), plain, n=2)
     held.cluster.run(until=lambda: all(held.cluster.answers["plain", choice].finish for choice in range(2)))
     expect_exact(held.cluster, "plain", prompt_of("plain", 9), plain, n=2)
-    assert held.num_held == 2 and sum(worker.stats().running for worker in held.cluster.workers) >= 1
+    assert (held.num_held, held.num_late) == (1, 2) and sum(
+        worker.stats().running for worker in held.cluster.workers
+    ) >= 1
 
     held.run()
     assert [held.cluster.answers["slow", choice].ids for choice in range(2)] == expected
@@ -114,9 +126,10 @@ def run_beside(cluster: Cluster, name: str, late: Req) -> int:
     return num_looks
 
 
+@pytest.mark.parametrize("page_size", (1, 4))
 @pytest.mark.parametrize("length", range(9, 13))
-def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int) -> None:
-    held = Slow("1U", LAUNCH_S * 2)
+def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int, page_size: int) -> None:
+    held = Slow("1U", LAUNCH_S * 2, page_size=page_size)
     held.cluster.assign("slow", prompt_of("slow", length), follow("an ambiguous one", 40))
     held.cluster.assign("plain", prompt_of("plain", 9), greedy(60))
     held.cluster.run(until=lambda: held.num_held == 1)
@@ -161,7 +174,7 @@ def test_a_client_that_leaves_while_its_mask_is_held_leaves_nothing(topology: st
 
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))
 def test_an_answer_beyond_its_budget_fails_alone(topology: str) -> None:
-    slow = Slow(topology, BASE_S * 0.6)
+    slow = Slow(topology, BASE_S * 0.3)  # to read a token, and as much again for its mask
     slow.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
     slow.cluster.assign("plain", prompt_of("plain", 9), greedy(20))
     slow.run()
@@ -171,12 +184,95 @@ def test_an_answer_beyond_its_budget_fails_alone(topology: str) -> None:
     expect_rest(slow.cluster)
 
 
-def test_a_mask_that_cannot_be_made_fails_its_request_alone() -> None:
-    held = Slow("1U", LAUNCH_S * 2)
-    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+@pytest.mark.parametrize("slow_s", (0.0, LAUNCH_S * 2), ids=("in a launch", "beside"))
+@pytest.mark.parametrize("error", (RuntimeError("a bug"), Panic("a bug")), ids=repr)
+def test_a_mask_that_cannot_be_made_fails_its_request_alone(
+    slow_s: float, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, faulty, num_raised = Matching.read, follow("an ambiguous one"), 0
+
+    def read_or_raise(matching: Matching, tokens: Sequence[int]) -> None:
+        nonlocal num_raised
+        if matching.late:
+            num_raised += 1
+            raise error
+        read(matching, tokens)
+
+    slow, good = Slow("1U", slow_s), replace(follow("a long text"), ignore_eos=False)
+    slow.cluster.assign("slow", prompt_of("slow", 9), faulty)
+    slow.cluster.assign("good", prompt_of("good", 9), good)
+    monkeypatch.setattr(Matching, "read", read_or_raise)
+    slow.run()
+    assert num_raised == 1
+    assert slow.cluster.failures["slow"].code == "grammar_fault"
+    assert f"its mask cannot be made: {type(error).__name__}" in slow.cluster.failures["slow"].message
+    assert len(slow.cluster.answers["good", 0].ids) == 12
+    expect_rest(slow.cluster)
+
+
+REPLAYED = 150
+
+
+def slow_answer(max_tokens: int = REPLAYED + 6) -> tuple[SamplingParams, list[int]]:
+    """An answer in a grammar, to its end."""
+    params, quick = follow("a long text", max_tokens), Slow("1U", 0.0)
+    quick.cluster.assign("slow", prompt_of("slow", 9), params)
+    quick.run()
+    ids = quick.cluster.answers["slow", 0].ids
+    assert len(ids) == max_tokens
+    return params, ids
+
+
+@pytest.mark.parametrize("caches", (False, True))
+@pytest.mark.parametrize("slow_s", (0.0, LAUNCH_S * 2), ids=("quick", "slow"))
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+def test_neighbours_never_wait_while_the_outputs_of_an_earlier_attempt_are_read(
+    topology: str, slow_s: float, caches: bool
+) -> None:
+    """Neither rows that decode, nor prompts that come, also such as begin like the one that waits."""
+    params, ids = slow_answer()
+    held, prompt = Slow(topology, slow_s, caches=caches), prompt_of("slow", 9)
+    held.cluster.assign("before", prompt_of("before", 9), greedy(40))
+    held.cluster.assign("slow", prompt, params, replayed=ids[:REPLAYED])
     held.cluster.run(until=lambda: held.num_held == 1)
-    future, _ = held.pools[0].held.pop()
-    future.set_exception(RuntimeError("a bug of the library"))
+    held.cluster.assign("plain", prompt_of("plain", 30), greedy(20), n=2)
+    held.cluster.assign("alike", [*prompt, *ids[:40], 7], greedy(20))
+    held.cluster.run(until=lambda: all(held.cluster.answers[name, 0].finish for name in ("before", "plain", "alike")))
+    expect_exact(held.cluster, "before", prompt_of("before", 9), greedy(40))
+    expect_exact(held.cluster, "plain", prompt_of("plain", 30), greedy(20), n=2)
+    expect_exact(held.cluster, "alike", [*prompt, *ids[:40], 7], greedy(20))
+    assert held.num_held == 1 and held.cluster.answers["slow", 0].ids == ids[:REPLAYED]
+
     held.run()
-    assert "its mask cannot be made: RuntimeError" in held.cluster.failures["slow"].message
+    assert held.cluster.answers["slow", 0].ids == ids
+    if not caches:
+        expect_rest(held.cluster)
+
+
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+def test_a_client_that_leaves_while_its_outputs_are_read_leaves_nothing(topology: str) -> None:
+    params, ids = slow_answer()
+    held = Slow(topology, LAUNCH_S * 2)
+    held.cluster.assign("slow", prompt_of("slow", 9), params, replayed=ids[:REPLAYED])
+    held.cluster.run(until=lambda: held.num_held == 1)
+    held.cluster.cancel("slow")
+    held.run()
+    assert held.cluster.answers["slow", 0].ids == ids[:REPLAYED]
+    num_looks = sum(work.num_looks for work in held.works)
+    held.cluster.assign("plain", prompt_of("plain", 9), greedy(20))  # it may get the same row
+    held.run()
+    expect_exact(held.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    assert sum(work.num_looks for work in held.works) == num_looks, "nothing more is read"
     expect_rest(held.cluster)
+
+
+@pytest.mark.parametrize("topology", ("1U", "1P1D"))
+def test_outputs_that_do_not_fit_the_grammar_fail_their_request_alone(topology: str) -> None:
+    params, ids = slow_answer()
+    slow = Slow(topology, 0.0)
+    slow.cluster.assign("slow", prompt_of("slow", 9), params, replayed=[*ids[:REPLAYED], 2])
+    slow.cluster.assign("plain", prompt_of("plain", 9), greedy(20))
+    slow.run()
+    assert "cannot go on in its grammar with token 2" in slow.cluster.failures["slow"].message
+    expect_exact(slow.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_rest(slow.cluster)

@@ -7,6 +7,7 @@ from scheduler.plan import (
     Chunk,
     Join,
     LayerWritten,
+    MaskReady,
     Plan,
     StepResult,
 )
@@ -269,3 +270,25 @@ def test_layers_go_to_their_launch_and_results_come_in_order() -> None:
     executor.outcomes.append(StepResult(newest.ticket, (), ()))
     with pytest.raises(AssertionError):
         planner.poll()
+
+
+def test_a_late_row_that_gets_a_page_stays_out() -> None:
+    planner, executor = make(num_pages=8)
+    req = make_req((1, 2, 3), greedy(20))
+    assert planner.admit([req], 4, grows=True)
+    planner.launch(prompt_chunk(req))
+    planner.join([req])
+    planner.launch((), planner.decodes())
+    req.num_sampled += 2  # as if launches had drawn more, so that its pages run out while it sits out
+    planner.sit_out([req])
+    num_pages = len(req.held.pages)
+    while len(req.held.pages) == num_pages:
+        assert planner.make_room() == []
+        assert planner.decodes() == ()
+        planner.launch((), planner.decodes())
+        planner._growth.launched()  # others decode
+    assert planner.decodes() == () and req in planner.late
+    planner.late.ask([])
+    executor.outcomes.append(MaskReady(*req.held.owner))
+    planner.poll()
+    assert planner.decodes() == (req,)

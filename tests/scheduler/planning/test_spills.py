@@ -3,7 +3,18 @@
 import pytest
 
 from protocol.messages_gateway import FinishReason
-from scheduler.plan import Done, Fill, ForgetGrammar, Join, LearnGrammar, MakeMask, Spill, StepResult, WriteDraft
+from scheduler.plan import (
+    Done,
+    DropMask,
+    Fill,
+    ForgetGrammar,
+    Join,
+    LearnGrammar,
+    MakeMask,
+    Spill,
+    StepResult,
+    WriteDraft,
+)
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -56,7 +67,7 @@ def decoding(num_slots: int = NUM_SLOTS, costs: Costs | None = None) -> tuple[Pl
 def done(planner: Planner, executor: Remembers) -> None:
     """The newest copy is over."""
     newest = executor.sent[-1]
-    assert not isinstance(newest, LearnGrammar | ForgetGrammar | MakeMask)
+    assert not isinstance(newest, LearnGrammar | ForgetGrammar | MakeMask | DropMask)
     executor.outcomes.append(Done(newest.ticket))
     planner.poll()
     planner.collect()
