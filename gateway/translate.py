@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat_template import ChatTemplates
-from gateway.choice_text import Detokenizer, StopSet
+from gateway.choice_text import Detokenizer
 from gateway.grammars import asked
 from gateway.limits import (
     Limits,
@@ -24,6 +24,7 @@ from gateway.logit_rules import rules_of
 from gateway.model_folder import ModelFolder
 from gateway.prompt_part import Echo, echo_of
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
+from gateway.stop_strings import StopSet
 from gateway.tokenizer import TextTokenizer
 from protocol.grammar import grammar_name
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked

@@ -31,6 +31,7 @@ from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
+from tests.mutants.mutants_of_texts import TEXTS
 
 SCHEDULER = "tests/scheduler"
 
@@ -368,6 +369,7 @@ MUTANTS = (
     *RANKS,
     *RESTARTS,
     *STEPS,
+    *TEXTS,
     *MLPS,
     *ON_A_CPU,
 )
