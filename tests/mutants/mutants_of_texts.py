@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 CHOICES = ("tests/gateway/test_choice_text.py",)
+MESSAGES = ("tests/gateway/test_template_messages.py",)
 STOPS = ("tests/gateway/test_stop_strings.py",)
 
 TEXTS = (
@@ -45,5 +46,45 @@ TEXTS = (
         "self.depths[node]",
         "the text of a stream comes later than it could",
         tests=STOPS,
+    ),
+    Mutant(
+        "content that is absent is the word None",
+        "gateway/template_messages.py for_template",
+        "Absent()",
+        "None",
+        "a model reads a word that nobody has said",
+        tests=MESSAGES,
+    ),
+    Mutant(
+        "fields that are null reach the template",
+        "gateway/template_messages.py for_template",
+        "_given(message.model_extra or {})",
+        "(message.model_extra or {})",
+        "a model reads None for a name",
+        tests=MESSAGES,
+    ),
+    Mutant(
+        "content that is absent is text to a template that asks",
+        "gateway/template_messages.py is_none",
+        "isinstance(value, Absent)",
+        "False",
+        "templates that tell calls of a message without content leave them out",
+        tests=MESSAGES,
+    ),
+    Mutant(
+        "arguments reach the template as text",
+        "gateway/template_messages.py _arguments",
+        "Arguments(found, given)",
+        "given",
+        "a model reads calls in quotes, as it was never trained to",
+        tests=MESSAGES,
+    ),
+    Mutant(
+        "an empty list of calls reaches the template",
+        "gateway/template_messages.py for_template",
+        "del found['tool_calls']",
+        "",
+        "a template that looks at the first call fails",
+        tests=MESSAGES,
     ),
 )
