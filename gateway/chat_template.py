@@ -1,7 +1,7 @@
 """Renders chat messages to one prompt text with the model's own Jinja template, in a sandbox.
 
 The environment offers what Hugging Face's template language does: trimmed blocks, `raise_exception`, `tojson` without
-HTML escapes, `strftime_now`, loop controls, `generation` blocks.
+HTML escapes, `strftime_now`, loop controls, `generation` blocks. template_messages.py makes the messages for it.
 """
 
 import json
@@ -16,6 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.template_messages import is_none
 from protocol.errors import BadRequest, CheckpointError, ConfigError, brief
 from runtime.files import read_fields
 
@@ -170,6 +171,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.tests["none"] = is_none
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

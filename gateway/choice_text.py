@@ -1,12 +1,10 @@
 """Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each delivery. Pure.
 
-A character is shown once its last byte has arrived, never in part. What may begin a stop string is held back, and the
-text is cut before the first match. The stop string that is complete first wins; of several that end at one character,
-the longest. So the result does not depend on how the text was cut into pieces.
+A character is shown once its last byte has arrived, never in part. Stop strings are also found in the text of special
+tokens that are not shown. So the result does not depend on how the text was cut into pieces.
 """
 
 import codecs
-from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -14,6 +12,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from gateway.logprobs import HeldTokens, ScoredToken
+from gateway.stop_strings import StopSet, StopStrings
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
 from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet
@@ -21,8 +20,6 @@ from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet
 MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
 MAX_WINDOW_TOKENS = 32  # longer than any incomplete character; a longer window is shown as it is
 INCOMPLETE = "\ufffd"
-ROOT = 0
-NO_STEP = -1
 
 
 # ---- ids to text ----
@@ -44,6 +41,10 @@ class Detokenizer:
         """The text still held back, when no token follows (U+FFFD for an incomplete character)."""
         return ""
 
+    def hidden_text(self, token_id: int) -> str:
+        """The text of a special token that is not shown; "" for any other token."""
+        return ""
+
 
 class TokenBytes(dict[int, bytes]):
     """The bytes of each token of a byte-level vocabulary, looked up once; none for an unknown or skipped token."""
@@ -52,6 +53,10 @@ class TokenBytes(dict[int, bytes]):
         super().__init__()
         self._tokenizer, self._skipped_ids = tokenizer, skipped_ids
         self.texts: dict[int, str] = {}  # of those that are whole characters
+
+    def hidden_text(self, token_id: int) -> str:
+        """See Detokenizer."""
+        return self._tokenizer.id_to_token(token_id) or "" if token_id in self._skipped_ids else ""
 
     def __missing__(self, token_id: int) -> bytes:
         token = "" if token_id in self._skipped_ids else self._tokenizer.id_to_token(token_id) or ""
@@ -101,6 +106,10 @@ class ByteDetokenizer(Detokenizer):
         if self._prompts_part:
             self._settle(b"")
         return self._decoder.decode(b"", final=True)
+
+    def hidden_text(self, token_id: int) -> str:
+        """See Detokenizer."""
+        return self._token_bytes.hidden_text(token_id)
 
     def _settle(self, raw: bytes) -> None:
         """Forgets the character that the prompt left incomplete, unless `raw` continues it."""
@@ -153,6 +162,10 @@ class WindowDetokenizer(Detokenizer):
         self._num_shown = len(self._window)
         return after[len(before) :]
 
+    def hidden_text(self, token_id: int) -> str:
+        """See Detokenizer."""
+        return self._tokenizer.id_to_token(token_id) or "" if token_id in self._skipped_ids else ""
+
     def _texts(self) -> tuple[str, str]:
         """(the text shown before or in the prompt, the same with the new tokens)."""
         after = self._decode(self._window)
@@ -178,116 +191,7 @@ class WindowDetokenizer(Detokenizer):
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
 
 
-# ---- stop strings ----
-
-
-class StopSet:
-    """The stop strings of one request as an automaton. It never changes; all choices share it.
-
-    The method is Aho and Corasick's (1975): a tree of all stop strings, where each node falls back to the longest
-    proper suffix of its text that is also a node. A character takes constant time.
-
-    A node stands for a text that begins some stop string. Most nodes have one child, and that child is the next node:
-    `_step_to[node]` is the code point that leads from `node - 1` to `node`. Other children are in `_branches`.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        assert all(strings), "an empty stop string"
-        self.strings = tuple(strings)
-        self._step_to = array("i", [NO_STEP, NO_STEP])  # one entry more than nodes
-        self._branches: dict[tuple[int, int], int] = {}  # (node, code point) to child
-        self._fallbacks = array("i", [ROOT])
-        self.depths = array("i", [0])  # characters of each node's text
-        self.match_lengths = array("i", [0])  # of the longest stop string that ends at the node; 0: none
-        parents = [ROOT]
-        for string in strings:
-            self._add(string, parents)
-        self._link(parents)
-
-    def next(self, node: int, char: str) -> int:
-        """The node of the longest suffix of (the text of `node`, then `char`) that begins a stop string."""
-        code = ord(char)
-        while (child := self._child(node, code)) == NO_STEP:
-            if node == ROOT:
-                return ROOT
-            node = self._fallbacks[node]
-        return child
-
-    def _child(self, node: int, code: int) -> int:
-        if self._step_to[node + 1] == code:
-            return node + 1
-        return self._branches.get((node, code), NO_STEP)
-
-    def _add(self, string: str, parents: list[int]) -> None:
-        """Adds the nodes of one string, without fallbacks. Appends the parent of each to `parents`."""
-        node = ROOT
-        for char in string:
-            code = ord(char)
-            child = self._child(node, code)
-
-            if child == NO_STEP:
-                child = len(self.depths)
-                if child == node + 1:
-                    self._step_to[child] = code
-                else:
-                    self._branches[node, code] = child
-                self._step_to.append(NO_STEP)
-                parents.append(node)
-                self.depths.append(self.depths[node] + 1)
-                self._fallbacks.append(ROOT)
-                self.match_lengths.append(0)
-
-            node = child
-
-        self.match_lengths[node] = len(string)
-
-    def _link(self, parents: list[int]) -> None:
-        """Sets the fallback of each node. Shorter texts come first, because a fallback is shorter than its node."""
-        codes = list(self._step_to)
-        for (_, code), child in self._branches.items():
-            codes[child] = code
-        for node in sorted(range(1, len(self.depths)), key=self.depths.__getitem__):
-            if self.depths[node] > 1:
-                fallback = self.next(self._fallbacks[parents[node]], chr(codes[node]))
-                self._fallbacks[node] = fallback
-                self.match_lengths[node] = self.match_lengths[node] or self.match_lengths[fallback]
-
-
-class StopStrings:
-    """Scans one choice's text. Do not feed text after a match."""
-
-    def __init__(self, stops: StopSet) -> None:
-        self._stops = stops
-        self._node = ROOT
-        self._held = ""  # the text of the node
-        self.matched: str | None = None  # the string that has ended the text
-
-    def feed(self, text: str) -> str:
-        """The text that may be shown now. Sets `matched` when a stop string is complete."""
-        assert self.matched is None, "text after a stop string"
-        stops, node = self._stops, self._node
-        if not stops.strings:
-            return text
-
-        for place, char in enumerate(text, start=len(self._held) + 1):
-            node = stops.next(node, char)
-            if stops.match_lengths[node]:
-                whole, begin = self._held + text, place - stops.match_lengths[node]
-                self.matched, self._held = whole[begin:place], ""
-                return whole[:begin]
-
-        self._node, text = node, self._held + text
-        num_shown = len(text) - stops.depths[node]
-        self._held = text[num_shown:]
-        return text[:num_shown]
-
-    def flush(self) -> str:
-        """The text held back, when the text has ended without a match."""
-        held, self._held = self._held, ""
-        return held
-
-
-# ---- both ----
+# ---- the text of a choice ----
 
 
 class Piece(NamedTuple):
@@ -342,6 +246,8 @@ class ChoiceText:
                 is_whole = self._detokenizer.is_whole
                 self._held.read(token_ids[num_used], logprobs[num_used], len(added), is_whole=is_whole)
             text += self._without_stops(added)
+            if self._has_stops and not is_stop_token and not self.hit_stop_string:
+                text += self._without_stops(self._detokenizer.hidden_text(token_ids[num_used]), is_hidden=True)
             num_used += 1
 
         if finish is not None and not self.hit_stop_string:
@@ -362,6 +268,6 @@ class ChoiceText:
         text = self._without_stops(self._detokenizer.flush()) + self._stops.flush()
         return Piece(text, (), reason, self._held.rest(is_cut=False))
 
-    def _without_stops(self, text: str) -> str:
-        """The text that may be shown now; all of it before `min_tokens`."""
-        return self._stops.feed(text) if self.num_tokens >= self._min_tokens else text
+    def _without_stops(self, text: str, *, is_hidden: bool = False) -> str:
+        """The text that may be shown now. Before `min_tokens` stop strings are read, too, but none ends the choice."""
+        return self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens, is_hidden=is_hidden)

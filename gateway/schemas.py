@@ -228,11 +228,6 @@ class ChatMessage(BaseModel, strict=True, extra="allow"):
             raise PydanticCustomError("no_content", "is missing")
         return content
 
-    def for_template(self) -> dict[str, Any]:
-        """The message with its parts joined into one text."""
-        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        return {"role": self.role, **(self.model_extra or {}), "content": content}
-
 
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat_template import ChatTemplates
-from gateway.choice_text import Detokenizer, StopSet
+from gateway.choice_text import Detokenizer
 from gateway.grammars import asked
 from gateway.limits import (
     Limits,
@@ -24,6 +24,8 @@ from gateway.logit_rules import rules_of
 from gateway.model_folder import ModelFolder
 from gateway.prompt_part import Echo, echo_of
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
+from gateway.stop_strings import StopSet
+from gateway.template_messages import for_template
 from gateway.tokenizer import TextTokenizer
 from protocol.grammar import grammar_name
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
@@ -164,8 +166,8 @@ class Translator:
     def _echo(self, request: AnyRequest, place: int, ids: Sequence[int]) -> Echo | None:
         """What the answers to the prompt at `place` begin with."""
         if isinstance(request, ChatRequest):
-            last = request.messages[-1].for_template()
-            return Echo(last["content"] or "") if last["role"] == "assistant" else None
+            last = for_template(request.messages[-1])
+            return Echo(last["content"]) if last["role"] == "assistant" else None
         given = request.prompts[place]
         detokenizer = self.new_detokenizer((), request.skip_special_tokens is not False)
         return echo_of(given if isinstance(given, str) else None, ids, detokenizer, request.logprobs)
@@ -196,7 +198,7 @@ class Translator:
         """Token ids of the conversation, rendered by the model's template."""
         if self._tokenizer is None:
             refuse("messages", "this model has no tokenizer; use /v1/completions with token ids")
-        messages = [message.for_template() for message in request.messages]
+        messages = [for_template(message) for message in request.messages]
         text = self._templates.render(messages, request.chat_template, request.template_variables)
         return self._encode(text, "messages", limits, request.add_special_tokens is True)
 

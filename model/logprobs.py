@@ -29,13 +29,25 @@ def score(logits_NV: Tensor, tokens_N: Tensor, num_top: int) -> Tensor:
     num_top = min(num_top, logits_NV.shape[1])
     chosen_N1 = logits_NV.gather(1, tokens_N.clamp(min=0)[:, None])
     rank_N = (logits_NV > chosen_N1).sum(1) + 1
-    top_NK, ids_NK = logits_NV.topk(num_top)
+    ids_NK = likeliest(logits_NV, num_top)
+    top_NK = logits_NV.gather(1, ids_NK)
     logprobs = (torch.cat((chosen_N1, top_NK), 1) - logits_NV.logsumexp(1, keepdim=True)).clamp_(max=0)
 
     words_NW = torch.empty((len(tokens_N), 2 + 2 * num_top), dtype=torch.int32, device=logits_NV.device)
     words_NW[:, 0], words_NW[:, 1] = logprobs[:, 0].view(torch.int32), rank_N
     words_NW[:, 2::2], words_NW[:, 3::2] = ids_NK, logprobs[:, 1:].contiguous().view(torch.int32)
     return words_NW
+
+
+def likeliest(logits_NV: Tensor, num_top: int) -> Tensor:
+    """Ids of the greatest logits (float32), the greatest first, (N, K). Of equal ones the smaller id comes first, so a
+    row has the same ids in any batch, and with a smaller K the same first ones."""
+    bits_NV = (logits_NV + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
+    ordered_NV = bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)  # as integers, in the order of the floats
+    last = logits_NV.shape[1] - 1
+    from_last_V = torch.arange(last, -1, -1, device=logits_NV.device)
+    keys_NV = (ordered_NV.to(torch.int64) << 32) + from_last_V  # no two of a row are equal
+    return last - (keys_NV.topk(num_top).values & 0xFFFFFFFF)
 
 
 class PromptRows(NamedTuple):

@@ -10,7 +10,7 @@ from tests.mutants.mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/field.md").read_text()
-NUM_FAILURES = 26
+NUMBERS = [*range(1, 27), 33, 34]  # of failures that someone has reported
 NONE = "–"
 
 
@@ -35,7 +35,7 @@ ROWS = read_rows()
 
 
 def test_every_failure_has_a_row_that_says_where_it_was_seen() -> None:
-    assert [row.number for row in ROWS] == list(range(1, NUM_FAILURES + 1))
+    assert [row.number for row in ROWS] == NUMBERS
     assert all(re.search(r"\d", row.seen_at) and row.failure and row.answer for row in ROWS)
 
 

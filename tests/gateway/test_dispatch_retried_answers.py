@@ -11,7 +11,7 @@ from protocol.messages_gateway import Role
 from runtime.session import SessionLost
 from tests.doubles.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, choices_of, chunks_of, running, wait_until
-from tests.gateway.folders import piece_tokenizer, write_folder
+from tests.gateway.folders import END, byte_tokenizer, piece_tokenizer, write_folder
 
 PIECES = piece_tokenizer()
 
@@ -76,6 +76,47 @@ async def test_a_stop_string_across_the_loss(setting: Setting) -> None:
     assert "".join(piece for piece, _, _ in choices_of(answer.text)[0]) == text[:3]
     await good.until(lambda: len(good.cancelled) == 2)
     assert good.cancelled[-1].attempt == 1, "what is running now is cancelled"
+
+
+SPELT = Behaviour(script=lambda assign, choice: [*b"abcab", END, *b"cdefgh"])
+STOPS = [  # stop, min_tokens, the text of the answer
+    ("ab", 4, "abc"),  # complete within min_tokens, and again behind
+    ("bc", 4, "abcabcdefgh"),  # complete within min_tokens only: later, END stands within it
+    ("bca", 4, "a"),  # begun within min_tokens
+    ("<|end|>", 0, "abcab"),
+    ("ab<|end|>c", 6, "abc"),
+    ("<|end|>", 7, "abcabcdefgh"),
+]
+
+
+def texts_of(answer: Any, *, stream: bool) -> list[str]:
+    """The text of each of two choices."""
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return [choice["text"] for choice in answer.json()["choices"]]
+    choices = choices_of(answer.text)
+    return ["".join(piece for piece, _, _ in choices[index]) for index in range(2)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "min_tokens", "text"), STOPS)
+async def test_stop_strings_are_found_in_text_of_two_workers(
+    tmp_path: Path, stop: str, min_tokens: int, text: str, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"stop": stop, "min_tokens": min_tokens, "n": 2, "max_tokens": 12, "stream": stream}
+    folder = write_folder(tmp_path, byte_tokenizer())
+    async with running(folder) as setting:
+        worker = await setting.add(Role.UNIFIED, "u1")
+        for after in (1, 2, 3):
+            worker.behaviour = replace(SPELT, retract_after=after)
+            assert texts_of(await setting.complete("hello", **fields), stream=stream) == [text, text]
+            assert worker.assigned[-1].num_replayed == after, "it has begun again"
+
+    async with running(folder) as setting:
+        victim = await setting.add(Role.UNIFIED, "u1", behaviour=replace(SPELT, stop_after=3))
+        good = await setting.add(Role.UNIFIED, "u2", behaviour=SPELT)
+        assert texts_of(await ask_and_lose(setting, victim, 3, **fields), stream=stream) == [text, text]
+        assert good.assigned[-1].num_replayed == 3, "it goes on where the first worker was lost"
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, StopSet, TokenBytes
+from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, TokenBytes
 from gateway.logprobs import LogprobWriter, PackedTokens, ScoredToken
+from gateway.stop_strings import StopSet
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
 from tests.doubles.fake_worker import Behaviour

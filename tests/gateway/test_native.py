@@ -17,7 +17,7 @@ from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from tests.doubles.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running, wait_until
-from tests.gateway.folders import EOS, byte_tokenizer, write_folder
+from tests.gateway.folders import END, EOS, byte_tokenizer, write_folder
 
 TEXT = "one two three four"
 IDS = list(TEXT.encode())
@@ -55,6 +55,22 @@ async def test_one_prompt_gets_an_object(setting: Setting) -> None:
         "cached_tokens": 0,
         "weight_version": "default",
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_may_be_a_special_token_or_begin_within_the_least_tokens(
+    setting: Setting, stream: bool
+) -> None:
+    worker = setting.workers[-1]
+    worker.behaviour = Behaviour(script=lambda assign, choice: [*b"abcab", END, *b"cdefgh"], burst=2)
+    for stop, least, text in (("<|end|>", 0, "abcab"), ("bca", 4, "a"), ("ab", 4, "abc"), ("ab<|end|>", 1, "abc")):
+        rules = {"stop": stop, "min_new_tokens": least, "max_new_tokens": 12, "n": 2}
+        response = await generate(setting, text="x", sampling_params=rules, stream=stream)
+        assert response.status_code == 200, response.text
+        told = filter(None, events(response.text)) if stream else response.json()
+        last = {each.get("index", place): each for place, each in enumerate(told)}.values()
+        assert [each["text"] for each in last] == [text, text]
+        assert [each["meta_info"]["finish_reason"] for each in last] == [{"type": "stop", "matched": stop}] * 2
 
 
 async def test_a_list_of_prompts_gets_a_list_and_each_its_own_parameters(setting: Setting) -> None:

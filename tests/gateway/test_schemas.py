@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
+from gateway.template_messages import for_template
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 
@@ -107,7 +108,7 @@ def test_content_is_text_or_text_parts() -> None:
     request = parse(
         ChatRequest, {"messages": [{"role": "user", "content": parts, "name": "me"}, {"role": "assistant"}]}
     )
-    assert [message.for_template() for message in request.messages] == [
+    assert [for_template(message) for message in request.messages] == [
         {"role": "user", "content": "ab", "name": "me"},
         {"role": "assistant", "content": None},
     ]

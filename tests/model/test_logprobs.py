@@ -2,8 +2,10 @@ import struct
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from model.logprobs import LogprobRows, score
+from model.logprobs import LogprobRows, likeliest, score
 from model.sampler import sample_scored
 from protocol.logprobs import Logprobs
 from tests.model.driving import sampling
@@ -73,3 +75,35 @@ def test_processed_scores_are_those_of_the_masked_distribution() -> None:
     (found,) = read(words, 4).tokens()
     right = torch.tensor([4.0, 2.0]).log_softmax(0).tolist()
     assert [value for _, value in found.top] == pytest.approx([*right, float("-inf"), float("-inf")], abs=1e-5)
+
+
+ANY_LOGIT = st.sampled_from([0.0, -0.0, 1.5, -1.5, 1e-45, -1e-45, 3e38, -3e38, float("inf"), float("-inf")])
+TIED_ROWS = st.integers(1, 24).flatmap(
+    lambda width: st.lists(st.lists(ANY_LOGIT, min_size=width, max_size=width), min_size=1, max_size=4)
+)
+
+
+@given(TIED_ROWS)
+def test_of_equal_logits_the_smaller_id_comes_first(rows: list[list[float]]) -> None:
+    width = len(rows[0])
+    right = [sorted(range(width), key=lambda token, row=row: (-row[token], token)) for row in rows]  # type: ignore[misc]
+    for num_top in range(width + 1):
+        assert likeliest(torch.tensor(rows), num_top).tolist() == [each[:num_top] for each in right]
+
+
+@given(st.data())
+def test_what_a_row_is_told_of_ties_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
+    """Rows of a few values over a vocabulary that is wider than any vector register, scored alone and in batches of
+    others that ask for more tokens."""
+    seed, width = data.draw(st.integers(0, 2**31)), data.draw(st.sampled_from([33, 500, 4099]))
+    torch.manual_seed(seed)
+    logits = torch.randint(-2, 3, (6, width)).float()
+    tokens = torch.randint(0, width, (6,))
+    rows = sorted(data.draw(st.sets(st.integers(0, 5), min_size=1)))
+    own, num_top = data.draw(st.integers(0, 20)), data.draw(st.integers(20, 30))
+
+    together = read(score(logits[rows], tokens[rows], num_top), num_top).tokens()
+    for row, found in zip(rows, together, strict=True):
+        alone = read(score(logits[row : row + 1], tokens[row : row + 1], own), own).tokens()[0]
+        assert [token for token, _ in found.top][:own] == [token for token, _ in alone.top]
+        assert found.rank == alone.rank

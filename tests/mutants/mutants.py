@@ -33,6 +33,7 @@ from tests.mutants.mutants_of_rules import RULES
 from tests.mutants.mutants_of_shapes import BESIDE_PROMPTS, BUDGETS, LENGTHS_OF_GRAPHS, WARM
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
+from tests.mutants.mutants_of_texts import TEXTS
 
 SCHEDULER = "tests/scheduler"
 
@@ -375,6 +376,7 @@ MUTANTS = (
     *BUDGETS,
     *BESIDE_PROMPTS,
     *LENGTHS_OF_GRAPHS,
+    *TEXTS,
     *MLPS,
     *ON_A_CPU,
 )

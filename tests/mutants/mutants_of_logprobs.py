@@ -11,6 +11,22 @@ TRANSLATION = "tests/gateway/test_translate.py"
 
 LOGPROBS = (
     Mutant(
+        "of equal logits any id comes first",
+        "model/logprobs.py score",
+        "likeliest(logits_NV, num_top)",
+        "logits_NV.topk(num_top).indices",
+        "what a request is told of ties depends on the number that its neighbours ask for",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
+        "the two zeros are not equal",
+        "model/logprobs.py likeliest",
+        "logits_NV + 0.0",
+        "logits_NV",
+        "of equal logits the greater id may come first",
+        tests=(FORMULAS,),
+    ),
+    Mutant(
         "log-probabilities are those of the row beside",
         "scheduler/execution/sampling_columns.py SamplingColumns.logprobs",
         "int64_column(list(asking), device)",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.choice_text import StopSet, StopStrings
+from gateway.stop_strings import StopSet, StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, list[str], bool]:
@@ -79,6 +79,40 @@ def test_all_is_shown_but_what_may_become_a_stop_string(stops: list[str], text: 
             break
         assert shown == text[: place - longest_start(stops, text[:place])]
     assert (shown if scanner.matched is not None else shown + scanner.flush()) == first_to_complete(stops, text)
+
+
+def shown_in_theory(stops: list[str], parts: list[tuple[str, bool, bool]]) -> tuple[list[str], str | None]:
+    """The definition: what is shown after each of these (text, may stop, is hidden), and the string that matched."""
+    read, marks = "", ""
+    shown: list[str] = []
+    for text, may_stop, is_hidden in parts:
+        for char in text:
+            read, marks = read + char, marks + ("-" if is_hidden else char)
+            found = max((stop for stop in stops if may_stop and read.endswith(stop)), key=len, default=None)
+            if found is not None:
+                return [*shown, marks[: len(read) - len(found)].replace("-", "")], found
+        shown.append(marks[: len(read) - longest_start(stops, read)].replace("-", ""))
+    return shown, None
+
+
+part = st.tuples(st.text("abc", max_size=5), st.booleans(), st.booleans())
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4), st.lists(part, max_size=12))
+def test_what_is_read_before_a_choice_may_stop_and_what_is_hidden_count_as_text(
+    stops: list[str], parts: list[tuple[str, bool, bool]]
+) -> None:
+    expected, match = shown_in_theory(stops, parts)
+    scanner, shown = StopStrings(StopSet(stops)), [""]
+    for text, may_stop, is_hidden in parts[: len(expected)]:
+        shown.append(shown[-1] + scanner.feed(text, may_stop=may_stop, is_hidden=is_hidden))
+    assert shown[1:] == expected and scanner.matched == match
+
+    visible = "".join(text for text, _, is_hidden in parts if not is_hidden)
+    if match is None:
+        assert shown[-1] + scanner.flush() == visible, "nothing is lost"
+    else:
+        assert visible.startswith(shown[-1]) and scanner.flush() == ""
 
 
 def test_choices_share_the_automaton_and_nothing_else() -> None:
