@@ -51,14 +51,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-asks bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
   bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
-  explore-handoff fuzz mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
+  explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, soak, fuzz, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, soak, fuzz, fuzz-grammars, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -155,6 +155,9 @@ explore-handoff: $(READY) ## random faults in a simulated gateway, prefill and d
 
 fuzz: $(READY) ## random and extreme bytes of clients, read by each parser of the gateway in a child; a minute each, or MINUTES=60
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(PY) -m tests.fuzz --minutes $(if $(filter file,$(origin MINUTES)),1,$(MINUTES)) $(ARGS)
+
+fuzz-grammars: $(READY) ## random, changed and public grammars on a running pair: right answers, no death, no long gap; MINUTES=120
+	@OMP_NUM_THREADS=1 $(PY) -m tests.fuzz.served --minutes $(if $(filter file,$(origin MINUTES)),5,$(MINUTES)) $(ARGS)
 
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)

@@ -27,7 +27,7 @@ class Vocabulary:
     def __init__(self, tokens: Sequence[bytes], special: frozenset[int], encode: Encode | None = None) -> None:
         self.num_tokens = len(tokens)
         self.num_words = self.num_tokens // 32 + 1
-        self.tokens, self._encode_text = tokens, encode
+        self.tokens, self._encode_text, self._special = tokens, encode, special
         self._wrapped = _Wrapped([*tokens, _END], [*sorted(special), self.num_tokens], self._encode)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._wrapped))
 
@@ -37,9 +37,16 @@ class Vocabulary:
         text = text[:FORCED_CHARS]
         if self._encode_text is not None:
             ids = list(self._encode_text(text))
-            if b"".join(self.tokens[token] for token in ids) == text.encode():
+            if self._spells(ids, text):
                 return ids
         return list(self.tokenizer.greedy_tokenize(text))
+
+    def _spells(self, ids: Sequence[int], text: str) -> bool:
+        """Whether these tokens are the text. A special token is none, though a tokenizer reads one where its name
+        stands: the name is written in letters."""
+        if any(token in self._special or token >= self.num_tokens for token in ids):
+            return False
+        return b"".join(self.tokens[token] for token in ids) == text.encode()
 
 
 class _Wrapped:

@@ -73,13 +73,23 @@ class Stream:
 
     def longest_gap(self, start: float, end: float) -> float:
         """The longest time between two pieces of a stream, of which a part lies in [start, end), in seconds."""
+        before, after = self.worst(start, end)
+        return after - before
+
+    def worst(self, start: float, end: float) -> tuple[float, float]:
+        """The moments of the two pieces with that gap; (start, start) if there are none."""
         with self._news:
             gaps = [
-                after - before
+                (before, after)
                 for (before, one), (after, other) in pairwise(self.pieces)
                 if one == other and after >= start and before < end
             ]
-        return max(gaps, default=0.0)
+        return max(gaps, default=(start, start), key=lambda gap: gap[1] - gap[0])
+
+    def forget(self) -> None:
+        """Forgets all pieces but the last one."""
+        with self._news:
+            del self.pieces[:-1]
 
 
 def measure(rounds: int, flags: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -278,6 +278,22 @@ GRAMMARS = (
         tests=("tests/runtime/test_vocabulary.py",),
     ),
     Mutant(
+        "a special token is drawn where a forced text has its name",
+        "Vocabulary._spells",
+        "token in self._special or token >= self.num_tokens",
+        "token >= self.num_tokens",
+        "an EOS token among them ends the answer in the middle of its text",
+        tests=("tests/runtime/test_vocabulary.py",),
+    ),
+    Mutant(
+        "tokens that the model lacks are looked up",
+        "Vocabulary._spells",
+        "token in self._special or token >= self.num_tokens",
+        "token in self._special",
+        "no answer of that grammar could go on",
+        tests=("tests/runtime/test_vocabulary.py",),
+    ),
+    Mutant(
         "threads for native code have the usual stack",
         "with_stack",
         "threading.stack_size(STACK_BYTES)",

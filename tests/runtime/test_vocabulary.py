@@ -108,3 +108,32 @@ def test_the_library_asks_for_texts_only() -> None:
     vocabulary = Vocabulary([b"a"], frozenset())
     with pytest.raises(TypeError, match="expected a text"):
         vocabulary._wrapped(b"a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["lark", "choice", "regex", "const"])
+@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
+def test_names_of_special_tokens_in_a_forced_text_are_written_in_letters(
+    make: Callable[[], Tokenizer], kind: str, tmp_path: Path
+) -> None:
+    """The tokenizer would read each as the token itself, of which the EOS token ends the answer."""
+    make().save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_vocabulary(tmp_path, make().get_vocab_size())
+    names = [vocabulary.tokens[token].decode() for token in sorted(vocabulary._special) if vocabulary.tokens[token]]
+    assert len(names) == 3
+    rng = random.Random(kind)
+    for name in names:
+        text = random_text(rng, 3) + name + name + random_text(rng, 3)
+        matching = compile_grammar(forms(text)[kind], vocabulary).begin((max(vocabulary._special),))
+        drawn: list[int] = []
+        while not matching.matcher.is_accepting():
+            drawn.append(rng.choice([token for token in allowed(matching) if token < vocabulary.num_tokens]))
+            matching.read(drawn[-1:])
+            assert not matching.fault, matching.fault
+        assert not set(drawn) & vocabulary._special
+
+
+def test_tokens_of_the_tokenizer_that_the_model_lacks_write_no_forced_text(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_vocabulary(tmp_path, 256)
+    assert vocabulary._encode_text is not None and max(vocabulary._encode_text("he")) >= 256
+    assert vocabulary._encode("he") == [ord("h"), ord("e")]

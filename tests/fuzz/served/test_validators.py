@@ -1,0 +1,43 @@
+"""Two validators: numbers count exactly, patterns are read as ECMA does, and what a schema refuses is told."""
+
+from typing import Any
+
+import pytest
+
+from tests.fuzz.served.validators import NotJudged, wrong_with
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "is_right"),
+    [
+        ("0.3", {"multipleOf": 0.1}, True),
+        ("0.31", {"multipleOf": 0.1}, False),
+        ("9007199254740993", {"const": 9007199254740993}, True),
+        ("9007199254740992", {"const": 9007199254740993}, False),
+        ("9007199254740992.5", {"maximum": 9007199254740992}, False),
+        ("0", {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, False),
+        ("1.0", {"type": "integer"}, True),
+        ("1e2", {"type": "integer"}, True),
+        ("1.5", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, False),
+        ("1.5e1680490", {"type": "number"}, True),
+        ("true", {"enum": [1]}, False),
+        ('"a\\n"', {"type": "string", "pattern": "^a$"}, False),
+        ('"2023-02-29"', {"format": "date"}, False),
+        ('"2024-02-29"', {"format": "date"}, True),
+        ('{"a": 1, "b": 2}', {"patternProperties": {"^a": {}}, "additionalProperties": False}, False),
+        ("1", False, False),
+        ("1", True, True),
+        ("NaN", {}, False),
+        ("1 2", {}, False),
+        ("1", {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, False),
+    ],
+)
+def test_a_text_follows_its_schema_or_not(text: str, schema: Any, is_right: bool) -> None:
+    found = wrong_with(text, schema)
+    assert (found == "") == is_right and not found.startswith("disputed"), found
+
+
+@pytest.mark.parametrize("schema", [{"type": "x"}, {"$ref": "http://example.org/s"}, {"pattern": "("}])
+def test_a_schema_that_is_none_is_not_judged(schema: Any) -> None:
+    with pytest.raises(NotJudged):
+        wrong_with('"a"', schema)

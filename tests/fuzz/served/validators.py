@@ -1,0 +1,105 @@
+"""Whether a text is JSON of a schema, by two validators that know nothing of grammars.
+
+jsonschema counts exactly, when numbers are decimals, and reads patterns as Python does. jsonschema_rs reads patterns as
+ECMA does, and counts in doubles here and there. Where they disagree, each is believed in what it is good at.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from decimal import Context, Decimal, localcontext
+from typing import Any, Final
+
+import jsonschema_rs
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import ValidationError
+
+from tests.schemas import FORMATS
+
+DIGITS: Final = 2000  # of a decimal: more than any number of an answer has
+NUMERIC: Final = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf const enum type".split())
+DIALECTS: Final = frozenset("pattern patternProperties additionalProperties format".split())
+_IS_NUMBER: Final = Draft202012Validator.TYPE_CHECKER.redefine_many(
+    {
+        "number": lambda _, value: isinstance(value, int | float | Decimal) and not isinstance(value, bool),
+        "integer": lambda _, value: (
+            not isinstance(value, bool)
+            and (isinstance(value, int) or (isinstance(value, Decimal) and value == value.to_integral_value()))
+        ),
+    }
+)
+
+
+class NotJudged(Exception):
+    """A validator does not take the schema."""
+
+
+def wrong_with(text: str, schema: Any) -> str:
+    """Why a text is no JSON of a schema; "" if it is. It begins with "disputed" if the validators disagree in what
+    neither is good at. NotJudged if they do not take the schema."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except ValueError as error:
+        return f"no JSON: {error}"
+    by_rust, by_python = _by_rust(value, schema), _by_python(text, schema)
+    if by_rust and by_python:
+        return by_rust[1]
+    if by_rust and by_rust[0] <= DIALECTS:
+        return by_rust[1]
+    if by_python and by_python[0] <= NUMERIC:
+        return by_python[1]
+    if not by_rust and not by_python:
+        return ""
+    return "disputed: " + (by_rust or by_python or (frozenset(), ""))[1]
+
+
+def _finite(text: str) -> float:
+    """1e999 is a number in JSON, but none that jsonschema_rs takes."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"the constant {text}")
+
+
+Found = tuple[frozenset[str], str]  # the keywords that do not hold, and a sentence
+
+
+def _by_rust(value: Any, schema: Any) -> Found | None:
+    try:
+        validator = jsonschema_rs.validator_for(schema, validate_formats=True, retriever=_no_document)
+        errors = list(validator.iter_errors(value))
+    except (ValueError, jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError) as error:
+        raise NotJudged(str(error)[:200]) from error
+    keywords = frozenset(str(each.schema_path[-1]) if each.schema_path else "" for each in errors)
+    return (keywords, _line(errors[0].message)) if errors else None
+
+
+def _no_document(uri: str) -> Any:
+    raise ValueError(f"no document {uri}")
+
+
+def _by_python(text: str, schema: Any) -> Found | None:
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    kind = validators.validator_for(schema if isinstance(schema, dict) else {}, Draft202012Validator)
+    kind = validators.extend(kind, type_checker=_IS_NUMBER)
+    with localcontext(Context(prec=DIGITS)):
+        try:
+            value = json.loads(text, parse_float=Decimal)
+            errors = list(_leaves(kind(exact, format_checker=FORMATS).iter_errors(value)))
+        except Exception as error:
+            raise NotJudged(f"{type(error).__name__}: {error}"[:200]) from error
+    return (frozenset(str(each.validator) for each in errors), _line(errors[0].message)) if errors else None
+
+
+def _leaves(errors: Any) -> Iterator[ValidationError]:
+    """The errors that hold no others."""
+    for error in errors:
+        if error.context:
+            yield from _leaves(error.context)
+        else:
+            yield error
+
+
+def _line(message: str) -> str:
+    return " ".join(message.split())[-300:]
