@@ -61,9 +61,8 @@ class Dispatch:
     ) -> None:
         self._membership = membership
         self._clock = clock
-        self._rules = rules
         self._send = send
-        self._refusals, self._blame = refusals, blame
+        self._rules, self._refusals, self._blame = rules, refusals, blame
 
         self._attempts = Attempts(clock, send, lose)
         self.requests, self.loads = self._attempts.requests, self._attempts.loads
