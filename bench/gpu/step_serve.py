@@ -123,7 +123,8 @@ def add_row(
     words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
     figures = {
         "TTFT p50": found.ttft_p50_ms, "TTFT max": found.ttft_max_ms,
-        "ITL p50": found.itl_p50_ms or nan, "ITL p99": found.itl_p99_ms, "tokens/s": found.output_tokens_per_s,
+        "ITL p50": found.itl_p50_ms or nan, "ITL p99": found.itl_p99_ms, "ITL max": found.itl_max_ms,
+        "tokens/s": found.output_tokens_per_s,
     }  # fmt: skip
     if table.startswith("Long"):
         figures["long prompts' TTFT p50"] = found.intruder_ttft_p50_ms
