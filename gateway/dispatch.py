@@ -286,9 +286,8 @@ class Dispatch:
         if self._membership.losses[key].how is HowLost.ENDED:
             for record, attempt in self.requests.note_end(key):
                 self._blames(record, attempt)
-        has_left = isinstance(error, WorkerLeft)
         for record, attempt in self.requests.needing(key):
-            is_over = has_left or attempt.decode == key or record.prompt_missing is not None
+            is_over = isinstance(error, WorkerLeft) or attempt.decode == key or record.prompt_missing is not None
             if is_over and attempt.number in record.attempts:
                 if attempt.decode != key:
                     self._send(attempt.decode, CancelRequest(record.request_id, attempt.number))

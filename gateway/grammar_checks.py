@@ -10,13 +10,14 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
 from gateway.grammar_fields import GrammarFields
 from gateway.grammars import Asked, asked, asks, refusal
+from gateway.turns import Turns
 from protocol.errors import BadRequest, Overloaded
 from protocol.grammar import grammar_name
 from runtime.clock import Clock
@@ -42,17 +43,17 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, str | BadRequest] = OrderedDict()  # by the digest of what is asked for
         self._num_chars = 0  # of these
         self._bad: dict[str, float] = {}  # grammars that have ended workers, by name: until when they are refused
-        self._one = asyncio.Lock()
+        self._turns = Turns()
         self._thread = ThreadPoolExecutor(1, "grammar trials")
 
-    async def text_of(self, request: GrammarFields) -> str:
-        """The text of the grammar that a request asks for; "" if it asks for none. BadRequest if it cannot be
-        followed, Overloaded if those of others take too long."""
+    async def text_of(self, request: GrammarFields, client: str = "") -> str:
+        """The text of the grammar that a request of `client` asks for; "" if it asks for none. BadRequest if it cannot
+        be followed, Overloaded if those of others take too long. Clients take turns with new grammars."""
         if not asks(request):
             return ""
         wanted, digest = await asyncio.to_thread(_with_digest, request)
         if digest not in self._known:
-            async with self._turn():
+            async with self._turn(client):
                 if digest not in self._known:
                     self._remember(digest, await self._run(wanted))
         found = self._known[digest]
@@ -87,17 +88,15 @@ class GrammarChecks:
         return found
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, client: str) -> AsyncIterator[None]:
         """Waits for the grammars of others."""
-        try:
-            async with asyncio.timeout(MAX_WAIT_S):
-                await self._one.acquire()
-        except TimeoutError:
-            raise Overloaded(f"the grammars of others have been checked for {MAX_WAIT_S:g} s; try again") from None
-        try:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await stack.enter_async_context(self._turns.one(client))
+            except TimeoutError:
+                raise Overloaded(f"new grammars have been tried for {MAX_WAIT_S:g} s; try again") from None
             yield
-        finally:
-            self._one.release()
 
     def _remember(self, digest: bytes, found: str | BadRequest) -> None:
         """Remembers what was found. Beyond the bounds, what was asked for longest ago is forgotten."""

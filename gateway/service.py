@@ -22,6 +22,7 @@ from gateway.answering import StreamedAnswer, WholeAnswer, wants_timeline
 from gateway.control import Control
 from gateway.generation import Generation
 from gateway.grammar_checks import GrammarChecks
+from gateway.grammars import asks
 from gateway.http_protocol import HEADER, body_refused, request_id_of
 from gateway.in_flight import InFlight
 from gateway.limits import Limits, check_list
@@ -43,6 +44,7 @@ from gateway.schemas import (
 )
 from gateway.times import Times
 from gateway.translate import Prompt, Translator
+from gateway.turns import unless_left
 from gateway.unsupported import refuse_marked, refuse_misspelt, refuse_unsupported
 from protocol.errors import Overloaded, UnknownModel
 from runtime.clock import Clock
@@ -286,7 +288,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
         service.names.check(requests[0].model)
         num_prompts = sum(each.num_prompts for each in requests)
         with service.admission.entering(requests[0].num_choices * num_prompts):  # each prompt has as many
-            grammars = [await service.grammars.text_of(each) for each in requests]
+            grammars = await _grammars(service, request, requests)
             translate = service.translator.all_prompts
             if work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS:
                 async with service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text:
@@ -295,6 +297,19 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
                 prompts = translate(requests, service.control.limits, grammars)
             generation = await _started(service, request, call, prompts, received_at)
     return call.answer(service, generation)
+
+
+async def _grammars(service: Service, request: Request, requests: Sequence[AnyRequest]) -> list[str]:
+    """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
+    API key, else by its address."""
+    if not any(map(asks, requests)):
+        return [""] * len(requests)
+    client = request.headers.get("authorization", "") or (request.client.host if request.client is not None else "")
+
+    async def texts() -> list[str]:
+        return [await service.grammars.text_of(each, client) for each in requests]
+
+    return await unless_left(request.receive, texts())
 
 
 def work_of(raw: bytes, requests: Sequence[AnyRequest], growth: int) -> int:

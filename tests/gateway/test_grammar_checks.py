@@ -90,8 +90,8 @@ def test_a_wait_for_the_grammars_of_others_has_an_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(grammar_checks, "MAX_WAIT_S", 0)
 
     async def run() -> None:
-        async with made._turn():
-            with pytest.raises(Overloaded, match="the grammars of others"):
+        async with made._turn(""):
+            with pytest.raises(Overloaded, match="new grammars have been tried for 0 s"):
                 await made.text_of(request(regex="a+"))
         monkeypatch.undo()
         assert await made.text_of(request(regex="a+"))
@@ -132,3 +132,57 @@ def test_so_many_grammars_are_remembered_as_bad_the_last_ones() -> None:
                 text(made, {"regex": f"a{number}"})
         else:
             text(made, {"regex": f"a{number}"})
+
+
+async def turns() -> None:
+    """Long enough for all requests to be in line: each makes a digest in a thread first."""
+    for _ in range(50):
+        await asyncio.to_thread(int)
+
+
+def test_a_client_with_many_new_grammars_holds_up_no_other_for_more_than_one() -> None:
+    made, tried, is_free = checks(), list[str](), threading.Event()
+
+    def counted(wanted: Asked) -> str | BadRequest:
+        assert is_free.wait(60)
+        tried.append(wanted.source)
+        return "text"
+
+    vars(made)["check"] = counted
+
+    async def run() -> None:
+        many = [asyncio.create_task(made.text_of(request(regex=f"a{number}"), "many")) for number in range(20)]
+        await turns()
+        one = asyncio.create_task(made.text_of(request(regex="b"), "one"))
+        await turns()
+        is_free.set()
+        await asyncio.gather(*many, one)
+
+    asyncio.run(run())
+    assert len(tried) == 21 and "b" in tried[:3], "the one that was tried, the next one of each"
+
+
+def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
+    made, tried, is_tried, is_free = checks(), list[str](), threading.Event(), threading.Event()
+
+    def held(wanted: Asked) -> str | BadRequest:
+        tried.append(wanted.source)
+        is_tried.set()
+        assert is_free.wait(60)
+        return "text"
+
+    vars(made)["check"] = held
+
+    async def run() -> None:
+        first = asyncio.create_task(made.text_of(request(regex="a")))
+        await asyncio.to_thread(is_tried.wait)
+        waits = asyncio.create_task(made.text_of(request(regex="b")))
+        await turns()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        is_free.set()
+        assert await first == "text" and await made.text_of(request(regex="c")) == "text"
+
+    asyncio.run(run())
+    assert tried == ["a", "c"]
