@@ -29,6 +29,7 @@ from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
+from tests.mutants.mutants_of_schemas import SCHEMAS
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
 
@@ -354,6 +355,7 @@ MUTANTS = (
     *LOGPROBS,
     *PROMPT_LOGPROBS,
     *GRAMMARS,
+    *SCHEMAS,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,
