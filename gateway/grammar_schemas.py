@@ -9,13 +9,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from gateway.grammar_bounds import exact_bounds, fractions_in
 from gateway.grammar_formats import with_exact_format
+from gateway.grammar_patterns import spelt_pattern
+from gateway.grammar_references import check_references
 
 # Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
 WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
 ESCAPES: Final = 'nrbtf\\"'
 OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
-_UNSPELT: Final = re.compile(r"(?<!\\)(?:\\\\)*(\\u00[01][0-9a-f])")  # a control character without a short escape
+_UNSPELT: Final = re.compile(
+    r"(?<!\\)(?:\\\\)*(\\u00(?:[01][0-9a-f]|7f))"
+)  # a control character without a short escape
 
 MAX_NUMBER: Final = 2**53  # each whole number up to it is a double of its own
 _UNUSED: Final = frozenset(("default", "examples"))  # keywords of values that change no answer
@@ -38,10 +43,23 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     if found := _UNSPELT.search(json.dumps(schema)):
         raise ValueError(f"got the control character {found[1]}, which answers are never made of")
 
-    exact = mapped(schema, _strict)
+    check_references(schema)
+    exact = mapped(mapped(schema, _strict), exact_bounds(_fractions(schema)))
     _check_numbers(exact)
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
     return {**exact, OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
+
+
+def _fractions(schema: Any) -> frozenset[float]:
+    """The bounds in a schema that are no whole numbers."""
+    found: list[float] = []
+
+    def seen(each: dict[str, Any]) -> dict[str, Any]:
+        found.extend(fractions_in(each))
+        return each
+
+    mapped(schema, seen)
+    return frozenset(found)
 
 
 def _check_numbers(schema: Any) -> None:
@@ -82,9 +100,17 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"got the keyword {keyword!r} of JSON Schema's draft 3, which is not supported")
     if schema.get("uniqueItems") is False:  # as if it was not there; llguidance knows neither value
         schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
-    schema = {key: value for key, value in schema.items() if key not in _UNUSED}
+    schema = _with_spelt_patterns({key: value for key, value in schema.items() if key not in _UNUSED})
     _check_least(schema)
     return with_exact_format(schema)
+
+
+def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema = {**schema, "pattern": spelt_pattern(pattern)}
+    if isinstance(named := schema.get("patternProperties"), dict):
+        schema = {**schema, "patternProperties": {spelt_pattern(name): each for name, each in named.items()}}
+    return schema
 
 
 def _check_least(schema: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ def _text(asked: Asked) -> str:
     if asked.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
-        texts = [json.dumps(each, ensure_ascii=False) for each in source]
+        texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007f") for each in source]  # as Lark has it
         # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
         return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":

@@ -23,7 +23,7 @@ GOOD: list[dict[str, Any]] = [
     {"guided_json": True},
     {"guided_json": {}},
     {"guided_regex": "[0-9]{3}"},
-    {"guided_choice": ['say "no"', "back\\slash", "line\nbreak", "déjà", "🦊"]},
+    {"guided_choice": ['say "no"', "back\\slash", "line\nbreak", "déjà", "🦊", "\x00\x7f"]},
     {"guided_grammar": 'root ::= "a" | root "b"'},
     {"guided_grammar": 'start: "a" /[0-9]+/'},
     {"json_schema": json.dumps(SCHEMA)},

@@ -30,6 +30,7 @@ from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
+from tests.mutants.mutants_of_schemas import SCHEMAS
 from tests.mutants.mutants_of_shapes import BESIDE_PROMPTS, BUDGETS, LENGTHS_OF_GRAPHS, WARM
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
@@ -358,6 +359,7 @@ MUTANTS = (
     *PROMPT_LOGPROBS,
     *GRAMMARS,
     *LATE_ROWS,
+    *SCHEMAS,
     *SPECULATION,
     *DRAFT_LAYERS,
     *HANDOFF,

@@ -14,6 +14,7 @@ import jsonschema_rs
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
 
+from gateway.grammar_schemas import mapped
 from tests.schemas import FORMATS
 
 DIGITS: Final = 2000  # of a decimal: more than any number of an answer has
@@ -44,10 +45,11 @@ def wrong_with(text: str, schema: Any) -> str:
     by_rust, by_python = _by_rust(value, schema), _by_python(text, schema)
     if by_rust and by_python:
         return by_rust[1]
-    if by_rust and by_rust[0] <= DIALECTS:
-        return by_rust[1]
-    if by_python and by_python[0] <= NUMERIC:
-        return by_python[1]
+    for found, at_home, abroad in ((by_rust, DIALECTS, NUMERIC), (by_python, NUMERIC, DIALECTS)):
+        if found and found[0] <= at_home:
+            return found[1]
+        if found and found[0] <= abroad:
+            return ""
     if not by_rust and not by_python:
         return ""
     return "disputed: " + (by_rust or by_python or (frozenset(), ""))[1]
@@ -80,7 +82,7 @@ def _no_document(uri: str) -> Any:
 
 
 def _by_python(text: str, schema: Any) -> Found | None:
-    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    exact = json.loads(json.dumps(mapped(schema, _with_named_patterns)), parse_float=Decimal)
     kind = validators.validator_for(schema if isinstance(schema, dict) else {}, Draft202012Validator)
     kind = validators.extend(kind, type_checker=_IS_NUMBER)
     with localcontext(Context(prec=DIGITS)):
@@ -90,6 +92,14 @@ def _by_python(text: str, schema: Any) -> Found | None:
         except Exception as error:
             raise NotJudged(f"{type(error).__name__}: {error}"[:200]) from error
     return (frozenset(str(each.validator) for each in errors), _line(errors[0].message)) if errors else None
+
+
+def _with_named_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    """jsonschema takes an empty pattern for none."""
+    named = schema.get("patternProperties")
+    if not isinstance(named, dict) or "" not in named:
+        return schema
+    return {**schema, "patternProperties": {name or "(?:)": each for name, each in named.items()}}
 
 
 def _leaves(errors: Any) -> Iterator[ValidationError]:

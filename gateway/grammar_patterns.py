@@ -1,0 +1,71 @@
+"""Patterns in a JSON schema, for a grammar: control characters without a short escape are taken out of them.
+
+Answers are never made of such characters. llguidance would take one for nothing at all, so that `a\\x01b` allowed `ab`;
+and it would allow an escaped quote and backslash for each class with all control characters, such as `[^"]`.
+"""
+
+import re
+from typing import Final
+
+# As classes of Rust's dialect.
+UNSPELT: Final = r"\x00-\x07\x0b\x0e-\x1f\x7f"
+NOTHING: Final = r"[^\s\S]"
+_ANYTHING: Final = r"[\s\S]"
+_CODES: Final = frozenset((*range(0x08), 0x0B, *range(0x0E, 0x20), 0x7F))
+_DIGITS: Final = {"x": 2, "u": 4}
+_MAY_HAVE_THEM: Final = re.compile(r"\[\^|\\[xupPDWSv0c]")  # a class in which this is may have such characters
+_OPERATORS: Final = ("&&", "--", "~~")  # of Rust's classes, which are plain characters in ECMA's
+
+
+def spelt_pattern(pattern: str) -> str:
+    """The same pattern without those characters. ValueError for a class that llguidance's dialect reads in another way
+    than ECMA's."""
+    found, place = "", 0
+    while place < len(pattern):
+        if pattern[place] == "[":
+            end = _class_end(pattern, place)
+            part = _class(pattern[place:end])
+        elif pattern[place] == "\\":
+            end, part = _escape(pattern, place)
+        else:
+            end, part = place + 1, pattern[place]
+        found, place = found + part, end
+    return found
+
+
+def _class(text: str) -> str:
+    """A class, in llguidance's dialect, which has none without characters."""
+    text = {"[]": NOTHING, "[^]": _ANYTHING}.get(text, text)
+    return _without_them(text) if _MAY_HAVE_THEM.search(text) else text
+
+
+def _without_them(text: str) -> str:
+    return f"[{text}&&[^{UNSPELT}]]"
+
+
+def _class_end(pattern: str, begin: int) -> int:
+    """Where a class ends that begins there. In ECMA's dialect it holds no other one."""
+    place = begin + 1 + pattern.startswith("^", begin + 1)
+    while place < len(pattern) and pattern[place] != "]":
+        if pattern[place] == "[":
+            raise ValueError(f"pattern {pattern[:80]!r}: got '[' in a class, expected '\\['")
+        if operator := next((each for each in _OPERATORS if pattern.startswith(each, place)), None):
+            raise ValueError(f"pattern {pattern[:80]!r}: got {operator!r} in a class, expected '\\' before the second")
+        place += 2 if pattern[place] == "\\" else 1
+    return min(place + 1, len(pattern))
+
+
+def _escape(pattern: str, begin: int) -> tuple[int, str]:
+    """Where an escape outside of classes ends, and what stands in its place."""
+    kind = pattern[begin + 1 : begin + 2]
+    if kind in ("p", "P") and pattern.startswith("{", begin + 2):
+        end = pattern.find("}", begin) + 1 or len(pattern)
+        return end, _without_them(pattern[begin:end])
+
+    end = begin + 2
+    if kind in _DIGITS:
+        end = pattern.find("}", end) + 1 if pattern.startswith("{", end) else end + _DIGITS[kind]
+    digits = pattern[begin + 2 : end].strip("{}")
+    is_hex = bool(digits) and all(each in "0123456789abcdefABCDEF" for each in digits)
+    is_unspelt = kind == "v" or (is_hex and int(digits, 16) in _CODES)
+    return (end, NOTHING) if is_unspelt else (begin + 2, pattern[begin : begin + 2])

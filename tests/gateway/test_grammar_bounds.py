@@ -1,0 +1,98 @@
+"""Bounds of numbers: what a grammar allows lies within them, and what lies in their middle is allowed."""
+
+import math
+import random
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from gateway.grammar_bounds import BEHIND_ZERO, exact_bounds, fractions_in
+from gateway.grammars import Asked
+from tests.byte_grammars import END, check, matcher_of
+
+WHOLE = (0, 1, 2, 3, 7, 10, 255)
+PARTS = ("0.5", "0.25", "0.1", "0.01", "0.99")
+BY_NAME = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
+Bounds = dict[str, tuple[Decimal, bool]]  # by minimum and maximum: the number, and whether it is exclusive
+
+
+def drawn(rng: random.Random) -> Bounds:
+    """Bounds with the same integer part, or with others; in one of two the lower one is below 0."""
+    low = Decimal(rng.choice(WHOLE))
+    high = low + Decimal(rng.choice((*PARTS, *PARTS, "1", "2.5")))
+    if rng.random() < 0.3:
+        low, high = low + Decimal("0.001"), high + Decimal(rng.choice(("0", "1")))
+    if rng.random() < 0.5:
+        low, high = -high, -low
+    return {"minimum": (low, rng.random() < 0.6), "maximum": (high, rng.random() < 0.6)}
+
+
+def forms(bounds: Bounds) -> Iterator[dict[str, Any]]:
+    """Schemas that say these bounds."""
+    parts = [{BY_NAME[name] if is_exclusive else name: number(bound)} for name, (bound, is_exclusive) in bounds.items()]
+    yield {"type": "number"} | parts[0] | parts[1]
+    yield parts[0] | parts[1]
+    yield {"allOf": [{"type": "number"}, *parts]}
+    yield {"type": "number", **parts[0], "allOf": [{"$ref": "#/$defs/b"}], "$defs": {"b": parts[1]}}
+    yield {"type": "number", **parts[0], **parts[1], "multipleOf": 0.001}
+    flags = {BY_NAME[name]: True for name, (_, is_exclusive) in bounds.items() if is_exclusive}
+    plain = {name: number(bound) for name, (bound, _) in bounds.items()}
+    yield {"$schema": "http://json-schema.org/draft-04/schema#", "type": "number", **plain, **flags}
+
+
+def number(value: Decimal) -> int | float:
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def is_within(value: Decimal, bounds: Bounds) -> bool:
+    (low, is_above), (high, is_below) = bounds["minimum"], bounds["maximum"]
+    return low <= value <= high and not (is_above and value == low) and not (is_below and value == high)
+
+
+def near(bounds: Bounds) -> set[Decimal]:
+    """Numbers at the bounds and beside them."""
+    steps = [Decimal(each) for each in ("0", "0.001", "0.01", "0.1", "0.5", "1", "1e-12")]
+    found = {bound + sign * step for bound, _ in bounds.values() for step in steps for sign in (1, -1)}
+    return found | {each.quantize(Decimal("0.000")) for each in found}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_numbers_beside_their_bounds_are_allowed_only_within(seed: int) -> None:
+    bounds = drawn(random.Random(seed))
+    middle = ((bounds["minimum"][0] + bounds["maximum"][0]) / 2).quantize(Decimal("0.001"))
+    for schema in forms(bounds):
+        text = check(Asked("guided_json", "json", schema))
+        assert isinstance(text, str), (schema, text)
+        matcher = matcher_of(text)
+
+        def allows(written: str, matcher: Any = matcher) -> bool:
+            tokens = [*written.encode(), END]
+            return bool(matcher.deep_copy().validate_tokens(tokens) == len(tokens))
+
+        for value in near(bounds):
+            for written in (f"{value:f}", f"{value.normalize():f}", f"-{abs(value):f}", f"-{abs(value.normalize()):f}"):
+                assert is_within(Decimal(written), bounds) or not allows(written), (schema, written)
+        written = format(middle.normalize(), "f")
+        assert allows(written), (schema, written)
+
+
+def test_an_exclusive_bound_moves_only_beside_a_fraction_that_begins_alike() -> None:
+    def moved(fraction: float, **schema: Any) -> dict[str, Any]:
+        return exact_bounds(frozenset([fraction]))(schema)
+
+    assert moved(0.5, exclusiveMinimum=0) == {"exclusiveMinimum": BEHIND_ZERO}
+    assert moved(-0.5, exclusiveMaximum=0) == {"exclusiveMaximum": -BEHIND_ZERO}
+    assert moved(3.5, exclusiveMinimum=3) == {"exclusiveMinimum": math.nextafter(3, 4)}
+    assert moved(3.5, exclusiveMinimum=True, minimum=3) == {"exclusiveMinimum": True, "minimum": math.nextafter(3, 4)}
+    schema: dict[str, Any]
+    for schema in ({"exclusiveMinimum": 2}, {"exclusiveMinimum": 4}, {"minimum": 3}, {"exclusiveMaximum": 3}):
+        assert moved(3.5, **schema) == schema
+    for schema in ({"exclusiveMinimum": "3"}, {"exclusiveMinimum": False, "minimum": 3}, {"exclusiveMinimum": True}):
+        assert moved(3.5, **schema) == schema
+
+
+def test_fractions_are_bounds_that_are_no_whole_numbers() -> None:
+    schema = {"minimum": 0.5, "exclusiveMaximum": 2.0, "maximum": 3, "multipleOf": 0.1, "exclusiveMinimum": "0.5"}
+    assert list(fractions_in(schema)) == [0.5]

@@ -1,0 +1,92 @@
+"""References that lead to themselves before any value are refused; those that do so within a value are not."""
+
+import random
+from typing import Any
+
+import pytest
+
+from gateway.grammar_references import check_references
+from gateway.grammars import Asked
+from tests.byte_grammars import check
+
+REF = {"$ref": "#/$defs/a"}
+
+
+def with_defs(**defs: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": REF}, "$defs": defs}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_defs(a=REF),
+        with_defs(a={"$ref": "#/$defs/b"}, b=REF),
+        with_defs(a={"allOf": [{"type": "object"}, REF]}),
+        with_defs(a={"anyOf": [REF]}),
+        with_defs(a={"anyOf": [REF, {"$ref": "#/$defs/b"}]}, b={"oneOf": [REF]}),
+        with_defs(a={"allOf": [{"anyOf": [REF, {"allOf": [REF]}]}]}),
+        {"$ref": "#"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]},
+        {"items": REF, "$defs": {"a": {"$ref": "#/$defs/b~1c%25"}, "b/c%": REF}},
+        {"items": REF, "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a/allOf/0"}]}}},
+    ],
+)
+def test_a_reference_that_leads_to_itself_is_refused(schema: Any) -> None:
+    with pytest.raises(ValueError, match="leads to itself before any value"):
+        check_references(schema)
+    found = check(Asked("guided_json", "json", schema))
+    assert not isinstance(found, str) and "leads to itself before any value" in found.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_defs(a={"type": "object", "properties": {"a": REF}}),
+        with_defs(a={"anyOf": [REF, {"type": "null"}]}),
+        with_defs(a={"allOf": [{"$ref": "#/$defs/b"}]}, b={"type": "integer"}),
+        with_defs(a={"anyOf": [REF, True]}),
+        with_defs(a={"anyOf": []}),
+        with_defs(a={"$ref": "#nowhere"}),
+        with_defs(a={"$ref": "#/$defs/a/b"}),
+        with_defs(a={"$ref": "#/$defs/b/9"}, b=[]),
+        with_defs(a={"$ref": "http://example.org#/$defs/a"}),
+        with_defs(a={"$ref": 5}),
+        True,
+    ],
+)
+def test_other_references_are_left_to_the_library(schema: Any) -> None:
+    check_references(schema)
+
+
+def test_a_long_chain_is_followed_to_its_end() -> None:
+    chain = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}"} for place in range(5000)}
+    check_references({"$defs": {**chain, "d5000": {"type": "null"}}})
+    with pytest.raises(ValueError, match="leads to itself"):
+        check_references({"$defs": {**chain, "d5000": {"$ref": "#/$defs/d17"}}})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_references_lead_to_themselves_if_following_them_never_ends(seed: int) -> None:
+    """Random definitions, beside a reading of them that follows each as deep as there are definitions."""
+    rng = random.Random(seed)
+    for _ in range(100):
+        names = [f"d{place}" for place in range(rng.randint(1, 5))]
+        refs = [{"$ref": f"#/$defs/{name}"} for name in names]
+        defs = {
+            name: rng.choice(
+                (rng.choice(refs), {"allOf": rng.choices(refs, k=2)}, {"anyOf": rng.choices(refs, k=2)}, {})
+            )
+            for name in names
+        }
+
+        def ends(schema: Any, depth: int, defs: Any = defs) -> bool:
+            if "$ref" in schema:
+                return depth > 0 and ends(defs[schema["$ref"].rpartition("/")[2]], depth - 1)
+            parts = [ends(each, depth) for each in schema.get("allOf", schema.get("anyOf", []))]
+            return all(parts) if "allOf" in schema else any(parts) or not parts
+
+        if all(ends(each, len(names)) for each in defs.values()):
+            check_references({"$defs": defs})
+        else:
+            with pytest.raises(ValueError, match="leads to itself"):
+                check_references({"$defs": defs})
