@@ -98,7 +98,7 @@ def figures_of(records: Sequence[Record], window: Window, slos: Slos) -> Figures
         requests_per_s=len(ended) / window.length_s,
         goodput_per_s=good / window.length_s if good is not None else None,
         good_share=good / len(judged) if good is not None and judged else None,
-        fairness=jain(speeds),
+        fairness=jain([record.num_tokens / record.e2e_s for record in done if record.e2e_s]),
         cached_share=_cached_share(done),
         mean_prompt=float(np.mean(prompts)) if prompts else None,
         mean_answer=float(np.mean([record.num_tokens for record in done])) if done else None,

@@ -78,8 +78,21 @@ def test_one_request_whose_tokens_nothing_counts_makes_all_of_them_chunks() -> N
 
 
 def test_unequal_speeds_are_unfair() -> None:
-    found = figures_of([record(0.0), record(0.0, Schedule(itl_s=0.5))], ALL, {})
-    assert found.fairness == pytest.approx((20 + 2) ** 2 / (2 * (20**2 + 2**2)))
+    """5 tokens in 0.4 s, and in 2 s."""
+    found = figures_of([record(0.0), record(0.0, Schedule(ttft_s=0.2, itl_s=0.45))], ALL, {})
+    assert found.fairness == pytest.approx((12.5 + 2.5) ** 2 / (2 * (12.5**2 + 2.5**2)))
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 1e-7, 1e-4])
+@pytest.mark.parametrize("num_events", [1, 2, 5])
+def test_an_answer_in_one_packet_is_as_fast_as_its_client_has_waited(gap_s: float, num_events: int) -> None:
+    """A router or a proxy may hold an answer back until it is whole. Its events then come at once, as late as its last
+    token would have, and the others are no slower for that."""
+    start = record(0.0).arrivals[-1]
+    arrivals = [start + place * gap_s for place in range(num_events)]
+    whole = recorded(0.0, arrivals, [5 - num_events + 1] + [1] * (num_events - 1))
+    found = figures_of([*(record(0.0) for _ in range(69)), whole], ALL, {})
+    assert found.fairness == pytest.approx(1, abs=1e-4)
 
 
 def test_without_requests_there_are_no_figures() -> None:
