@@ -22,18 +22,19 @@ class Step:
 
 
 STEPS: Final = (
-    Step("smoke", "step_tests", 45, "imports, an answer over HTTP, a graph, a copy between processes"),
-    Step("tests", "step_tests", 90, "the tests that need a device"),
-    Step("trace", "step_trace", 70, "the kernels of a decode step by time, and the gaps between them"),
-    Step("passes", "step_kernels", 50, "Triton's kernels beside torch's operations"),
+    Step("smoke", "step_tests", 40, "imports, an answer over HTTP, a graph, a copy between processes"),
+    Step("tests", "step_tests", 75, "the tests that need a device, side by side"),
+    Step("handoff", "step_tests", 90, "the tests that need a device for themselves, one by one"),
+    Step("trace", "step_trace", 30, "the kernels of a decode step by time, and the gaps between them"),
+    Step("passes", "step_kernels", 45, "Triton's kernels beside torch's operations"),
     Step("sampler", "step_sampler", 40, "draws, beside one read of the logits"),
-    Step("drafts", "step_drafts", 80, "decode with a draft, and the bubble between extend and propose"),
-    Step("prefill", "step_limits", 30, "prompts, beside the matrix-product peak"),
-    Step("decode", "step_decode", 90, "decode steps, beside their limits"),
+    Step("drafts", "step_drafts", 50, "decode with a draft, and the bubble between extend and propose"),
+    Step("prefill", "step_limits", 20, "prompts, beside the matrix-product peak"),
+    Step("decode", "step_decode", 55, "decode steps, beside their limits"),
     Step("ipc", "step_limits", 40, "KV from process to process, beside a device copy"),
-    Step("rank", "step_rank", 30, "a group of one rank: NCCL, and graphs of its forwards"),
+    Step("rank", "step_rank", 20, "a group of one rank: NCCL, and graphs of its forwards"),
     Step("serve", "step_serve", 90, "a unified worker and a pair over HTTP"),
-    Step("parity", "step_parity", 60, "tokens and logits beside transformers"),
+    Step("parity", "step_parity", 50, "tokens and logits beside transformers"),
 )
 
 

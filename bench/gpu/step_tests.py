@@ -1,8 +1,8 @@
 """Whether anything works here at all, in a minute; then `pytest -m gpu`: each failure is written down at once.
 
-    smoke           every module can be imported, a worker answers over HTTP, one graph, one copy between processes
-    side by side    most tests, in several processes, because compilers take most of their time
-    one by one      those of tests/handoff, which need the device for themselves
+    smoke      every module can be imported, a worker answers over HTTP, one graph, one copy between processes
+    tests      most tests, side by side in several processes, because compilers take most of their time
+    handoff    one by one those that need the device for themselves: processes that reach each other's memory
 
 Tests run in their own processes, so that one that crashes or hangs fails alone. On a CPU the tests are only collected,
 and some others run in their place.
@@ -45,6 +45,7 @@ OPTIONS: Final = (
 SIDE_BY_SIDE: Final = (
     "tests/bench/gpu/test_segments.py",
     "tests/bench/transfer/test_cuda_ipc.py",
+    "tests/handoff/test_drafts_on_a_device.py",
     "tests/model/test_attention_triton.py",
     "tests/model/test_attention_varlen.py",
     "tests/model/test_collectives_torch.py",
@@ -61,7 +62,7 @@ SIDE_BY_SIDE: Final = (
     "tests/scheduler/speculation/test_draft_launches_by_shape.py",
     "tests/transfer/in_place/test_device_moves_triton.py",
 )
-ONE_BY_ONE: Final = ("tests/handoff/test_cuda.py", "tests/handoff/test_drafts_on_a_device.py")
+ONE_BY_ONE: Final = ("tests/handoff/test_cuda.py",)
 APART: Final = ("--dist", "worksteal", "--timeout", str(TEST_S), "--timeout-method", "thread")
 FAILED: Final = 1  # pytest's status when tests failed; a higher one means another fault
 
@@ -75,20 +76,22 @@ class Part:
     options: tuple[str, ...]
 
 
-PARTS: Final = {
-    "cuda": (
-        Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "14", *APART)),
-        Part("one by one", ONE_BY_ONE, ("-m", "gpu", "-n", "1", *APART)),
-    ),
-    "cpu": (
-        Part(
-            "for a GPU: collected here, not run",
-            (*SIDE_BY_SIDE, *ONE_BY_ONE),
-            ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q"),
+PARTS: Final = {  # by device and step
+    "cuda": {
+        "tests": (Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "14", *APART)),),
+        "handoff": (Part("one by one", ONE_BY_ONE, ("-m", "gpu", "-n", "1", *APART)),),
+    },
+    "cpu": {
+        "tests": (
+            Part(
+                "for a GPU: collected here, not run",
+                (*SIDE_BY_SIDE, *ONE_BY_ONE),
+                ("-m", "gpu", "-p", "no:xdist", "--collect-only", "-q"),
+            ),
+            Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
         ),
-        Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
-        Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),
-    ),
+        "handoff": (Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),),
+    },
 }
 
 
@@ -137,7 +140,13 @@ def last_line(text: str) -> str:
 
 def measure_tests(sheet: Sheet, device: str) -> None:
     """Runs the step `tests`."""
-    for part in PARTS[device]:
+    for part in PARTS[device]["tests"]:
+        run_part(sheet, part)
+
+
+def measure_handoff(sheet: Sheet, device: str) -> None:
+    """Runs the step `handoff`."""
+    for part in PARTS[device]["handoff"]:
         run_part(sheet, part)
 
 

@@ -29,6 +29,7 @@ FIELDS: Final[Mapping[str, set[str]]] = {
 TABLES: Final = {  # a column of each table that a step has
     "smoke": {"Smoke": "found"},
     "tests": {"Tests that need a device": "collected"},
+    "handoff": {"Tests that need a device": "collected"},
     "parity": {
         "Tokens": "overlap, graphs",
         "bfloat16 logits": "our error",

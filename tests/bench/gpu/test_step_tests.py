@@ -85,7 +85,11 @@ def test_the_files_with_tests_for_a_gpu_are_listed_and_no_others() -> None:
     marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if MARK in path.read_text()}
     assert marked == {*SIDE_BY_SIDE, *ONE_BY_ONE}
     assert not {*SIDE_BY_SIDE} & {*ONE_BY_ONE}
-    assert [part.paths for part in PARTS["cuda"]] == [SIDE_BY_SIDE, ONE_BY_ONE]
+    parts = PARTS["cuda"]
+    assert {name: [part.paths for part in parts[name]] for name in parts} == {
+        "tests": [SIDE_BY_SIDE],
+        "handoff": [ONE_BY_ONE],
+    }
 
 
 def imported(path: Path) -> set[str]:
