@@ -10,7 +10,7 @@ and some others run in their place.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -76,7 +76,7 @@ class Part:
     options: tuple[str, ...]
 
 
-PARTS: Final = {  # by device and step
+PARTS: Final[Mapping[str, Mapping[str, tuple[Part, ...]]]] = {  # by device and step
     "cuda": {
         "tests": (Part("side by side", SIDE_BY_SIDE, ("-m", "gpu", "-n", "14", *APART)),),
         "handoff": (Part("one by one", ONE_BY_ONE, ("-m", "gpu", "-n", "1", *APART)),),

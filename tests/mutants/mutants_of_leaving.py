@@ -72,7 +72,7 @@ LEAVING = (
     Mutant(
         "a prefill worker that has left is decode's affair",
         "Dispatch.lost",
-        "has_left or attempt.decode == key or __rest",
+        "isinstance(error, WorkerLeft) or attempt.decode == key or __rest",
         "attempt.decode == key or __rest",
         "decode reports a loss where nothing was lost",
         (),

@@ -90,9 +90,9 @@ NATIVE = (
     ),
     Mutant(
         "each prompt of a call follows the first one's grammar",
-        "respond",
-        "[await service.grammars.text_of(each) for each in requests]",
-        "[await service.grammars.text_of(requests[0])] * len(requests)",
+        "_grammars",
+        "[await service.grammars.text_of(each, client) for each in requests]",
+        "[await service.grammars.text_of(requests[0], client)] * len(requests)",
         "an answer follows another's grammar, or none",
         tests=ROUTES,
     ),

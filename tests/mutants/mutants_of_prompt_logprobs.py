@@ -150,8 +150,8 @@ PROMPT_LOGPROBS = (
     Mutant(
         "a prefill worker that is lost with a part of a prompt is decode's affair",
         "Dispatch.lost",
-        "has_left or attempt.decode == key or __rest",
-        "has_left or attempt.decode == key",
+        "isinstance(error, WorkerLeft) or attempt.decode == key or __rest",
+        "isinstance(error, WorkerLeft) or attempt.decode == key",
         "decode has all KV and goes on, and the part never comes",
         tests=(DISPATCH,),
     ),

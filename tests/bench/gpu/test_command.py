@@ -129,7 +129,9 @@ def test_a_step_that_was_not_run_makes_the_exit_status_1(tmp_path: Path) -> None
 
 def test_a_step_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--step", "decoding", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().out.startswith("make gpu: STEP: got 'decoding', expected some of smoke, tests, trace")
+    assert capsys.readouterr().out.startswith(
+        "make gpu: STEP: got 'decoding', expected some of smoke, tests, handoff, trace"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -150,8 +152,8 @@ def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
     assert main(["--plan", "lease", "--step", step, "--out", str(tmp_path / "out")]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
     if step:
-        assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 160 s: start 30, decode 90, ipc 40"]
-        assert total == "# 1 call, 160 s together, 2.7 minutes, without the starts of the machine"
+        assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 125 s: start 30, decode 55, ipc 40"]
+        assert total == "# 1 call, 125 s together, 2.1 minutes, without the starts of the machine"
     names = [name for line in lines for name in line.split("'")[1].split()]
     assert sorted(names) == sorted(step.split() or [each.name for each in STEPS])
     seconds = [float(line.split("# ")[1].split()[0]) for line in lines]

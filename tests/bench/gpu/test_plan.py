@@ -53,7 +53,7 @@ def test_with_fewer_minutes_what_a_step_has_not_used_goes_to_the_next() -> None:
 def test_steps_are_chosen_by_name_in_their_own_order() -> None:
     assert [step.name for step in chosen(["serve", "tests"])] == ["tests", "serve"]
     assert chosen([]) == list(STEPS)
-    with pytest.raises(ValueError, match="STEP: got 'decoding', expected some of smoke, tests, trace, "):
+    with pytest.raises(ValueError, match="STEP: got 'decoding', expected some of smoke, tests, handoff, trace, "):
         chosen(["tests", "decoding"])
 
 
