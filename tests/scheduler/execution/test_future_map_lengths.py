@@ -1,5 +1,9 @@
 """Lengths that launches publish, and that the scheduler reads before it builds the next launch."""
 
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +12,7 @@ from protocol.errors import InternalError
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.future_map import POISON, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT, DraftInput
-from scheduler.execution.streams import InlineStream
+from scheduler.execution.streams import InlineStream, Segment
 from scheduler.plan import Join
 from tests.scheduler.building import CPU, ManualEvent, ManualStream, draw
 
@@ -283,3 +287,26 @@ def test_indices_that_are_not_the_rows_are_noticed() -> None:
     batch.spec_info = DraftInput.launched(ids(4, 3))
     with pytest.raises(AssertionError):
         batch.check_mirrors()
+
+
+class Noting(InlineStream):
+    """A stream that notes which tensors its work reads, and does not keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[weakref.ref[Tensor]] = []
+
+    def launch(self, segments: Sequence[Segment], *used: Any) -> None:
+        self.read += [weakref.ref(each) for each in used if isinstance(each, Tensor)]
+        super().launch(segments, *used)
+
+
+def test_seeds_are_kept_until_the_schedule_stream_has_read_them_and_no_longer() -> None:
+    bench, stream = Bench(), Noting()
+    for _ in range(3):
+        stream.read.clear()
+        bench.future_map.seed_seq_lens(joins(3, 5), stream)
+        seeds = [each for each in stream.read if each() is not bench.future_map.new_seq_lens_buf]
+        assert len(seeds) == 2 and all(each() is not None for each in seeds), "the stream may still read them"
+        bench.future_map.resolve_seq_lens_cpu(batch_of(3, 5, is_known=True), stream)
+        assert all(each() is None for each in seeds), "they are kept for ever"

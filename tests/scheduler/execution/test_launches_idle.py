@@ -9,7 +9,7 @@ from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
 from scheduler.execution.streams import Event, InlineStream, Stream
-from scheduler.plan import Outcome, Plan, StepResult
+from scheduler.plan import Called, Outcome, Plan, StepResult
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
@@ -17,6 +17,7 @@ from tests.scheduler.building import (
     ManualStream,
     admitted,
     decode,
+    finish,
     finish_all,
     greedy,
     make_executor,
@@ -118,3 +119,39 @@ def test_it_has_no_rows_even_where_others_have_a_graph_of_it() -> None:
     executor.runner = replace(FakeRunner(), max_graphed=4)
     executor.submit(Plan(2))
     assert executor.agreement.outgoing[-1] == replace(executor.agreement.outgoing[0], step=2)
+
+
+class Announcing(Answered):
+    """Notes what it announces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced: list[tuple[int, bool]] = []
+
+    def announce(self, num_tokens: int, *, wants_graph: bool = False) -> None:
+        self.announced.append((num_tokens, wants_graph))
+        super().announce(num_tokens, wants_graph=wants_graph)
+
+
+def test_a_graph_is_wanted_of_few_tokens_and_never_of_a_prompt() -> None:
+    agreement = Announcing()
+    runner = FakeRunner(vocab_size=97, context_length=64, max_graphed=4)
+    executor = make_executor(ManualStream(), runner=runner, agreement=agreement)
+    planner = make_planner(executor)
+    req = admitted(planner, (5, 6, 7), greedy(4))
+    planner.launch(prompt_chunk(req))
+    planner.join([req])
+    finish(planner, executor)
+    decode(planner)
+    assert agreement.announced == [(3, False), (1, True)]
+
+
+def test_a_call_is_answered_while_launches_are_in_flight() -> None:
+    agreement, stream = Announcing(), ManualStream()
+    executor = make_executor(stream, agreement=agreement)
+    planner = make_planner(executor)
+    req = admitted(planner, (5, 6, 7), greedy(4))
+    planner.launch(prompt_chunk(req))
+    assert executor.launches and executor.poll() == []
+    agreement.call()
+    assert executor.poll() == [Called(2)] and executor.launches, "the launch before is not over"

@@ -87,3 +87,20 @@ def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_vict
     assert growth.grow_due() == [] and growth.short == [reqs[0]]
     victims = growth.victims(reqs)
     assert len(victims) == num_victims and reqs[0] not in victims
+
+
+def test_who_waits_for_a_page_gets_one_before_those_that_run_out_now() -> None:
+    """Three choices with all pages: one is short, the next one runs out now, and the page of the last comes free."""
+    book = KvBook(6, 1, max_requests=4, max_context=60)
+    first, second, last = (make_req((1, 2), greedy(50), name=f"r{place}") for place in range(3))
+    for req, num_pages in ((first, 2), (second, 2), (last, 1)):
+        (req.holding,) = book.admit(num_pages, num_pages, 1, max_tokens=52) or (None,)
+        req.num_sampled = 1
+    growth = Growth(book)
+    growth.watch(first)
+    assert growth.grow_due() == [] and growth.short == [first]
+
+    growth.watch(second)
+    book.release(last.held)
+    assert book.pages.num_free == 1
+    assert growth.grow_due() == [first] and growth.short == [second]

@@ -1,4 +1,6 @@
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -234,3 +236,43 @@ def test_a_run_counts_up_to_the_scores_that_are_not_finite(num_tokens: int) -> N
     assert role.tokens == list(range(num_tokens))
     ends = num_tokens == role.req.sampling.max_tokens
     assert (role.req.finish, len(role.errors)) == ((FinishReason.LENGTH, 0) if ends else (FinishReason.CANCELLED, 1))
+
+
+class Books:
+    """What a loop asks of a planner in which nothing is over. `late` is its own."""
+
+    def __init__(self, num_in_flight: int = 0, *, is_called: bool = False, num_away: int = 0) -> None:
+        self.in_flight, self.is_called, self.num_told = [object()] * num_in_flight, is_called, 0
+        self.spills, self.late = SimpleNamespace(away=[object()] * num_away), self
+
+    def launch_idle(self) -> bool:
+        return False
+
+    def poll(self) -> list[object]:
+        return []
+
+    def ask(self, in_flight: object) -> None:
+        assert in_flight is self.in_flight
+
+    def collect(self) -> bool:
+        return False
+
+
+def loop_of(books: Books, *, overlap: bool) -> OverlapLoop:
+    role = SimpleNamespace(launch=lambda: False)
+    return OverlapLoop(cast(Any, books), cast(Any, role), overlap)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("is_called", [True, False])
+@pytest.mark.parametrize("num_in_flight", [0, 1, 2])
+def test_a_call_is_work_only_while_a_launch_has_room(num_in_flight: int, is_called: bool, overlap: bool) -> None:
+    """A worker that says otherwise turns at full speed until a launch is over."""
+    loop = loop_of(Books(num_in_flight, is_called=is_called), overlap=overlap)
+    assert loop.step() is (is_called and num_in_flight < (2 if overlap else 1))
+
+
+@pytest.mark.parametrize("num_in_flight", [0, 1])
+@pytest.mark.parametrize("num_away", [0, 1])
+def test_a_choice_in_host_memory_keeps_a_worker_busy(num_in_flight: int, num_away: int) -> None:
+    assert loop_of(Books(num_in_flight, num_away=num_away), overlap=True).busy is bool(num_in_flight or num_away)

@@ -1,13 +1,16 @@
 """Frames as bytes, against the receiver: whatever the header says, the promise holds."""
 
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal
+from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, pack_header, seal, seal_sum
 from tests.transfer.memory import LAYOUT, HostMemory, Queue, expected_pool
+from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 from transfer.landing.transfer import (
     FATAL,
@@ -168,3 +171,69 @@ def test_what_the_last_frame_does_not_find_never_comes_where_frames_keep_their_o
     for pair in pairs[1:-1]:
         events = case.give(*pair)
     assert any(isinstance(event, Delivered) for event in events) is not is_ordered
+
+
+class DeviceWriters(Writers):
+    """Every prefill worker writes by a device, and has ended when its process has."""
+
+    @property
+    def lends(self) -> bool:
+        return True
+
+    def is_on_device(self, instance: int) -> bool:
+        return True
+
+    def began(self, reservation: int, instance: int) -> None:
+        assert instance == SENDER
+
+
+@dataclass
+class Reading:
+    """A sum that a device makes; a test says when it is there."""
+
+    total: int
+    done: bool = False
+
+
+@dataclass
+class SlowReader:
+    """A device that sums as the headers say, or wrongly."""
+
+    totals: list[int]
+    readings: list[Reading] = field(default_factory=list)
+
+    def begin(self, layer: int, targets: object) -> Reading:
+        self.readings.append(Reading(self.totals[layer]))
+        return self.readings[-1]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("num_summed", range(LAYOUT.num_layers + 1))
+def test_a_sum_that_a_device_makes_late_does_not_reach_a_transfer_that_was_released(
+    num_summed: int, is_right: bool
+) -> None:
+    """`num_summed` frames are summed before the release, the others behind it."""
+    case = Case()
+    totals = [7 + layer for layer in range(LAYOUT.num_layers)]
+    num_bytes = NUM_TOKENS * 2 * LAYOUT.layer(0).token_bytes  # what was written in place has no rest of a page
+    blanks = [header._replace(reservation=9, payload_bytes=num_bytes) for header in case.headers[:-1]]
+    headers = [seal_sum(blank, total) for blank, total in zip(blanks, totals, strict=True)]
+    reader = SlowReader([total + (not is_right) * 256 for total in totals])
+    receiver = FrameReceiver(case.pool, case.queue, DeviceWriters(), cast(Any, reader))
+    transfer = receiver.reserve(9, 1, SENDER, PAGES, NUM_TOKENS, in_place=True)
+    case.queue.frames += [[pack_header(header)] for header in headers]
+    receiver.poll()
+    assert receiver.is_checking and len(reader.readings) == LAYOUT.num_layers
+
+    for reading in reader.readings[:num_summed]:
+        reading.done = True
+    receiver.poll()
+    landed = receiver.counters.get("frames", 0)
+    assert landed == (num_summed if is_right else 0)
+
+    receiver.release(9)
+    state = transfer.state
+    for reading in reader.readings:
+        reading.done = True
+    assert receiver.poll() == [] and not receiver.is_checking
+    assert transfer.state is state and receiver.counters.get("frames", 0) == landed
