@@ -31,17 +31,16 @@ BOUND: Final = 1e-2  # of the error beside the sizes that a model has
 PART_S: Final = 1.5  # a kernel is compiled, and its graphs are replayed
 PROMPTS: Final = {"cuda": (2048, 8192), "cpu": (33,)}
 DECODES: Final = {"cuda": ((1, 1024), (32, 1024), (256, 1024), (32, 8192)), "cpu": ((2, 17),)}
+# Triton 3.6 makes the same code for four stages as for three: the pages of a step are loaded before its K and V.
 TILES: Final[tuple[Change, ...]] = (
     {},
     {"tile_rows": 128, "tile_warps": 8},
     {"tile_rows": 128, "tile_warps": 8, "tile_step": 128, "tile_stages": 2},
     {"tile_rows": 128, "tile_warps": 8, "tile_stages": 2},
-    {"tile_rows": 128, "tile_warps": 8, "tile_stages": 4},
     {"tile_rows": 128, "tile_warps": 4},
     {"tile_step": 128, "tile_stages": 2},
     {"tile_stages": 2},
-    {"tile_stages": 4},
-    {"tile_rows": 128, "tile_warps": 8, "tile_step": 32, "tile_stages": 4},
+    {"tile_rows": 128, "tile_warps": 8, "tile_step": 32},
     {"tile_step": 32},
 )
 SPLITS: Final[tuple[Change, ...]] = (
@@ -50,9 +49,8 @@ SPLITS: Final[tuple[Change, ...]] = (
     {"combined": 4, "combined_warps": 1},
     {"combined": 4, "combined_heads": 4, "combined_warps": 2},
     {"combined": 4, "combined_heads": 8, "combined_warps": 4},
-    {"split_stages": 4},
     {"split_stages": 2},
-    {"split_step": 32, "split_stages": 5},
+    {"split_step": 32},
     {"split_step": 128, "split_stages": 2},
     {"split_step": 128, "split_warps": 8},
     {"split_warps": 2},
