@@ -2,8 +2,8 @@
 
 Page numbers and offsets into KV are int64: a layer may have more than 2^31 numbers. A page is contiguous: the K of its
 tokens, then their V, each `TOKEN_SIZE` = K * D numbers.
-Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits that are
-combined at once.
+Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits and C heads
+that are combined at once.
 """
 
 from typing import Any
@@ -13,6 +13,9 @@ import triton.language as tl
 
 
 def _attend_context(
+    largest_M: tl.tensor,
+    total_M: tl.tensor,
+    sum_MD: tl.tensor,
     q_MD: tl.tensor,
     position_M: tl.tensor,
     kv_ptr: tl.tensor,
@@ -26,21 +29,20 @@ def _attend_context(
     TOKEN_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TREE: tl.constexpr,
+    MASKED: tl.constexpr,
 ) -> Any:
     """Attends to tokens [begin, end), but with TREE only to those that the tree mask shows. The others are not read.
 
-    Returns each row's largest score, sum of weights, and weighted sum of V. If no token is seen, the largest score is
-    -1e30: beside other splits these sums count for nothing.
+    It goes on from each row's largest score, sum of weights, and weighted sum of V, and returns them. A score is the
+    product of q and k; a weight is two to the power of a score times `scale`. If no token is seen, the largest score is
+    -1e30: beside other splits these sums count for nothing. Without MASKED there are whole steps only, and every row
+    sees every token. A mask that hides nothing changes no bit.
     """
     dim_D = tl.arange(0, PADDED_DIM)
     is_dim_D = dim_D < HEAD_DIM
-    largest_M = tl.full((ROWS,), -1e30, tl.float32)
-    total_M = tl.zeros((ROWS,), tl.float32)
-    sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
 
     for start in range(begin, end, STEP):
         token_N = start + tl.arange(0, STEP)
@@ -49,21 +51,26 @@ def _attend_context(
             behind_N = token_N - tree_start
             bit_N = (tree_bits >> tl.minimum(tl.maximum(behind_N, 0), 63)) & 1
             is_token_N = is_token_N & ((behind_N < 0) | ((behind_N < 64) & (bit_N == 1)))
-        page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
+        if MASKED:
+            page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
+            kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
+        else:
+            page_N = tl.load(pages_ptr + token_N // PAGE_SIZE)
+            kv_mask_ND = is_dim_D[None, :]
         k_offsets_N = (page_N * 2 * PAGE_SIZE + token_N % PAGE_SIZE) * TOKEN_SIZE + kv_head * HEAD_DIM
-        kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
         k_pointers_ND = kv_ptr + k_offsets_N[:, None] + dim_D[None, :]
         k_ND = tl.load(k_pointers_ND, mask=kv_mask_ND, other=0.0)
         v_ND = tl.load(k_pointers_ND + PAGE_SIZE * TOKEN_SIZE, mask=kv_mask_ND, other=0.0)
 
-        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee") * scale
-        is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
-        scores_MN = tl.where(is_seen_MN, scores_MN, -1e30)
+        scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+        if MASKED:
+            is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
+            scores_MN = tl.where(is_seen_MN, scores_MN, -1e30)
 
         # Rescale the earlier sums to the new largest score.
         new_largest_M = tl.maximum(largest_M, tl.max(scores_MN, 1))
-        shrink_M = tl.exp(largest_M - new_largest_M)
-        weights_MN = tl.exp(scores_MN - new_largest_M[:, None])
+        shrink_M = tl.exp2((largest_M - new_largest_M) * scale)
+        weights_MN = tl.exp2((scores_MN - new_largest_M[:, None]) * scale)
         total_M = total_M * shrink_M + tl.sum(weights_MN, 1)
         sum_MD = sum_MD * shrink_M[:, None] + tl.dot(weights_MN.to(v_ND.dtype), v_ND, input_precision="ieee")
         largest_M = new_largest_M
@@ -89,13 +96,16 @@ def _attend_tile(
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ) -> None:
-    """Attends for one tile: query rows (tokens times the query heads of a kv head) against the request's pages."""
-    tile = tiles_ptr + tl.program_id(0) * 4
+    """Attends for one tile: query rows (tokens times the query heads of a kv head) against the request's pages.
+
+    The last tiles come first: those of a long prompt take longest.
+    """
+    tile = tiles_ptr + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
     kv_head = tl.program_id(1)
     request = tl.load(tile)
     first_token = tl.load(tile + 1)
-    num_tokens = tl.load(tile + 2)
-    first_position = tl.load(tile + 3)
+    num_tokens = tl.load(tile + 2).to(tl.int32)
+    first_position = tl.load(tile + 3).to(tl.int32)
 
     row_M = tl.arange(0, ROWS)
     dim_D = tl.arange(0, PADDED_DIM)
@@ -107,9 +117,17 @@ def _attend_tile(
 
     pages_ptr = page_table_ptr + request * table_stride
     end = first_position + num_tokens  # the context of the tile's last token
+    seen_by_all = (first_position + 1) // STEP * STEP  # whole steps up to the tile's first token
+    largest_M = tl.full((ROWS,), -1e30, tl.float32)
+    total_M = tl.zeros((ROWS,), tl.float32)
+    sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    largest_M, total_M, sum_MD = _attended(
+        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, seen_by_all, scale, 0, 0,
+        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, False,
+    )  # fmt: skip
     _largest_M, total_M, sum_MD = _attended(
-        q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, end, scale, 0, 0,
-        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM, False,
+        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, seen_by_all, end, scale, 0, 0,
+        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, True,
     )  # fmt: skip
 
     # Every real row has token 0 in its context, so its total is at least one weight.
@@ -182,25 +200,28 @@ def _attend_splits(
 
     for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
         row = tl.load(rows_ptr + split)
-        context = tl.load(seq_lens_ptr + first_request + row)
-        begin = (split - tl.load(starts_ptr + row)) * SPLIT
+        context = tl.load(seq_lens_ptr + first_request + row).to(tl.int32)
+        begin = (split - tl.load(starts_ptr + row).to(tl.int32)) * SPLIT
         end = tl.minimum(begin + SPLIT, context)
-        tree_start, tree_bits = context, context
+        tree_start, tree_bits = context.to(tl.int64), context.to(tl.int64)
         if TREE:
             tree_start = tl.load(tree_starts_ptr + first_request + row)
             tree_bits = tl.load(tree_bits_ptr + first_request + row)
 
         q_offsets_MD = ((first_token + row) * HEADS + head_M)[:, None] * HEAD_DIM + dim_D[None, :]
         q_MD = tl.load(q_ptr + q_offsets_MD, mask=mask_MD, other=0.0)
-        position_M = tl.zeros((ROWS,), tl.int64) + context - 1
+        position_M = tl.zeros((ROWS,), tl.int32) + context - 1
         pages_ptr = page_table_ptr + (first_request + row).to(tl.int64) * table_stride
+        largest_M = tl.full((ROWS,), -1e30, tl.float32)
+        total_M = tl.zeros((ROWS,), tl.float32)
+        sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
         largest_M, total_M, sum_MD = _attended(
-            q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, tree_start, tree_bits,
-            HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, ROWS, STEP, PADDED_DIM, TREE,
+            largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale,
+            tree_start, tree_bits, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, TREE, True,
         )  # fmt: skip
 
         heads_M = split * HEADS + head_M
-        tl.store(scales_ptr + heads_M * 2, largest_M, mask=is_row_M)
+        tl.store(scales_ptr + heads_M * 2, largest_M * scale, mask=is_row_M)
         tl.store(scales_ptr + heads_M * 2 + 1, total_M, mask=is_row_M)
         tl.store(sums_ptr + heads_M[:, None] * HEAD_DIM + dim_D[None, :], sum_MD, mask=mask_MD)
 
@@ -215,35 +236,41 @@ def _combine_splits(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     COMBINED: tl.constexpr,
+    COMBINED_HEADS: tl.constexpr,
 ) -> None:
-    """Program (r, head) adds up the splits of decode r in their order, `COMBINED` at a time."""
+    """Program (r, c) adds up the splits of decode r in their order, `COMBINED` at a time, for `COMBINED_HEADS` heads.
+    The largest scores of splits are powers of two here."""
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    head_C = tl.program_id(1) * COMBINED_HEADS + tl.arange(0, COMBINED_HEADS)
     dim_D = tl.arange(0, PADDED_DIM)
-    is_dim_D = dim_D < HEAD_DIM
+    at_CD = head_C[:, None] * HEAD_DIM + dim_D[None, :]
+    mask_CD = (head_C < HEADS)[:, None] & (dim_D < HEAD_DIM)[None, :]
     end = tl.load(starts_ptr + row + 1)
-    largest = tl.full((1,), -1e30, tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    sum_D = tl.zeros((PADDED_DIM,), tl.float32)
+    largest_C = tl.full((COMBINED_HEADS,), -1e30, tl.float32)
+    total_C = tl.zeros((COMBINED_HEADS,), tl.float32)
+    sum_CD = tl.zeros((COMBINED_HEADS, PADDED_DIM), tl.float32)
 
     for start in range(tl.load(starts_ptr + row), end, COMBINED):
         split_S = start + tl.arange(0, COMBINED)
         is_split_S = split_S < end
-        head_S = split_S * HEADS + head
-        largest_S = tl.load(scales_ptr + head_S * 2, mask=is_split_S, other=-1e30)
-        total_S = tl.load(scales_ptr + head_S * 2 + 1, mask=is_split_S, other=0.0)
-        sums_ptr_SD = sums_ptr + head_S[:, None] * HEAD_DIM + dim_D[None, :]
-        sum_SD = tl.load(sums_ptr_SD, mask=is_split_S[:, None] & is_dim_D[None, :], other=0.0)
+        at_SC = split_S[:, None] * HEADS + head_C[None, :]
+        mask_SC = is_split_S[:, None] & (head_C < HEADS)[None, :]
+        largest_SC = tl.load(scales_ptr + at_SC * 2, mask=mask_SC, other=-1e30)
+        total_SC = tl.load(scales_ptr + at_SC * 2 + 1, mask=mask_SC, other=0.0)
+        at_SCD = (split_S * HEADS * HEAD_DIM)[:, None, None] + at_CD[None, :, :]
+        sum_SCD = tl.load(sums_ptr + at_SCD, mask=is_split_S[:, None, None] & mask_CD[None, :, :], other=0.0)
 
-        new_largest = tl.maximum(largest, tl.max(largest_S, 0))
-        shrink = tl.exp(largest - new_largest)
-        weight_S = tl.exp(largest_S - new_largest)
-        total = total * shrink + tl.sum(total_S * weight_S, 0)
-        sum_D = sum_D * shrink + tl.sum(sum_SD * weight_S[:, None], 0)
-        largest = new_largest
+        new_largest_C = tl.maximum(largest_C, tl.max(largest_SC, 0))
+        shrink_C = tl.exp2(largest_C - new_largest_C)
+        weight_SC = tl.exp2(largest_SC - new_largest_C[None, :])
+        total_C = total_C * shrink_C + tl.sum(total_SC * weight_SC, 0)
+        sum_CD = sum_CD * shrink_C[:, None] + tl.sum(sum_SCD * weight_SC[:, :, None], 0)
+        largest_C = new_largest_C
 
-    out_offsets_D = ((first_token + row).to(tl.int64) * HEADS + head) * HEAD_DIM + dim_D
-    tl.store(out_ptr + out_offsets_D, (sum_D / total).to(out_ptr.dtype.element_ty), mask=is_dim_D)
+    # Heads behind the last one have no weight, and are not written.
+    out_CD = sum_CD / tl.where(total_C > 0, total_C, 1.0)[:, None]
+    out_at_CD = (first_token + row).to(tl.int64) * HEADS * HEAD_DIM + at_CD
+    tl.store(out_ptr + out_at_CD, out_CD.to(out_ptr.dtype.element_ty), mask=mask_CD)
 
 
 # These numbers and addresses change while a worker serves. Without this, Triton would compile again for 1 and for

@@ -11,6 +11,7 @@ The kernels are in attention_kernels.py.
 Shapes: T tokens, B requests, R decodes of a launch, X tiles or splits, H query heads, D head_dim, M rows of a tile.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,15 +24,38 @@ from model.attention_kernels import combine_kernel, number_kernel, splits_kernel
 from model.inputs import ModelInput
 from protocol.kv_layout import LayerLayout
 
-KV_STEP_BYTES: Final = 16 << 10  # K (or V) that a program holds per step; fits into every GPU's shared memory
-EXTEND_ROWS: Final = 64  # query rows of a tile of a chunk
-FLOAT32_ROWS: Final = 32  # the same in float32: larger tiles do not fit into a GPU's registers
 MIN_ROWS: Final = 16  # the smallest matrix that the tensor cores take
 SPLIT: Final = 256  # tokens of a decode's context that make one split; a multiple of every kv step
-COMBINED: Final = 16  # splits that are combined at once
+STEP_HEAD_BYTES: Final = 256  # of the heads that steps are given for: 128 numbers of two bytes
 SCRATCH_BYTES: Final = 256 << 20  # of partial results; longer contexts or larger batches take several launches
 SCRATCH_ROWS: Final = 512  # more decodes in one launch are not faster
-PROGRAMS_PER_SM: Final = 4
+LARGE_SHARED: Final = 160 << 10  # bytes of shared memory of a multiprocessor: an A100 and later ones of its class
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a program takes at once, and how its kernel is compiled. They change speed only, but for the last bits:
+    those depend on the steps, and on the splits combined at once.
+
+    A step is in tokens, for heads of STEP_HEAD_BYTES: larger heads take shorter steps.
+    """
+
+    tile_rows: int = 64  # query rows of a tile of a chunk
+    tile_step: int = 64
+    tile_warps: int = 4
+    tile_stages: int = 3
+    split_step: int = 64
+    split_warps: int = 4
+    split_stages: int = 3
+    programs_per_sm: int = 4  # that attend to splits
+    combined: int = 16  # splits that are combined at once
+    combined_heads: int = 1  # of a program
+    combined_warps: int = 4
+
+
+SMALL: Final = Sizes()  # fit into every GPU's shared memory
+LARGE: Final = SMALL  # for GPUs with LARGE_SHARED; the step `variants` of make gpu measures others
+FLOAT32: Final = Sizes(tile_rows=32)  # larger tiles do not fit into a GPU's registers
 
 
 @dataclass(frozen=True)
@@ -70,9 +94,16 @@ class TritonAttention:
     """
 
     def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int, device: torch.device
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_context: int,
+        device: torch.device,
+        sizes: Sizes | None = None,
     ) -> None:
-        """`max_context` is a decode's longest context in tokens."""
+        """`max_context` is a decode's longest context in tokens. `sizes`: None: those for the device."""
+        self.sizes = sizes or sizes_for(device)
         self.groups = num_heads // num_kv_heads
         split_bytes = num_heads * (head_dim + 2) * 4
         longest = max(1, -(-max_context // SPLIT))
@@ -81,7 +112,7 @@ class TritonAttention:
         self._scales_XH2 = torch.empty((self.max_splits, num_heads, 2), dtype=torch.float32, device=device)
         is_cuda = device.type == "cuda"
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
-        self.num_programs = max(1, PROGRAMS_PER_SM * num_sms // num_kv_heads)  # for each kv head
+        self.num_programs = max(1, self.sizes.programs_per_sm * num_sms // num_kv_heads)  # for each kv head
 
     def longest_at_once(self, num_decodes: int) -> int:
         """See AttentionBackend: the scratch memory holds the splits of so many contexts of this length."""
@@ -90,8 +121,8 @@ class TritonAttention:
     def plan(self, inp: ModelInput, layout: LayerLayout) -> TritonPlan:
         """Makes tiles of chunks from host lengths, and splits of decodes from device lengths. Reads nothing back."""
         device = inp.positions_T.device
-        most_rows = FLOAT32_ROWS if layout.dtype == "float32" else EXTEND_ROWS
-        tokens_per_tile = max(1, most_rows // self.groups)
+        sizes = FLOAT32 if layout.dtype == "float32" else self.sizes
+        tokens_per_tile = max(1, sizes.tile_rows // self.groups)
         table = extend_tiles(inp.extend_lens, inp.extend_seq_lens, tokens_per_tile)
         tiles = None
         if table:
@@ -128,20 +159,24 @@ class TritonAttention:
 
     def _attend_tiles(self, q_THD: Tensor, kv_layer: Tensor, out_THD: Tensor, plan: TritonPlan, tiles: _Tiles) -> None:
         _, num_heads, head_dim = q_THD.shape
+        sizes = self._sizes(q_THD)
         tiles_kernel[(tiles.table_X4.shape[0], num_heads // self.groups)](
             q_THD,
             kv_layer,
             out_THD,
             tiles.table_X4,
             plan.page_table_BP,
-            head_dim**-0.5,
+            _scale(head_dim),
             plan.page_table_BP.stride(0),
             HEADS=num_heads,
             GROUPS=self.groups,
             HEAD_DIM=head_dim,
             PAGE_SIZE=kv_layer.shape[2],
             ROWS=tiles.rows,
-            **_sizes(q_THD),
+            STEP=_step(sizes.tile_step, q_THD),
+            PADDED_DIM=_padded(head_dim),
+            num_warps=sizes.tile_warps,
+            num_stages=sizes.tile_stages,
         )
 
     def _attend_decodes(
@@ -149,7 +184,7 @@ class TritonAttention:
     ) -> None:
         _, num_heads, head_dim = q_THD.shape
         num_decodes = decodes.starts_R.shape[0] - 1
-        sizes = _sizes(q_THD)
+        sizes = self._sizes(q_THD)
         programs = min(self.num_programs, decodes.row_X.shape[0])
         tree_starts_B, tree_bits_B = plan.tree_mask or (plan.seq_lens_B, plan.seq_lens_B)
         splits_kernel[(num_heads // self.groups, programs)](
@@ -163,7 +198,7 @@ class TritonAttention:
             decodes.starts_R,
             decodes.row_X,
             plan.page_table_BP,
-            head_dim**-0.5,
+            _scale(head_dim),
             num_decodes,
             decodes.first_request,
             decodes.first_token,
@@ -174,11 +209,14 @@ class TritonAttention:
             PAGE_SIZE=kv_layer.shape[2],
             ROWS=_rows(self.groups),
             SPLIT=SPLIT,
+            STEP=_step(sizes.split_step, q_THD),
+            PADDED_DIM=_padded(head_dim),
             TREE=plan.tree_mask is not None,
-            **sizes,
+            num_warps=sizes.split_warps,
+            num_stages=sizes.split_stages,
         )
 
-        combine_kernel[(num_decodes, num_heads)](
+        combine_kernel[(num_decodes, triton.cdiv(num_heads, sizes.combined_heads))](
             self._sums_XHD,
             self._scales_XH2,
             decodes.starts_R,
@@ -186,9 +224,22 @@ class TritonAttention:
             decodes.first_token,
             HEADS=num_heads,
             HEAD_DIM=head_dim,
-            PADDED_DIM=sizes["PADDED_DIM"],
-            COMBINED=COMBINED,
+            PADDED_DIM=_padded(head_dim),
+            COMBINED=sizes.combined,
+            COMBINED_HEADS=sizes.combined_heads,
+            num_warps=sizes.combined_warps,
         )
+
+    def _sizes(self, q_THD: Tensor) -> Sizes:
+        return FLOAT32 if q_THD.dtype == torch.float32 else self.sizes
+
+
+def sizes_for(device: torch.device) -> Sizes:
+    """The sizes for heads of two bytes a number on this device."""
+    if device.type != "cuda":  # interpreted
+        return SMALL
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return LARGE if shared >= LARGE_SHARED else SMALL
 
 
 def extend_tiles(
@@ -220,8 +271,17 @@ def _rows(rows: int) -> int:
     return max(MIN_ROWS, int(triton.next_power_of_2(rows)))
 
 
-def _sizes(q_THD: Tensor) -> dict[str, int]:
-    """Tokens of a kv step, and the head size that a program computes with."""
-    padded_dim = max(MIN_ROWS, int(triton.next_power_of_2(q_THD.shape[2])))
-    step = max(MIN_ROWS, min(64, KV_STEP_BYTES // (padded_dim * q_THD.element_size())))
-    return {"STEP": step, "PADDED_DIM": padded_dim}
+def _step(tokens: int, q_THD: Tensor) -> int:
+    """Tokens of a kv step for these heads, if heads of STEP_HEAD_BYTES take `tokens`."""
+    head_bytes = _padded(q_THD.shape[2]) * q_THD.element_size()
+    return max(MIN_ROWS, min(tokens, tokens * STEP_HEAD_BYTES // head_bytes))
+
+
+def _padded(head_dim: int) -> int:
+    """The head size that a program computes with."""
+    return max(MIN_ROWS, int(triton.next_power_of_2(head_dim)))
+
+
+def _scale(head_dim: int) -> float:
+    """What makes a product of q and k an exponent of two."""
+    return math.log2(math.e) / math.sqrt(head_dim)

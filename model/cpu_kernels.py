@@ -50,6 +50,11 @@ class CpuKernels:
         )
         return out_TE
 
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        """See Passes."""
+        sum_TE = residual_TE + y_TE
+        return sum_TE, self.rms_norm(sum_TE, weight_E)
+
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """(T, F) each; see Passes."""
         angles_TF = positions_T.to(torch.float32)[:, None] * inv_freq_F

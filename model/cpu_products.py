@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.linear import Linear
+from model.passes import Passes
 
 PANEL: Final = 16  # outputs that lie side by side, as in cpu_products.h
 STEP: Final = 32  # inputs are padded to a multiple of it
@@ -69,6 +70,11 @@ class Bfloat16Linear:
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         """residual + y in one pass."""
         return self._product(x_TI, residual_TO.contiguous())
+
+    def added_norm(self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor) -> tuple[Tensor, Tensor]:
+        """The addition is a part of the product; see AnyLinear."""
+        sum_TO = self.added_to(residual_TO, x_TI)
+        return sum_TO, passes.rms_norm(sum_TO, weight_O)
 
     def _product(self, x_TI: Tensor, residual_TO: Tensor | None) -> Tensor:
         x_TI = x_TI.contiguous()

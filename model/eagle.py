@@ -33,7 +33,7 @@ class EagleDraft(LoadedDraft):
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         fused_TE = self.fc(torch.cat((embedded_TE, hidden_TE), dim=-1))
-        return through.run(self.first_layer + index, self.layers[index], fused_TE)
+        return through.run(self.first_layer + index, self.layers[index], fused_TE)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Eagle3Draft(EagleDraft):
         norm, layer = self.passes.rms_norm, self.layers[index]
         assert layer.input_norm_E is not None
         both = (norm(embedded_TE, layer.input_norm_E), norm(hidden_TE, self.hidden_norm_E))
-        return through.run(self.first_layer + index, layer, hidden_TE, torch.cat(both, dim=-1))
+        return through.run(self.first_layer + index, layer, hidden_TE, torch.cat(both, dim=-1))[0]
 
     @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:

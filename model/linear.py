@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.passes import Passes
+
 _PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
 
 
@@ -25,6 +27,10 @@ class AnyLinear(Protocol):
 
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         """residual + y (T, O)."""
+        ...
+
+    def added_norm(self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + y, and the norm of this sum: (T, O) each. Both are those of `added_to` and `passes.rms_norm`."""
         ...
 
 
@@ -41,6 +47,10 @@ class Linear:
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         """residual + y."""
         return residual_TO + self(x_TI)
+
+    def added_norm(self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor) -> tuple[Tensor, Tensor]:
+        """The addition is a part of the pass; see AnyLinear."""
+        return passes.added_norm(residual_TO, self(x_TI), weight_O)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,11 @@ class PackedLinear:
         """residual + y in one pass, rounded once."""
         y_TO: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_TI, residual_TO, self.packed, self.bias_O, "add")
         return y_TO
+
+    def added_norm(self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor) -> tuple[Tensor, Tensor]:
+        """The addition is a part of the product; see AnyLinear."""
+        sum_TO = self.added_to(residual_TO, x_TI)
+        return sum_TO, passes.rms_norm(sum_TO, weight_O)
 
 
 Pack = Callable[[Linear], AnyLinear]  # lays a weight out in another way

@@ -49,6 +49,12 @@ class Mlp:
         """residual + the MLP of x."""
         return self.down.added_to(residual_TE, passes.gated(self.gate_up(x_TE)))
 
+    def added_norm(
+        self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """residual + the MLP of x, and the norm of this sum with `weight_E`."""
+        return self.down.added_norm(residual_TE, passes.gated(self.gate_up(x_TE)), passes, weight_E)
+
 
 @dataclass(frozen=True)
 class ShardedMlp:
@@ -60,10 +66,17 @@ class ShardedMlp:
     collectives: Collectives
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
-        """residual + the MLP of x, which all ranks compute together.
+        """residual + the MLP of x, which all ranks compute together."""
+        return residual_TE + self._together(x_TE, passes, step)
 
-        It enters one gather and one exchange, whatever this rank or another one computes.
-        """
+    def added_norm(
+        self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Mlp."""
+        return passes.added_norm(residual_TE, self._together(x_TE, passes, step), weight_E)
+
+    def _together(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """The MLP of x. It enters one gather and one exchange, whatever this rank or another one computes."""
         assert step is not None, "a rank of a group computes no forward without the step of all ranks"
         num_own, counts = x_TE.shape[0], (step.padded,) * self.collectives.size if step.graphs else step.num_tokens
         announced = counts[self.collectives.rank]
@@ -75,7 +88,7 @@ class ShardedMlp:
         tokens_NE = without_padding(self.collectives.gather(padded_PE, step), counts)
         parts_NE = self.down(passes.gated(self.gate_up(tokens_NE)))
         parts_RPE = self.collectives.exchange(with_padding(parts_NE, counts, step.padded), step)
-        return residual_TE + self._total(parts_RPE[:, :num_own])
+        return self._total(parts_RPE[:, :num_own])
 
     def _total(self, parts_RTE: Tensor) -> Tensor:
         """The sum of all ranks' parts and the bias, rounded once."""

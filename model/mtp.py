@@ -48,8 +48,8 @@ class MtpDraft(LoadedDraft):
         joint, norm = self.joints[index], self.passes.rms_norm
         both = (norm(hidden_TE, joint.hidden_norm_E), norm(embedded_TE, joint.token_norm_E))
         x_TE = joint.project(torch.cat(both, dim=-1))
-        x_TE = through.run(self.first_layer + index, self.layers[index], x_TE)
-        return norm(x_TE, joint.final_norm_E)
+        at, layer = self.first_layer + index, self.layers[index]
+        return through.run(at, layer, x_TE, next_norm_E=joint.final_norm_E)[1]
 
 
 def load_mtp(

@@ -27,6 +27,10 @@ class Passes(Protocol):
         """Root-mean-square norm of each row (Zhang and Sennrich 2019)."""
         ...
 
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        """residual + y, rounded; and `rms_norm` of this sum. `AnyLinear.added_norm` decides whether this pass adds."""
+        ...
+
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """cos and sin of the positions, made once per forward for every layer's `place`."""
         ...
@@ -63,6 +67,11 @@ class TorchPasses:
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """Computed in float32; see Passes."""
         return F.rms_norm(x_TE, weight_E.shape, weight_E, self.eps)
+
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        """See Passes."""
+        sum_TE = residual_TE + y_TE
+        return sum_TE, self.rms_norm(sum_TE, weight_E)
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """(T, 1, D) each, the sine signed; see Passes."""

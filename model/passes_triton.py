@@ -1,10 +1,12 @@
 """The passes of a layer on a GPU in Triton: one kernel where torch's operations take a dozen.
 
-    place   a program takes a few heads of one token: norm, rotation, K and V to their pages
-    gated   a program takes a piece of one token's gate and up
+    rms_norm     a program takes one token
+    added_norm   the same, and the addition before it
+    place        a program takes a few heads of one token: norm, rotation, K and V to their pages
+    gated        a program takes a piece of one token's gate and up
 
 They round where TorchPasses round.
-Shapes: T tokens, H query heads, K kv heads, D head_dim, I intermediate, B heads of a program.
+Shapes: T tokens, E hidden, H query heads, K kv heads, D head_dim, I intermediate, B heads of a program.
 """
 
 from dataclasses import dataclass
@@ -19,11 +21,31 @@ from model.paged_kv import PagedKv
 from model.passes import Rotation, Rows, TorchPasses
 
 NUMBERS: Final = 1024  # of a program: eight for each thread of four warps
+WARP_NUMBERS: Final = 256  # of a row whose norm a program computes: eight for each thread
+MOST_WARPS: Final = 16
 
 
 @dataclass(frozen=True)
 class TritonPasses(TorchPasses):
-    """Passes for a GPU. Norms of hidden states and the rotation's angles are torch's."""
+    """Passes for a GPU. The rotation's angles are torch's."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        """See Passes."""
+        x_TE = x_TE.contiguous()
+        out_TE = torch.empty_like(x_TE)
+        if x_TE.shape[0]:  # no kernel without programs
+            rms_norm_kernel[(x_TE.shape[0],)](x_TE, weight_E, out_TE, self.eps, **row_sizes(x_TE.shape[1]))
+        return out_TE
+
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass over both; see Passes."""
+        residual_TE, y_TE = residual_TE.contiguous(), y_TE.contiguous()
+        assert residual_TE.shape == y_TE.shape and residual_TE.dtype == y_TE.dtype
+        sum_TE, out_TE = torch.empty_like(y_TE), torch.empty_like(y_TE)
+        if y_TE.shape[0]:
+            tensors = residual_TE, y_TE, weight_E, sum_TE, out_TE
+            added_norm_kernel[(y_TE.shape[0],)](*tensors, self.eps, **row_sizes(y_TE.shape[1]))
+        return sum_TE, out_TE
 
     def place(
         self,
@@ -71,6 +93,59 @@ class TritonPasses(TorchPasses):
             assert both.is_contiguous()
             gated_kernel[(num_tokens, triton.cdiv(width, NUMBERS))](both, out_TI, WIDTH=width, BLOCK=NUMBERS)
         return out_TI
+
+
+def row_sizes(width: int) -> dict[str, int]:
+    """How a kernel is launched whose programs take whole rows of `width` numbers."""
+    block = int(triton.next_power_of_2(width))
+    return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, min(MOST_WARPS, block // WARP_NUMBERS))}
+
+
+def _normed_row(x: tl.tensor, weight: tl.tensor, eps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
+    """The norm of a row in float32, which has zeros behind its numbers."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps) * weight.to(tl.float32)
+
+
+_normed: Any = triton.jit(_normed_row)
+
+
+def _rms_norm(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program t norms row t."""
+    column = tl.arange(0, BLOCK)
+    is_inside = column < WIDTH
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    x = tl.load(x_ptr + at, mask=is_inside, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0)
+    tl.store(out_ptr + at, _normed(x.to(tl.float32), weight, eps, WIDTH).to(x.dtype), mask=is_inside)
+
+
+def _added_norm(
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    sum_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program t adds row t of `y_ptr` to that of `residual_ptr`, and norms the sum as it is written: rounded."""
+    column = tl.arange(0, BLOCK)
+    is_inside = column < WIDTH
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    residual = tl.load(residual_ptr + at, mask=is_inside, other=0.0)
+    y = tl.load(y_ptr + at, mask=is_inside, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0)
+    added = (residual.to(tl.float32) + y.to(tl.float32)).to(y.dtype)
+    tl.store(sum_ptr + at, added, mask=is_inside)
+    tl.store(out_ptr + at, _normed(added.to(tl.float32), weight, eps, WIDTH).to(y.dtype), mask=is_inside)
 
 
 def _place(
@@ -143,5 +218,7 @@ def _gated(both_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: 
     tl.store(out_ptr + token * WIDTH + column, gated.to(gate.dtype), mask=is_inside)
 
 
+rms_norm_kernel: Any = triton.jit(_rms_norm)
+added_norm_kernel: Any = triton.jit(_added_norm)
 place_kernel: Any = triton.jit(_place)
 gated_kernel: Any = triton.jit(_gated)

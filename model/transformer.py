@@ -76,12 +76,15 @@ class LayerPass:
         layer: DecoderLayer,
         x_TE: Tensor,
         inputs_TI: Tensor | None = None,
+        *,
+        next_norm_E: Tensor | None = None,
         wanted_L: Tensor | None = None,
-    ) -> Tensor:
-        """The output (T, E) of layer `index`, whose residual stream is `x_TE`; x_TE itself if it only writes K and V.
+    ) -> tuple[Tensor, Tensor]:
+        """The output (T, E) of layer `index`, whose residual stream is `x_TE`, and the norm of the output.
 
-        Attention reads `inputs_TI`; None: the input norm of x_TE, or x_TE itself if the layer has no such norm. With
-        `wanted_L` the output is that of these rows only, (L, E).
+        Attention reads `inputs_TI`; None: the input norm of x_TE, or x_TE itself if the layer has no such norm. The
+        output's norm has the weight `next_norm_E`; None: it is the output itself. With `wanted_L` both are those of
+        these rows only, (L, E). A layer that only writes K and V returns x_TE for both.
         """
         passes = self.passes
         if inputs_TI is None:
@@ -90,14 +93,17 @@ class LayerPass:
         if self.on_layer is not None:
             self.on_layer(index)
         if self.plan is None:
-            return x_TE
+            return x_TE, x_TE
 
         attended_THD = self.attention.attend(q_THD, self.kv.layer(index), self.plan)
         attended_TN = attended_THD.flatten(1)
         if wanted_L is not None:
             x_TE, attended_TN = x_TE.index_select(0, wanted_L), attended_TN.index_select(0, wanted_L)
-        x_TE = layer.output.added_to(x_TE, attended_TN)
-        return layer.mlp.added_to(x_TE, passes.rms_norm(x_TE, layer.mlp_norm_E), passes, self.step)
+        x_TE, normed_TE = layer.output.added_norm(x_TE, attended_TN, passes, layer.mlp_norm_E)
+        if next_norm_E is not None:
+            return layer.mlp.added_norm(x_TE, normed_TE, passes, self.step, next_norm_E)
+        x_TE = layer.mlp.added_to(x_TE, normed_TE, passes, self.step)
+        return x_TE, x_TE
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,7 @@ class Decoder:
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """As `forward`, but the hidden states (L, E) of the wanted rows: the output of the final norm."""
-        x_LE, _ = self._layers(inp, kv, attention, on_layer, (), wanted_L=inp.logit_indices_L)
-        return self.passes.rms_norm(x_LE, self.final_norm_E)
+        return self._layers(inp, kv, attention, on_layer, (), wanted_L=inp.logit_indices_L)[0]
 
     def hidden_with_features(
         self,
@@ -143,10 +148,9 @@ class Decoder:
         Without such layers they are the output of the final norm.
         """
         if feature_layers:
-            x_LE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers, wanted_L=inp.logit_indices_L)
-            return self.passes.rms_norm(x_LE, self.final_norm_E), torch.cat(inputs, dim=-1)
-        x_TE, _ = self._layers(inp, kv, attention, on_layer, ())
-        normed_TE = self.passes.rms_norm(x_TE, self.final_norm_E)
+            hidden_LE, inputs = self._layers(inp, kv, attention, on_layer, feature_layers, wanted_L=inp.logit_indices_L)
+            return hidden_LE, torch.cat(inputs, dim=-1)
+        normed_TE, _ = self._layers(inp, kv, attention, on_layer, ())
         return normed_TE.index_select(0, inp.logit_indices_L), normed_TE
 
     def _layers(
@@ -158,7 +162,7 @@ class Decoder:
         feature_layers: tuple[int, ...],
         wanted_L: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The output of the last layer, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
+        """The output of the final norm, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
         that of these rows only, (L, E)."""
         in_one_call = on_layer is None and not feature_layers and not inp.extend_lens
         if self.at_once is not None and not in_one_call:
@@ -167,16 +171,20 @@ class Decoder:
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
         if self.at_once is not None and in_one_call and self.at_once.takes(through.plan):
             x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
-            return x_TE if wanted_L is None else x_TE.index_select(0, wanted_L), []
+            x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
+            return self.passes.rms_norm(x_LE, self.final_norm_E), []
 
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
-        inputs = []
-        for index, layer in enumerate(self.layers):
+        next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)
+        normed_TE, inputs = None, []
+        for index, (layer, next_norm_E) in enumerate(zip(self.layers, next_norms, strict=True)):
             if index in feature_layers:
                 inputs.append(x_TE)
-            x_TE = through.run(index, layer, x_TE, wanted_L=wanted_L if few and index == last else None)
-        return x_TE if few or wanted_L is None else x_TE.index_select(0, wanted_L), inputs
+            rows_L = wanted_L if few and index == last else None
+            x_TE, normed_TE = through.run(index, layer, x_TE, normed_TE, next_norm_E=next_norm_E, wanted_L=rows_L)
+        assert normed_TE is not None
+        return normed_TE if few or wanted_L is None else normed_TE.index_select(0, wanted_L), inputs
 
 
 def load_decoder(

@@ -1,10 +1,13 @@
 """Triton's interpreter, as the installed Triton and numpy need it.
 
-The interpreter of Triton 3.6 makes an integer of an array of one element, which numpy 2.5 refuses.
+The interpreter of Triton 3.6 makes an integer of an array of one element, which numpy 2.5 refuses. And it cuts float32
+off to bfloat16, where a GPU rounds to the nearest.
 """
 
 from typing import Any
 
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 _patch_lang_tensor = interpreter._patch_lang_tensor
@@ -16,3 +19,15 @@ def _with_index(tensor: Any, *rest: Any) -> None:
 
 
 interpreter._patch_lang_tensor = _with_index
+
+
+_convert_float = interpreter._convert_float
+
+
+def _rounded(numbers: Any, kind: Any, wanted: Any, mode: Any) -> Any:
+    if (kind, wanted) != (tl.float32, tl.bfloat16):
+        return _convert_float(numbers, kind, wanted, mode)
+    return torch.tensor(numbers, dtype=torch.float32).bfloat16().view(torch.uint16).numpy()
+
+
+interpreter._convert_float = _rounded

@@ -1,12 +1,14 @@
 """The Triton kernels of a layer beside torch's operations, for Qwen3-8B's shape, in CUDA graphs of many runs.
 
+    norm         of a layer's input
+    added norm   adds to the residual stream and norms the sum
     place        norms and rotates q and k, writes K and V to their pages
     gate         silu(gate) * up
     attention    see kernel_attention.py
 
 Results are compared, too: one that is off fails the step. On a CPU torch's passes and the CPU's attention stand in for
 the kernels.
-Shapes: T tokens, N heads of q and k, D head_dim, F frequencies.
+Shapes: T tokens, E hidden, N heads of q and k, D head_dim, F frequencies.
 """
 
 from collections.abc import Callable
@@ -74,7 +76,7 @@ def measure_passes(sheet: Sheet, device: str) -> None:
     )
 
     for rows in size.rows:
-        for make in (placing, gating):
+        for make in (norming, adding, placing, gating):
             sheet.part(f"{make.__name__}, rows {rows:,}", size.part_s, partial(_pass, sheet, at, make, rows))
     for batch, context in size.decodes:
         what = f"attention of {batch} decodes at {context:,} tokens"
@@ -97,18 +99,41 @@ class Pass:
 
     name: str
     num_bytes: int  # that must move
-    run: Callable[[Passes, int], Tensor]
+    run: Callable[[Passes, int], Tensor | tuple[Tensor, Tensor]]
     kv: PagedKv | None = None  # where it also writes: K and V of the first inputs' rows
 
     def written(self, passes: Passes) -> list[Tensor]:
-        """All that one run writes, in float32: its result; then a copy of the pages."""
-        if self.kv is None:
-            return [self.run(passes, 0).float()]
-        pages = self.kv.layer(0).fill_(UNWRITTEN)
-        return [self.run(passes, 0).float(), pages.float().clone()]
+        """All that one run writes, in float32: its results as one tensor; then a copy of the pages."""
+        pages = () if self.kv is None else (self.kv.layer(0).fill_(UNWRITTEN),)
+        results = self.run(passes, 0)
+        result = results if isinstance(results, Tensor) else torch.stack(results)
+        return [result.float(), *(each.float().clone() for each in pages)]
 
 
 MakePass = Callable[[Setup, int, str], Pass]  # of so many rows, in this dtype
+
+
+def norming(at: Setup, rows: int, dtype: str) -> Pass:
+    """`rms_norm` of `rows` tokens."""
+    num_bytes = norm_bytes(at.config, rows, TORCH_DTYPES[dtype].itemsize, 2)
+    count, kind = inputs_for(num_bytes, at.size), TORCH_DTYPES[dtype]
+    xs = torch.randn(count, rows, at.config.hidden_size, dtype=kind, device=at.device)
+    weight_E = torch.randn(at.config.hidden_size, dtype=kind, device=at.device)
+    return Pass("norm", num_bytes, lambda passes, index: passes.rms_norm(xs[index % count], weight_E))
+
+
+def adding(at: Setup, rows: int, dtype: str) -> Pass:
+    """`added_norm` of `rows` tokens."""
+    num_bytes = norm_bytes(at.config, rows, TORCH_DTYPES[dtype].itemsize, 4)
+    count, kind = inputs_for(num_bytes, at.size), TORCH_DTYPES[dtype]
+    both = torch.randn(2, count, rows, at.config.hidden_size, dtype=kind, device=at.device)
+    weight_E = torch.randn(at.config.hidden_size, dtype=kind, device=at.device)
+
+    def run(passes: Passes, index: int) -> tuple[Tensor, Tensor]:
+        residual_TE, y_TE = both[:, index % count]
+        return passes.added_norm(residual_TE, y_TE, weight_E)
+
+    return Pass("added norm", num_bytes, run)
 
 
 def placing(at: Setup, rows: int, dtype: str) -> Pass:
@@ -143,6 +168,11 @@ def gating(at: Setup, rows: int, dtype: str) -> Pass:
     count = inputs_for(num_bytes, at.size)
     boths = [torch.randn(rows, width, dtype=kind, device=at.device) for _ in range(count)]
     return Pass("gate", num_bytes, lambda passes, index: passes.gated((boths[index % count],)))
+
+
+def norm_bytes(config: ModelConfig, rows: int, item_bytes: int, count: int) -> int:
+    """`count` rows are read or written for each token; the weight is read once."""
+    return (rows * count + 1) * config.hidden_size * item_bytes
 
 
 def place_bytes(config: ModelConfig, rows: int, item_bytes: int) -> int:

@@ -5,7 +5,15 @@ import torch
 
 import tests.interpreted  # noqa: F401 - mends what the installed versions need
 from model.passes_triton import TritonPasses
-from tests.model.passes_cases import GATED_CASES, PLACE_CASES, PlaceCase, check_gated, check_place
+from tests.model.passes_cases import (
+    GATED_CASES,
+    NORM_CASES,
+    PLACE_CASES,
+    PlaceCase,
+    check_gated,
+    check_norms,
+    check_place,
+)
 
 CPU = torch.device("cpu")
 
@@ -14,6 +22,13 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("case", PLACE_CASES, ids=str)
 def test_place(case: PlaceCase, dtype: str) -> None:
     check_place(TritonPasses, case, dtype, CPU)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # infinity times zero
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("num_tokens, width", NORM_CASES)
+def test_norms(num_tokens: int, width: int, dtype: str) -> None:
+    check_norms(TritonPasses, num_tokens, width, dtype, CPU)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of numpy, which stands for the GPU

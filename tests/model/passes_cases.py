@@ -41,6 +41,7 @@ PLACE_CASES = (
     PlaceCase((3, 1), 256, 16, 4),
     PlaceCase((4, 2), 16, 16, 0),
 )
+NORM_CASES = ((1, 1), (5, 24), (3, 1024), (2, 2560), (4, 4096), (1, 5120), (0, 64))  # tokens, width
 GATED_CASES = ((1, 1), (5, 24), (3, 1024), (2, 2500), (0, 64))  # tokens, width
 
 
@@ -81,6 +82,32 @@ def check_place(make: MakePasses, case: PlaceCase, dtype: str, device: torch.dev
     torch.testing.assert_close(pages, wanted_pages, atol=close, rtol=close)
     assert (pages[:, 1] == wanted_pages[:, 1]).all(), "V is only copied"
     assert ((pages == 7.0) == (wanted_pages == 7.0)).all(), "other slots were written"
+
+
+def check_norms(make: MakePasses, num_tokens: int, width: int, dtype: str, device: torch.device) -> None:
+    """`rms_norm` and `added_norm` beside TorchPasses: the sum bit for bit, norms up to a rounding; numbers of all
+    sizes, and rows that are not finite."""
+    residual_TE, y_TE = (8 * numbers(seed, num_tokens, width, dtype=dtype, device=device) for seed in (5, 6))
+    weight_E = numbers(7, width, dtype=dtype, device=device)
+    if num_tokens > 2:
+        residual_TE[0] *= 1e-3
+        y_TE[0] *= 1e-3
+        residual_TE[1], y_TE[1, 0] = 0.0, torch.nan
+        residual_TE[2], y_TE[2] = 0.0, 0.0
+    if num_tokens > 3:
+        y_TE[3, width // 2] = torch.inf
+
+    mine, plain = make(1, 2, EPS), TorchPasses(1, 2, EPS)
+    sum_TE, normed_TE = mine.added_norm(residual_TE, y_TE, weight_E)
+    wanted_sum_TE, wanted_TE = plain.added_norm(residual_TE, y_TE, weight_E)
+    assert sum_TE.dtype == normed_TE.dtype == residual_TE.dtype
+    torch.testing.assert_close(sum_TE, wanted_sum_TE, atol=0, rtol=0, equal_nan=True)
+    assert num_tokens < 3 or wanted_TE.isnan().all(-1).tolist()[:3] == [False, True, False], "rows are not apart"
+
+    one_rounding = {"float32": 1e-6, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
+    for found_TE in (normed_TE, mine.rms_norm(wanted_sum_TE, weight_E)):
+        assert found_TE.shape == (num_tokens, width)
+        torch.testing.assert_close(found_TE, wanted_TE, atol=1e-7, rtol=one_rounding, equal_nan=True)
 
 
 def check_gated(make: MakePasses, num_tokens: int, width: int, dtype: str, device: torch.device) -> None:

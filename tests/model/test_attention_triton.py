@@ -103,7 +103,8 @@ def test_decodes_compile_for_a_gpu_that_is_not_there(dtype: str, step: int) -> N
         (kernels.number_kernel, {"SPLIT": 256, "BLOCK": 128}),
         (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": False}),
         (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": True}),
-        (kernels.combine_kernel, {**SHAPE, "COMBINED": 16}),
+        (kernels.combine_kernel, {**SHAPE, "COMBINED": 16, "COMBINED_HEADS": 1}),
+        (kernels.combine_kernel, {**SHAPE, "COMBINED": 8, "COMBINED_HEADS": 4}),
     ):
         own = {each.name: types[each.name] for each in kernel.params if each.name in types}
         assert cubin_bytes(kernel, own, sizes) > 1000

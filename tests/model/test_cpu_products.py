@@ -13,6 +13,7 @@ from model.cpu_kernels import CpuKernels, load_kernels
 from model.cpu_products import Bfloat16Linear, Threads, pack_bfloat16
 from model.fake import FakeRunner
 from model.linear import Linear
+from model.passes import TorchPasses
 
 CONFIG = FakeRunner().config
 KINDS = {  # the dtype of rows, and what the compiler is told
@@ -105,6 +106,15 @@ def test_more_rows_than_a_part_has(kind: Kind, rows: int) -> None:
     added = torch.cat([one.added_to(residual[row : row + 1], x[row : row + 1]) for row in range(rows)])
     for threads in (1, 3):
         assert torch.equal(kind.packed(linear, threads).added_to(residual, x), added)
+
+
+def test_a_product_with_a_norm_is_the_sum_and_its_norm(kind: Kind) -> None:
+    passes, weight = TorchPasses(1, 96, 1e-6), kind.rows(1, 96)[0]
+    for rows in (0, 1, 5):
+        product, x, residual = kind.packed(random_linear(96, 70)), kind.rows(rows, 70), kind.rows(rows, 96)
+        found, expected = product.added_norm(residual, x, passes, weight), product.added_to(residual, x)
+        assert torch.equal(found[0], expected)
+        assert torch.equal(found[1], passes.rms_norm(expected, weight))
 
 
 def test_more_weights_than_the_cache_holds(kind: Kind) -> None:

@@ -99,6 +99,22 @@ def test_each_rank_gets_what_the_whole_mlp_gives_its_tokens(counts: tuple[int, .
         torch.testing.assert_close(found, weights.mlp.added_to(x_TE, 2 * x_TE, PASSES, None), rtol=1e-5, atol=1e-5)
 
 
+def test_with_a_norm_each_rank_gets_the_same_and_its_norm() -> None:
+    weights, step = Weights.random(bias=True, whole=True), StepShape(1, (2, 0, 1))
+    own = [tokens(count, seed, whole=True) for seed, count in enumerate((2, 0, 1))]
+    weight_E = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(5))
+
+    def main(ranks: MetCollectives) -> tuple[Tensor, Tensor]:
+        x_TE = own[ranks.rank]
+        return weights.shard(ranks).added_norm(x_TE, 2 * x_TE, WHOLE_NUMBERS, step, weight_E)
+
+    for x_TE, (sum_TE, normed_TE) in zip(own, met(3, main), strict=True):
+        whole = weights.mlp.added_norm(x_TE, 2 * x_TE, WHOLE_NUMBERS, None, weight_E)
+        assert torch.equal(sum_TE, weights.mlp.added_to(x_TE, 2 * x_TE, WHOLE_NUMBERS, None))
+        assert torch.equal(sum_TE, whole[0]) and torch.equal(normed_TE, whole[1])
+        assert torch.equal(normed_TE, WHOLE_NUMBERS.rms_norm(sum_TE, weight_E))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_other_ranks_compute_changes_no_bit(bias: bool) -> None:
     weights = Weights.random(bias=bias, whole=True)
@@ -162,6 +178,10 @@ class Recorder:
     def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         """See Linear."""
         return residual_TO + self(x_TI)
+
+    def added_norm(self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor) -> tuple[Tensor, Tensor]:
+        """See Linear."""
+        return passes.added_norm(residual_TO, self(x_TI), weight_O)
 
 
 @pytest.mark.parametrize(

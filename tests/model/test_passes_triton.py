@@ -10,7 +10,15 @@ from model.passes import TorchPasses
 from model.runner import passes_of
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
-from tests.model.passes_cases import GATED_CASES, PLACE_CASES, PlaceCase, check_gated, check_place
+from tests.model.passes_cases import (
+    GATED_CASES,
+    NORM_CASES,
+    PLACE_CASES,
+    PlaceCase,
+    check_gated,
+    check_norms,
+    check_place,
+)
 
 GPU = torch.device("cuda")
 
@@ -18,6 +26,11 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("case", PLACE_CASES, ids=str)
 def test_cases_hold_for_torchs_own(case: PlaceCase) -> None:
     check_place(TorchPasses, case, "float32", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("num_tokens, width", NORM_CASES)
+def test_cases_of_norms_hold_for_torchs_own(num_tokens: int, width: int) -> None:
+    check_norms(TorchPasses, num_tokens, width, "bfloat16", torch.device("cpu"))
 
 
 def test_a_cpu_and_a_machine_without_triton_have_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +75,20 @@ def test_compiles_for_a_gpu_that_is_not_there(head_dim: int, norms: bool, dtype:
         assert cubin_bytes(kernel, own, constants) > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("width", [1, 2560, 4096])
+def test_norms_compile_for_a_gpu_that_is_not_there(width: int, dtype: str) -> None:
+    pytest.importorskip("triton")
+    from model.passes_triton import added_norm_kernel, rms_norm_kernel, row_sizes  # noqa: PLC0415 - optional
+
+    for kernel in (rms_norm_kernel, added_norm_kernel):
+        types = {each.name: f"*{dtype}" for each in kernel.params if each.name.endswith("_ptr")} | {"eps": "fp32"}
+        sizes = row_sizes(width)
+        launch = {"num_warps": sizes.pop("num_warps")}
+        assert cubin_bytes(kernel, types, sizes, launch) > 1000
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_on_the_device(dtype: str) -> None:
@@ -69,5 +96,7 @@ def test_on_the_device(dtype: str) -> None:
 
     for case in PLACE_CASES:
         check_place(TritonPasses, case, dtype, GPU)
+    for num_tokens, width in NORM_CASES:
+        check_norms(TritonPasses, num_tokens, width, dtype, GPU)
     for num_tokens, width in GATED_CASES:
         check_gated(TritonPasses, num_tokens, width, dtype, GPU)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.kv_sizing import worth_packing
 from model.linear import Linear, PackedLinear, can_pack, pack, parallel_linears
+from model.passes import Passes, TorchPasses
 from model.runner import ModelRunner, Runner, choose_device
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
@@ -105,6 +106,16 @@ def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_with_a_norm_gives_the_sum_and_its_norm(dtype: torch.dtype) -> None:
+    passes, plain = TorchPasses(1, 48, 1e-6), Linear(torch.randn(48, 32).to(dtype), torch.randn(48).to(dtype))
+    x_TI, residual_TO, weight_O = (torch.randn(*shape).to(dtype) for shape in ((5, 32), (5, 48), (48,)))
+    for linear in (plain, pack(plain)):
+        sum_TO, normed_TO = linear.added_norm(residual_TO, x_TI, passes, weight_O)
+        assert torch.equal(sum_TO, linear.added_to(residual_TO, x_TI))
+        assert torch.equal(normed_TO, passes.rms_norm(sum_TO, weight_O))
+
+
 def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,8 +172,13 @@ def test_the_last_layer_computes_what_is_wanted_and_no_more(
             return last.output(x_TI)
 
         def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-            rows.append(x_TI.shape[0])
             return last.output.added_to(residual_TO, x_TI)
+
+        def added_norm(
+            self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            rows.append(x_TI.shape[0])
+            return last.output.added_norm(residual_TO, x_TI, passes, weight_O)
 
     layers = (*runner.decoder.layers[:-1], replace(last, output=Counted()))
     counted = replace(runner, decoder=replace(runner.decoder, layers=layers, at_once=None))

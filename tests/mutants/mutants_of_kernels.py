@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 PRODUCTS = "tests/model/test_cpu_products.py"
 LAYERS = "tests/model/test_cpu_layers.py"
 RUNNER = "tests/model/test_runner.py"
+MLP = "tests/model/test_mlp.py"
 CHOICE = "tests/scheduler/execution/test_thread_choice.py"
 BOOT = "tests/worker/test_boot.py"
 STREAMS = "tests/scheduler/execution/test_streams.py"
@@ -50,6 +51,38 @@ ON_A_CPU = (
         "attended_TN[: wanted_L.numel()]",
         "a prompt's next token comes from its first one",
         tests=(RUNNER,),
+    ),
+    Mutant(
+        "a layer's output is normed with its own weight, not with the next layer's",
+        "LayerPass.run",
+        "layer.mlp.added_norm(x_TE, normed_TE, passes, self.step, next_norm_E)",
+        "layer.mlp.added_norm(x_TE, normed_TE, passes, self.step, layer.mlp_norm_E)",
+        "every layer reads wrong inputs",
+        tests=("tests/model/test_runner_parity.py",),
+    ),
+    Mutant(
+        "an oneDNN product forgets the residual stream before a norm",
+        "PackedLinear.added_norm",
+        "self.added_to(residual_TO, x_TI)",
+        "self(x_TI)",
+        "a layer forgets what came before it",
+        tests=(RUNNER,),
+    ),
+    Mutant(
+        "a bfloat16 product forgets the residual stream before a norm",
+        "Bfloat16Linear.added_norm",
+        "self.added_to(residual_TO, x_TI)",
+        "self(x_TI)",
+        "a layer forgets what came before it",
+        tests=(PRODUCTS,),
+    ),
+    Mutant(
+        "the norm is that of the residual stream before the addition",
+        "TorchPasses.added_norm",
+        "self.rms_norm(sum_TE, weight_E)",
+        "self.rms_norm(residual_TE, weight_E)",
+        "a layer does not see what the one before it added",
+        tests=(MLP,),
     ),
     Mutant(
         "the last layer computes every row",

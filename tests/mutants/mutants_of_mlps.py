@@ -34,7 +34,7 @@ MLPS = (
     ),
     Mutant(
         "a rank adds its own part first",
-        "ShardedMlp.added_to",
+        "ShardedMlp._together",
         "__parts[:, :num_own]",
         "__parts.roll(-self.collectives.rank, 0)[:, :num_own]",
         "what a request gets depends on the rank that it is on",
@@ -58,9 +58,9 @@ MLPS = (
     ),
     Mutant(
         "an idle rank returns before its gather",
-        "ShardedMlp.added_to",
+        "ShardedMlp._together",
         "padded_PE = F.pad(...)",
-        "if not num_own:\n    return residual_TE\npadded_PE = F.pad(...)",
+        "if not num_own:\n    return x_TE\npadded_PE = F.pad(...)",
         "the others wait for it",
         tests=(MLP,),
     ),

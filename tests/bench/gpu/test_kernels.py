@@ -111,6 +111,8 @@ def test_events_are_summed_by_name_and_by_kind() -> None:
         ("_combine_splits", "attention"),
         ("_place", "norms and passes"),
         ("_gated", "norms and passes"),
+        ("_rms_norm", "norms and passes"),
+        ("_added_norm", "norms and passes"),
         (NORM, "norms and passes"),
         (ADD, "norms and passes"),
         (ARGMAX, "sampling"),

@@ -18,10 +18,13 @@ from bench.gpu.step_kernels import (
     BOUNDS,
     SIZES,
     MakePass,
+    adding,
     difference,
     gate_bytes,
     gating,
     measure_passes,
+    norm_bytes,
+    norming,
     place_bytes,
     placing,
     words_of_kernels,
@@ -40,6 +43,7 @@ def test_bytes_are_those_of_what_is_read_and_written_once() -> None:
     # 4 query heads, 2 of K and 2 of V, of 16 numbers; 6 have norms; 128 is the intermediate size.
     assert place_bytes(CONFIG, 3, 2) == 3 * (8 * 16 * 2 + 8 * 16 * 2 + 2 * 16 * 4 + 2 * 8) + 6 * 16 * 2
     assert gate_bytes(CONFIG, 3, 2) == 3 * (2 * 128 + 128) * 2
+    assert norm_bytes(CONFIG, 3, 2, 4) == (3 * 4 * 64 + 64) * 2
     config = config_of(QWEN3_8B)
     assert (place_bytes(config, 1, 2), gate_bytes(config, 1, 2)) == (2 * 12_288 + 1024 + 16 + 10_240, 73_728)
 
@@ -56,11 +60,12 @@ def test_the_inputs_of_a_graph_write_different_slots_and_no_padding_page(rows: i
     assert count > 1 and pages[0].isnan().all()
 
 
-@given(st.integers(1, 40))
-def test_the_inputs_of_a_gate_are_different(rows: int) -> None:
-    own = gating(AT, rows, "float32")
+@given(st.integers(1, 40), st.sampled_from((norming, adding, gating)))
+def test_the_inputs_of_a_pass_are_different(rows: int, make: MakePass) -> None:
+    own = make(AT, rows, "float32")
     count = inputs_for(own.num_bytes, AT.size)
-    found = [own.run(PLAIN, index) for index in range(count + 1)]
+    runs = [own.run(PLAIN, index) for index in range(count + 1)]
+    found = [each if isinstance(each, Tensor) else torch.stack(each) for each in runs]
     assert count > 1 and torch.equal(found[0], found[count])
     assert not any(torch.equal(found[0], each) for each in found[1:count])
 
@@ -114,6 +119,27 @@ class Ungated(TorchPasses):
         return super().gated(gate_up[0].chunk(2, dim=-1)[::-1])
 
 
+class Unweighted(TorchPasses):
+    """Norms without the weight."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
+        return super().rms_norm(x_TE, torch.ones_like(weight_E))
+
+
+class Unadded(TorchPasses):
+    """Leaves the residual stream as it was, and norms the sum."""
+
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        return residual_TE, super().added_norm(residual_TE, y_TE, weight_E)[1]
+
+
+class Unsummed(TorchPasses):
+    """Norms what was there before the addition."""
+
+    def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
+        return residual_TE + y_TE, self.rms_norm(residual_TE, weight_E)
+
+
 class Empty(TorchPasses):
     """Gates to numbers that are none."""
 
@@ -127,6 +153,10 @@ WRONG: list[tuple[type[TorchPasses], MakePass, str]] = [
     (Forgetful, placing, "other slots are written"),
     (Rounded, placing, "V is not the same"),
     (Ungated, gating, ""),
+    (Unweighted, norming, ""),
+    (Unweighted, adding, ""),
+    (Unadded, adding, ""),
+    (Unsummed, adding, ""),
     (Empty, gating, ""),
 ]
 
@@ -165,9 +195,10 @@ def test_the_step_runs_and_says_what_stands_in(tmp_path: Path, monkeypatch: pyte
     assert words_of_kernels("cuda") == "Triton's kernels"
 
     rows = [each.cells for each in records if isinstance(each, Row) and each.table == "A pass"]
-    assert [(cells["pass"], cells["rows"]) for cells in rows] == [("place", 1), ("gate", 1), ("place", 5), ("gate", 5)]
+    names = ("norm", "added norm", "place", "gate")
+    assert [(cells["pass"], cells["rows"]) for cells in rows] == [(name, count) for count in (1, 5) for name in names]
     tables = [each.table for each in records if isinstance(each, Row)]
-    assert [tables.count(name) for name in ("Results", "Attention of decodes", "Attention of a prompt")] == [8, 2, 1]
+    assert [tables.count(name) for name in ("Results", "Attention of decodes", "Attention of a prompt")] == [16, 2, 1]
     words = [each.words for each in records if isinstance(each, Goal)]
     assert "place, 5 rows: share of a device copy" in words and "place, 1 rows: share of a device copy" not in words
 
@@ -183,4 +214,4 @@ def test_a_wrong_pass_fails_the_step_in_each_dtype_and_is_timed_all_the_same(
     assert faults_in(sheet) == [f"gate, {rows} rows, {dtype}: off by inf" for rows in (1, 5) for dtype in BOUNDS]
     rows = [each.cells for each in sheet.folder.records() if isinstance(each, Row)]
     assert len([cells for cells in rows if "error" in cells and cells["error"] is None]) == 4
-    assert len([cells for cells in rows if "torch / fused" in cells]) == 4
+    assert len([cells for cells in rows if "torch / fused" in cells]) == 8
