@@ -58,7 +58,7 @@ ON_A_CPU = (
         "layer.mlp.added_norm(x_TE, normed_TE, passes, self.step, next_norm_E)",
         "layer.mlp.added_norm(x_TE, normed_TE, passes, self.step, layer.mlp_norm_E)",
         "every layer reads wrong inputs",
-        tests=("tests/model/test_runner_parity.py",),
+        tests=(LAYERS,),
     ),
     Mutant(
         "an oneDNN product forgets the residual stream before a norm",
