@@ -11,8 +11,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from bench.device_seconds import seconds_each
 from bench.gpu.shape import maker_of_graphs
-from bench.gpu.timing import Limits, seconds_each
+from bench.gpu.timing import Limits
 from model.mlp import Mlp
 from model.runner import ModelRunner
 from model.transformer import Decoder

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bench.device_seconds import seconds_each
 from bench.gpu.kernel_attention import decodes, prompt
 from bench.gpu.kernel_sides import (
     BANDWIDTH_SHARE,
@@ -35,7 +36,7 @@ from bench.gpu.kernel_sides import (
 from bench.gpu.records import Value
 from bench.gpu.shape import DTYPE, QWEN3_8B, TINY, config_of, words_of_graphs
 from bench.gpu.sheet import Sheet
-from bench.gpu.timing import measured_limits, seconds_each
+from bench.gpu.timing import measured_limits
 from bench.overlap.decoding import PAGE_SIZE
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses, inverse_frequencies

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import torch
 
+from bench.device_seconds import seconds_each
 from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
 from bench.gpu.sheet import Sheet
-from bench.gpu.timing import Limits, measured_limits, seconds_each
+from bench.gpu.timing import Limits, measured_limits
 from bench.overlap.decoding import PAGE_SIZE
 from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
 from bench.transfer.cuda_ipc import measure as moved

@@ -18,10 +18,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bench.device_seconds import seconds_each
 from bench.gpu.records import Value
 from bench.gpu.shape import TINY, maker_of_graphs, noise, random_runner, words_of_graphs
 from bench.gpu.sheet import Sheet
-from bench.gpu.timing import seconds_each
 from bench.overlap.decoding import PAGE_SIZE
 from bench.spec.costs import decode_rows, memory_for
 from model.collectives import outside_steps

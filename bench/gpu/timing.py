@@ -13,34 +13,12 @@ from typing import Any, Final
 
 import torch
 
+from bench.device_seconds import seconds_each
 from bench.turns import in_turn
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream
 
-WARM_UP: Final = 3
 PRODUCT_SIDE: Final = 8192  # of the matrices whose product is timed
-
-
-def seconds_each(run: Callable[[], object], repeat: int, device: torch.device, warm_up: int = WARM_UP) -> list[float]:
-    """Seconds of each of `repeat` runs, started without a pause."""
-    for _ in range(warm_up):
-        run()
-
-    if device.type == "cpu":
-        moments = [perf_counter()]
-        for _ in range(repeat):
-            run()
-            moments.append(perf_counter())
-        return [later - earlier for earlier, later in pairwise(moments)]
-
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
-    events[0].record()
-    for event in events[1:]:
-        run()
-        event.record()
-
-    events[-1].synchronize()
-    return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairwise(events)]
 
 
 def seconds_in_turn(

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from bench.gpu.timing import seconds_each
+from bench.device_seconds import seconds_each
 from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.device_seconds import WARM_UP, seconds_each
 from bench.gpu import timing
-from bench.gpu.timing import WARM_UP, Limits, busy_products, launched, seconds_each, seconds_in_turn, why_it_waits
+from bench.gpu.timing import Limits, busy_products, launched, seconds_in_turn, why_it_waits
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 seconds = st.floats(1e-6, 1.0)
