@@ -114,8 +114,8 @@ def test_the_step_has_a_row_for_every_kind_and_batch(tmp_path: Path, monkeypatch
 
 
 class Off(Drawing):
-    """Of every kind, the first drawing is the CPU's own, which is right, as those by TorchDraws are. The others draw the
-    tokens behind it."""
+    """Of every kind, the first drawing is the CPU's own, which is right, as those by TorchDraws are. The others draw
+    the tokens behind it."""
 
     made = 0
 
