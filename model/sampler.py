@@ -3,14 +3,16 @@
 Rules of requests come first, see logit_rules.py. Masks follow transformers: temperature, then top-k, top-p, min-p, each
 for the rows that use it. The draw inverts the cumulative distribution at one uniform number per row. No call waits for
 the device. Of equal logits, top-k keeps all that equal the k-th largest; top-p keeps only as many as it needs, those
-with the higher ids.
+with the higher ids. `draws_of` chooses what draws on a device: torch's operations, or sampler_triton.py on a GPU.
 The hash is splitmix64's mixing step (Steele, Lea, Flood 2014) on int64, which wraps on overflow on every device.
 Shapes: L rows, N of them that use a mask, E token ids, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import partial
+from importlib.util import find_spec
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +97,25 @@ class Sampled(NamedTuple):
     logprobs_NW: Tensor | None  # of the rows that ask, see score(); None: no row asks
 
 
+class Drawn(NamedTuple):
+    """What a draw gives."""
+
+    tokens_L: Tensor  # int64
+    logits_of: Callable[[Tensor], Tensor]  # (N, V) of rows (int64, N): what their tokens were drawn from
+
+
+class Draws(Protocol):
+    """How the rows of a batch are drawn on a device. It changes no logits that it is given, and never waits."""
+
+    def only_allowed(self, logits_LV: Tensor, allowed: AllowedTokens) -> Tensor:
+        """A copy of float32 logits with -inf at the tokens that grammars do not allow."""
+        ...
+
+    def draw(self, logits_LV: Tensor, s: SamplingInput) -> Drawn:
+        """A token for each row of float32 logits to which all rules are applied; see sample_scored."""
+        ...
+
+
 def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Tensor:
     """The tokens of `sample_scored`."""
     sampled: Sampled = sample_scored(logits_LV, s, history_NT)
@@ -102,38 +123,67 @@ def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None
 
 
 @torch.no_grad()
-def sample_scored(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None) -> Sampled:
+def sample_scored(
+    logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None, draws: Draws | None = None
+) -> Sampled:
     """Draws a token for each row. Greedy rows take the first of the largest logits. `logits_LV` is not changed.
 
     A row with a NaN, an infinity or only -inf gets NOT_A_TOKEN, or NOTHING_LEFT if a mask has left only -inf. It does
-    not affect other rows. `history_NT`: see apply_rules.
+    not affect other rows. `history_NT`: see apply_rules. `draws` None: those of the logits' device.
     """
     if logits_LV.shape[0] == 0:
         return Sampled(torch.empty(0, dtype=torch.int64, device=logits_LV.device), None)
 
+    draws = draws or draws_of(logits_LV.device)
     raw_LV = logits_LV = logits_LV.float()
     if s.rules is not None:
         logits_LV = apply_rules(logits_LV, s.position_L, s.rules, history_NT)
     if s.banned is not None:
         logits_LV = _without_banned(logits_LV, s.position_L, s.banned)
     if s.allowed is not None:
-        logits_LV = _only_allowed(logits_LV, s.allowed)
-    greedy_L = logits_LV.argmax(dim=-1)
-    largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
-    has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
-    if s.asking.all_greedy:
-        tokens_L = _marked(greedy_L, largest_L, has_none_L, s)
-        return Sampled(tokens_L, s.logprobs and _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV))
+        logits_LV = draws.only_allowed(logits_LV, s.allowed)
+    drawn = draws.draw(logits_LV, s)
+    return Sampled(drawn.tokens_L, s.logprobs and _logprobs(s.logprobs, drawn, raw_LV))
 
-    is_greedy_L = s.params.temperature_L < GREEDY_BELOW
-    scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.params.temperature_L)[:, None]
-    masked_LV = mask_logits(scaled_LV, s)
-    uniform_L = uniform(s.params.seed_L, s.params.choice_L, s.position_L)
-    tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
-    tokens_L = _marked(tokens_L, largest_L, has_none_L, s)
-    if s.logprobs is None:
-        return Sampled(tokens_L, None)
-    return Sampled(tokens_L, _logprobs(s.logprobs, tokens_L, raw_LV, logits_LV, masked_LV, is_greedy_L))
+
+def draws_of(device: torch.device) -> Draws:
+    """What draws on this device: on a GPU the kernels in Triton, if it is installed."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from model.sampler_triton import TritonDraws  # noqa: PLC0415 - an optional package, for GPUs
+
+        return TritonDraws()
+    return TorchDraws()
+
+
+class TorchDraws:
+    """Draws by torch's operations, on any device."""
+
+    def only_allowed(self, logits_LV: Tensor, allowed: AllowedTokens) -> Tensor:
+        """See Draws."""
+        bits_NWB = (allowed.words_NW[:, :, None] >> torch.arange(32, device=logits_LV.device, dtype=torch.int32)) & 1
+        is_out_NV = bits_NWB.flatten(1)[:, : logits_LV.shape[1]] == 0
+        masked_NV = logits_LV.index_select(0, allowed.rows_N).masked_fill_(is_out_NV, _NEG_INF)
+        return logits_LV.index_copy(0, allowed.rows_N, masked_NV)
+
+    def draw(self, logits_LV: Tensor, s: SamplingInput) -> Drawn:
+        """See Draws."""
+        greedy_L = logits_LV.argmax(dim=-1)
+        largest_L = logits_LV.gather(1, greedy_L[:, None])[:, 0]  # NaN if the row has one
+        has_none_L = largest_L - largest_L != 0  # not finite; isfinite() takes ten times as long
+        if s.asking.all_greedy:
+            return Drawn(_marked(greedy_L, largest_L, has_none_L, s), partial(logits_LV.index_select, 0))
+
+        is_greedy_L = s.params.temperature_L < GREEDY_BELOW
+        scaled_LV = logits_LV / torch.where(is_greedy_L, 1.0, s.params.temperature_L)[:, None]
+        masked_LV = mask_logits(scaled_LV, s)
+        uniform_L = uniform(s.params.seed_L, s.params.choice_L, s.position_L)
+        tokens_L = torch.where(is_greedy_L, greedy_L, _draw(masked_LV, uniform_L))
+
+        def logits_of(rows_N: Tensor) -> Tensor:
+            is_greedy_N1 = is_greedy_L.index_select(0, rows_N)[:, None]
+            return torch.where(is_greedy_N1, logits_LV.index_select(0, rows_N), masked_LV.index_select(0, rows_N))
+
+        return Drawn(_marked(tokens_L, largest_L, has_none_L, s), logits_of)
 
 
 def _marked(tokens_L: Tensor, largest_L: Tensor, has_none_L: Tensor, s: SamplingInput) -> Tensor:
@@ -142,25 +192,12 @@ def _marked(tokens_L: Tensor, largest_L: Tensor, has_none_L: Tensor, s: Sampling
     return tokens_L if s.allowed is None else tokens_L.masked_fill_(largest_L == _NEG_INF, NOTHING_LEFT)
 
 
-def _logprobs(
-    asked: LogprobRows,
-    tokens_L: Tensor,
-    raw_LV: Tensor,
-    ruled_LV: Tensor,
-    masked_LV: Tensor | None = None,
-    is_greedy_L: Tensor | None = None,
-) -> Tensor:
-    """The log-probabilities of what the rows that ask have drawn. A greedy row draws from `ruled_LV`, the others from
-    `masked_LV`, wherever they are in a batch."""
-    rows_N = asked.rows_N
-    logits_NV = raw_LV.index_select(0, rows_N)
+def _logprobs(asked: LogprobRows, drawn: Drawn, raw_LV: Tensor) -> Tensor:
+    """The log-probabilities of what the rows that ask have drawn, wherever they are in a batch."""
+    logits_NV = raw_LV.index_select(0, asked.rows_N)
     if asked.processed_N is not None:
-        drawn_NV = ruled_LV.index_select(0, rows_N)
-        if masked_LV is not None and is_greedy_L is not None:
-            is_greedy_N1 = is_greedy_L.index_select(0, rows_N)[:, None]
-            drawn_NV = torch.where(is_greedy_N1, drawn_NV, masked_LV.index_select(0, rows_N))
-        logits_NV = torch.where(asked.processed_N[:, None], drawn_NV, logits_NV)
-    return score(logits_NV, tokens_L.index_select(0, rows_N), asked.num_top)
+        logits_NV = torch.where(asked.processed_N[:, None], drawn.logits_of(asked.rows_N), logits_NV)
+    return score(logits_NV, drawn.tokens_L.index_select(0, asked.rows_N), asked.num_top)
 
 
 def mask_logits(scaled_LV: Tensor, s: SamplingInput) -> Tensor:
@@ -181,6 +218,12 @@ def uniform(seed_L: Tensor, choice_L: Tensor, position_L: Tensor) -> Tensor:
     mixed_L = mix(mixed_L ^ choice_L)
     mixed_L = mix(mixed_L ^ position_L)
     return shift_right(mixed_L, 11).to(torch.float64) * 2.0**-53
+
+
+def weight_scale(vocab_size: int) -> float:
+    """What the largest logit of a row weighs. Weights are integers, so their sums are exact in any order. Their total
+    stays below 2^63."""
+    return float(2.0 ** (62 - (vocab_size - 1).bit_length()))
 
 
 def signed(value: int) -> int:
@@ -215,14 +258,6 @@ def _without_banned(logits_LV: Tensor, position_L: Tensor, banned: Banned) -> Te
     return flat.view_as(logits_LV)
 
 
-def _only_allowed(logits_LV: Tensor, allowed: AllowedTokens) -> Tensor:
-    """A copy with -inf at the tokens that grammars do not allow."""
-    bits_NWB = (allowed.words_NW[:, :, None] >> torch.arange(32, device=logits_LV.device, dtype=torch.int32)) & 1
-    is_out_NV = bits_NWB.flatten(1)[:, : logits_LV.shape[1]] == 0
-    masked_NV = logits_LV.index_select(0, allowed.rows_N).masked_fill_(is_out_NV, _NEG_INF)
-    return logits_LV.index_copy(0, allowed.rows_N, masked_NV)
-
-
 def _mask_rows(scaled_LV: Tensor, mask: Callable[[Tensor, Tensor], Tensor], rows_N: Tensor, column_L: Tensor) -> None:
     """Applies a mask to the rows that use it, and reads no other row."""
     # A CPU takes as many rows at a time as fit into its cache.
@@ -248,9 +283,8 @@ def _mask_top_p(scaled_NV: Tensor, top_p_N1: Tensor) -> Tensor:
     Tokens are dropped in ascending order (equal ones by id) while the others still reach top_p.
     """
     vocab_size = scaled_NV.shape[-1]
-    # Weights are integers, so their sums are exact in any order. Their total stays below 2^63.
-    scale = 2.0 ** (62 - (vocab_size - 1).bit_length())
-    weight_NV = (scaled_NV - scaled_NV.amax(dim=-1, keepdim=True)).exp_().mul_(scale).long()
+    shares_NV = (scaled_NV - scaled_NV.amax(dim=-1, keepdim=True)).exp_()
+    weight_NV = shares_NV.mul_(weight_scale(vocab_size)).long()
     total_N1 = weight_NV.sum(dim=-1, keepdim=True)
     kept_N1 = (top_p_N1.double() * total_N1.double()).ceil().long()
     rest_N1 = total_N1 - kept_N1.clamp(min=1)  # at least the largest stays

@@ -2,6 +2,7 @@
 
     device     its kernels alone, without waiting for the host
     host       what the scheduler's thread takes to start them
+    torch      the same with torch's operations (TorchDraws) instead of what draws on this device
     one read   the logits read once at the bandwidth of a device copy
 
 A greedy token that differs from the CPU's fails the step. Drawn tokens may differ, because sums are rounded
@@ -24,7 +25,7 @@ from bench.gpu.records import Value
 from bench.gpu.shape import QWEN3_8B, TINY
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, launched, measured_limits, why_it_waits
-from model.sampler import AllowedTokens, Sampled, sample_scored
+from model.sampler import AllowedTokens, Draws, Sampled, TorchDraws, sample_scored
 from protocol.logit_rules import LogitRules
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
@@ -36,8 +37,9 @@ CONTEXT: Final = 1024
 SPREAD: Final = 3.0  # of the logits
 LEAST_SAME: Final = 0.9  # of drawn tokens, beside the CPU's
 ABOUT: Final = (
-    "Microseconds for all rows together. *one read*: of the logits at a device copy's bandwidth. *as on the CPU*:"
-    " tokens that a CPU draws alike from the same logits."
+    "Microseconds for all rows together. *torch*: torch's operations on the device. *one read*: of the logits at a"
+    " device copy's bandwidth. *as on the CPU*: tokens that a CPU draws alike from the same logits; *as torch*: that"
+    " torch's operations on the device draw alike."
 )
 
 
@@ -103,13 +105,14 @@ def measure_sampler(sheet: Sheet, device: str) -> None:
 class Drawing:
     """A batch whose rows draw their next tokens again and again."""
 
-    def __init__(self, kind: Kind, logits_LV: Tensor) -> None:
-        """Row i has the same parameters, context and grammar in every batch and on every device."""
+    def __init__(self, kind: Kind, logits_LV: Tensor, draws: Draws | None = None) -> None:
+        """Row i has the same parameters, context and grammar in every batch and on every device. `draws`: see
+        sample_scored."""
         batch, vocab_size = logits_LV.shape
         device, generator = logits_LV.device, torch.Generator().manual_seed(1)
-        self.logits_LV = logits_LV
-        draws = [Draw(row + 1, 1, 0, replace(kind.params, seed=row), until=0) for row in range(batch)]
-        self.columns = SamplingColumns.of(draws, device)
+        self.logits_LV, self._draws = logits_LV, draws
+        asked = [Draw(row + 1, 1, 0, replace(kind.params, seed=row), until=0) for row in range(batch)]
+        self.columns = SamplingColumns.of(asked, device)
         self.seq_lens = np.full(batch, CONTEXT, dtype=np.int64)
         self.seq_lens_B = torch.full((batch,), CONTEXT, device=device)
 
@@ -129,7 +132,7 @@ class Drawing:
         """The tokens, as a launch without a draft draws them (PlainLaunches.sample)."""
         sampling = replace(self.columns.input(self.seq_lens_B, self.seq_lens), allowed=self.allowed)
         history_NT = self._histories.begin(sampling.rules, None)
-        sampled: Sampled = sample_scored(self.logits_LV, sampling, history_NT)
+        sampled: Sampled = sample_scored(self.logits_LV, sampling, history_NT, self._draws)
         if history_NT is not None:
             self._histories.write(self.rows_L, sampling.position_L, sampled.tokens_L)
         return sampled.tokens_L
@@ -139,14 +142,23 @@ class Drawing:
 def _one(sheet: Sheet, size: Size, limits: Limits, kind: Kind, logits_LV: Tensor) -> None:
     wanted: list[int] = Drawing(kind, logits_LV[: size.num_checked].cpu()).draw().tolist()
     for batch in size.batches:
-        drawing = Drawing(kind, logits_LV[:batch])
+        drawing, plain = Drawing(kind, logits_LV[:batch]), Drawing(kind, logits_LV[:batch], TorchDraws())
         found: list[int] = drawing.draw().tolist()
         same, num_checked = num_same(found, wanted), min(batch, len(wanted))
-        spent = launched(drawing.draw, size.count, size.rounds, limits, logits_LV.device)
+        same_as_torch = num_same(found, plain.draw().tolist())
+        spent, by_torch = (
+            launched(each.draw, size.count, size.rounds, limits, logits_LV.device) for each in (drawing, plain)
+        )
         read_s = drawing.logits_LV.nbytes / limits.copy_bytes_s
         cells: dict[str, Value] = {"draw": kind.name, "batch": batch, "device": spent.device_s * 1e6}
-        cells |= {"host": spent.host_s * 1e6, "one read": read_s * 1e6, "device / one read": spent.device_s / read_s}
-        sheet.row("A draw", {**cells, "as on the CPU": f"{same} of {num_checked}"}, ABOUT)
+        cells |= {"host": spent.host_s * 1e6, "torch": by_torch.device_s * 1e6, "torch, host": by_torch.host_s * 1e6}
+        cells |= {
+            "torch / ours": by_torch.device_s / spent.device_s,
+            "one read": read_s * 1e6,
+            "device / one read": spent.device_s / read_s,
+        }
+        cells |= {"as on the CPU": f"{same} of {num_checked}", "as torch": f"{same_as_torch} of {batch}"}
+        sheet.row("A draw", cells, ABOUT)
 
         where = f"{kind.name}, batch {batch}"
         if is_wrong(same, num_checked, is_exact=kind.params.temperature == 0):

@@ -56,6 +56,7 @@ SIDE_BY_SIDE: Final = (
     "tests/model/test_passes_triton.py",
     "tests/model/test_pinned_memory.py",
     "tests/model/test_runner.py",
+    "tests/model/test_sampler_triton.py",
     "tests/scheduler/execution/test_future_map_on_a_device.py",
     "tests/scheduler/execution/test_page_table.py",
     "tests/scheduler/execution/test_streams_cuda.py",

@@ -13,6 +13,7 @@ from bench.gpu.records import Note, Row
 from bench.gpu.sheet import Folder, Sheet
 from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, is_wrong, measure_sampler, num_events, num_same
 from bench.gpu.timing import Limits
+from model.sampler import Draws
 from tests.doubles.clock import VirtualClock
 from tests.model.driving import random_logits
 
@@ -105,21 +106,23 @@ def test_the_step_has_a_row_for_every_kind_and_batch(tmp_path: Path, monkeypatch
     assert [(cells["draw"], cells["batch"]) for cells in draws] == [
         (kind.name, batch) for kind in FEW for batch in SIZES["cpu"].batches
     ]
-    assert {cells["as on the CPU"] for cells in draws} == {"3 of 3", "1 of 1"}
+    for column in ("as on the CPU", "as torch"):
+        assert {cells[column] for cells in draws} == {"3 of 3", "1 of 1"}
     reads = {cells["batch"]: cells["one read"] for cells in draws}
     assert reads == {batch: pytest.approx(batch * VOCAB * 4 / 1e9 * 1e6) for batch in SIZES["cpu"].batches}
     assert len([row for row in rows if row.table == "Operations of a draw"]) == len(FEW)
 
 
 class Off(Drawing):
-    """Of every kind, the first drawing is the CPU's own, which is right. The others draw the tokens behind it."""
+    """Of every kind, the first drawing is the CPU's own, which is right, as those by TorchDraws are. The others draw
+    the tokens behind it."""
 
     made = 0
 
-    def __init__(self, kind: Kind, logits_LV: torch.Tensor) -> None:
-        super().__init__(kind, logits_LV)
-        self._is_off = Off.made % (1 + len(SIZES["cpu"].batches)) > 0
-        Off.made += 1
+    def __init__(self, kind: Kind, logits_LV: torch.Tensor, draws: Draws | None = None) -> None:
+        super().__init__(kind, logits_LV, draws)
+        self._is_off = draws is None and Off.made % (1 + len(SIZES["cpu"].batches)) > 0
+        Off.made += draws is None
 
     def draw(self) -> torch.Tensor:
         return super().draw() + int(self._is_off)
@@ -129,8 +132,9 @@ def test_tokens_that_the_cpu_does_not_draw_are_a_fault(tmp_path: Path, monkeypat
     monkeypatch.setattr(Off, "made", 0)
     monkeypatch.setattr(step_sampler, "Drawing", Off)
     rows, notes = measured(tmp_path, monkeypatch)
-    draws = [row.cells["as on the CPU"] for row in rows if row.table == "A draw"]
-    assert Off.made and draws == ["0 of 3", "0 of 1"] * len(FEW)
+    for column in ("as on the CPU", "as torch"):
+        draws = [row.cells[column] for row in rows if row.table == "A draw"]
+        assert Off.made and draws == ["0 of 3", "0 of 1"] * len(FEW)
     assert [note.text for note in notes if note.fault] == [
         f"{kind.name}, batch {batch}: only 0 of {batch} tokens are those of the CPU"
         for kind in FEW
