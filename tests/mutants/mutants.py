@@ -29,6 +29,7 @@ from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
+from tests.mutants.mutants_of_sampling import SAMPLING
 from tests.mutants.mutants_of_speculation import SPECULATION
 from tests.mutants.mutants_of_steps import STEPS
 
@@ -351,6 +352,7 @@ MUTANTS = (
     *RETURNS,
     *ROLES,
     *RULES,
+    *SAMPLING,
     *LOGPROBS,
     *PROMPT_LOGPROBS,
     *GRAMMARS,
