@@ -5,9 +5,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from model.sampler import GREEDY_BELOW, TorchDraws, draws_of, weight_scale
+from model.sampler import GREEDY_BELOW, Drawn, SamplingInput, TorchDraws, draws_of, sample_scored, weight_scale
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
+from tests.model.driving import random_logits, sampling
 from tests.model.sampler_cases import VOCABS, check_bad_rows, check_frequencies, check_grammars, check_mixes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -27,6 +28,29 @@ def test_cases_hold_for_torchs_own(vocab_size: int) -> None:
 def test_rows_that_are_not_finite_and_frequencies_of_torchs_own() -> None:
     check_bad_rows(TorchDraws(), CPU)
     check_frequencies(TorchDraws(), CPU, 4000)
+
+
+def test_a_greedy_row_is_drawn_from_its_own_logits_also_beside_others() -> None:
+    logits_LV = random_logits(3, 20, 1)
+    s = sampling({"temperature": 0.0, "top_k": 3}, {"top_k": 3}, {"temperature": 0.0})
+    from_NV = TorchDraws().draw(logits_LV, s).logits_of(torch.tensor([2, 0]))
+    assert torch.equal(from_NV, logits_LV[[2, 0]])
+
+
+class Counted(TorchDraws):
+    """Counts its draws."""
+
+    count = 0
+
+    def draw(self, logits_LV: torch.Tensor, s: SamplingInput) -> Drawn:
+        self.count += 1
+        return super().draw(logits_LV, s)
+
+
+def test_the_draws_that_a_caller_names_are_used() -> None:
+    counted = Counted()
+    sample_scored(random_logits(2, 20, 1), sampling({}, {}), draws=counted)
+    assert counted.count == 1
 
 
 def test_a_cpu_and_a_machine_without_triton_have_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tests.mutants.mutants_of_restarts import RESTARTS
 from tests.mutants.mutants_of_returns import RETURNS
 from tests.mutants.mutants_of_roles import ROLES
 from tests.mutants.mutants_of_rules import RULES
+from tests.mutants.mutants_of_sampling import SAMPLING
 from tests.mutants.mutants_of_schemas import SCHEMAS
 from tests.mutants.mutants_of_shapes import BESIDE_PROMPTS, BUDGETS, LENGTHS_OF_GRAPHS, WARM
 from tests.mutants.mutants_of_speculation import SPECULATION
@@ -355,6 +356,7 @@ MUTANTS = (
     *RETURNS,
     *ROLES,
     *RULES,
+    *SAMPLING,
     *LOGPROBS,
     *PROMPT_LOGPROBS,
     *GRAMMARS,
