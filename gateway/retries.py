@@ -95,10 +95,11 @@ class Retries:
 
 def note_failure(record: RequestRecord, attempt: Attempt, error: BatonError, losses: Mapping[WorkerKey, Loss]) -> None:
     """Notes in its record that an attempt has ended with `error`. If no KV came, prefill may have ended: decode may
-    notice it before the gateway does."""
+    notice it before the gateway does, or say so when the gateway knows it."""
     ended = [key for key in attempt.workers if key in losses and losses[key].how is HowLost.ENDED]
-    record.note_failure(attempt, error, by_end=isinstance(error, WorkerLost) and bool(ended))
-    if isinstance(error, KvNotDelivered):
+    by_end = isinstance(error, WorkerLost | KvNotDelivered) and bool(ended)
+    record.note_failure(attempt, error, by_end=by_end)
+    if isinstance(error, KvNotDelivered) and not by_end:
         record.undelivered.append(attempt)
 
 

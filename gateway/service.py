@@ -301,10 +301,11 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
 
 async def _grammars(service: Service, request: Request, requests: Sequence[AnyRequest]) -> list[str]:
     """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
-    API key, else by its address."""
+    API key; by its address where none is needed, since many send the same word there, and one may send any."""
     if not any(map(asks, requests)):
         return [""] * len(requests)
-    client = request.headers.get("authorization", "") or (request.client.host if request.client is not None else "")
+    host = request.client.host if request.client is not None else ""
+    client = request.headers.get("authorization", "") if service.api_keys else host
 
     async def texts() -> list[str]:
         return [await service.grammars.text_of(each, client) for each in requests]

@@ -10,6 +10,8 @@ from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Role
 from tests.gateway.control_bench import ControlBench
 from tests.retry.controlled import Client
 
+Complaint = type[KvNotDelivered] | type[WorkerLost]  # of a decode worker
+
 
 class PairsBench(ControlBench):
     """Three prefill and three decode workers, and a request in a grammar."""
@@ -23,35 +25,37 @@ class PairsBench(ControlBench):
             self.join(f"p{number}", Role.PREFILL)
             self.join(f"d{number}", Role.DECODE)
 
-    def fail(self, assign: Assign, error: type[KvNotDelivered] | type[WorkerLost]) -> None:
+    def fail(self, assign: Assign, error: Complaint) -> None:
         decode = next(name for name, message in self.sent if message is assign)
         self.say(decode, RequestFailed(assign.request_id, assign.attempt, error.code, "no KV"))
 
-    def end_prefill(self, assign: Assign, *, is_told_first: bool) -> str:
-        """Its prefill worker ends. Returns its name."""
+    def end_prefill(self, assign: Assign, *, is_told_first: bool, error: Complaint = WorkerLost) -> str:
+        """Its prefill worker ends. Returns its name. `error`: what decode says behind the gateway's news; it may
+        have noticed by itself."""
         assert assign.prefill is not None
         if is_told_first:
             self.fail(assign, KvNotDelivered)
             self.lose(assign.prefill.worker_id)
         else:
             self.lose(assign.prefill.worker_id)
-            self.fail(assign, WorkerLost)
+            self.fail(assign, error)
         return assign.prefill.worker_id
 
 
-def run(bench: PairsBench, orders: tuple[bool, ...]) -> tuple[Client, set[str]]:
+def run(bench: PairsBench, orders: tuple[bool, ...], error: Complaint = WorkerLost) -> tuple[Client, set[str]]:
     client, assign = bench.ask()
     ended = set[str]()
     for is_told_first in orders:
-        ended.add(bench.end_prefill(assign, is_told_first=is_told_first))
+        ended.add(bench.end_prefill(assign, is_told_first=is_told_first, error=error))
         assign = bench.assigns[-1]
     return client, ended
 
 
+@pytest.mark.parametrize("error", (WorkerLost, KvNotDelivered))
 @pytest.mark.parametrize("orders", [*product((False, True), repeat=2)])
-def test_two_ends_blame_the_grammar_whichever_news_comes_first(orders: tuple[bool, bool]) -> None:
+def test_two_ends_blame_the_grammar_whichever_news_comes_first(orders: tuple[bool, bool], error: Complaint) -> None:
     bench = PairsBench()
-    client, ended = run(bench, orders)
+    client, ended = run(bench, orders, error)
     assert len(ended) == 2 and bench.blamed == ["g"]
     assert client.error is not None and client.error.code == GrammarFault.code
     assert "2 workers have ended" in client.error.message

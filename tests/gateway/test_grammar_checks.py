@@ -134,10 +134,11 @@ def test_so_many_grammars_are_remembered_as_bad_the_last_ones() -> None:
             text(made, {"regex": f"a{number}"})
 
 
-async def turns() -> None:
-    """Long enough for all requests to be in line: each makes a digest in a thread first."""
-    for _ in range(50):
-        await asyncio.to_thread(int)
+async def in_line(made: GrammarChecks, num: int) -> None:
+    """Returns when so many requests wait for their turns: each makes a digest in a thread first."""
+    async with asyncio.timeout(60):
+        while sum(map(len, made._turns._lines.values())) != num:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0.001)
 
 
 def test_a_client_with_many_new_grammars_holds_up_no_other_for_more_than_one() -> None:
@@ -152,9 +153,9 @@ def test_a_client_with_many_new_grammars_holds_up_no_other_for_more_than_one() -
 
     async def run() -> None:
         many = [asyncio.create_task(made.text_of(request(regex=f"a{number}"), "many")) for number in range(20)]
-        await turns()
+        await in_line(made, 19)
         one = asyncio.create_task(made.text_of(request(regex="b"), "one"))
-        await turns()
+        await in_line(made, 20)
         is_free.set()
         await asyncio.gather(*many, one)
 
@@ -177,7 +178,7 @@ def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
         first = asyncio.create_task(made.text_of(request(regex="a")))
         await asyncio.to_thread(is_tried.wait)
         waits = asyncio.create_task(made.text_of(request(regex="b")))
-        await turns()
+        await in_line(made, 1)
         waits.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits

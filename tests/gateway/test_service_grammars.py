@@ -1,15 +1,18 @@
-"""A client that leaves while its new grammar waits to be tried."""
+"""New grammars that wait to be tried: who is one client, and what becomes of them when it leaves."""
 
 import asyncio
 import json
 import threading
+from pathlib import Path
 from urllib.parse import urlsplit
+
+import pytest
 
 from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from protocol.messages_gateway import Role
 from tests.byte_grammars import check
-from tests.gateway.conftest import Setting, wait_until
+from tests.gateway.conftest import Setting, running, wait_until
 
 
 async def test_what_it_waited_for_is_not_tried_and_others_go_on(setting: Setting) -> None:
@@ -40,3 +43,31 @@ async def test_what_it_waited_for_is_not_tried_and_others_go_on(setting: Setting
     assert tried == ["[a-z ]{1,9}"]
     page = (await setting.client.get("/metrics")).text
     assert 'baton_requests_total{model_name="story",outcome="cancelled"} 1.0' in page
+
+
+@pytest.mark.parametrize("has_keys", (False, True))
+async def test_a_client_is_known_by_its_api_key_and_by_its_address_where_none_is_needed(
+    folder: Path, tmp_path: Path, has_keys: bool
+) -> None:
+    """What a client sends in the place of a key that nobody asks for gives it no more turns."""
+    keys, is_free = ["a" * 40, "b" * 40], threading.Event()
+    path = tmp_path / "keys.txt"
+    path.write_text("\n".join(keys))
+    path.chmod(0o600)
+
+    def held(wanted: Asked) -> str | BadRequest:
+        assert is_free.wait(60)
+        return check(wanted)
+
+    async with running(folder, api_key_file=str(path) if has_keys else None) as setting:
+        grammars = setting.gateway.service.grammars
+        vars(grammars)["check"] = held
+        asking = []
+        for number, key in enumerate((*keys, *keys)):
+            setting.client.headers["authorization"] = f"Bearer {key}"
+            asking.append(asyncio.create_task(setting.complete(guided_regex="a" * (number + 1))))
+            await wait_until(lambda: grammars._turns._is_taken)
+            await wait_until(lambda: sum(map(len, grammars._turns._lines.values())) == len(asking) - 1)
+        assert sorted(map(len, grammars._turns._lines.values())) == ([1, 2] if has_keys else [3])
+        is_free.set()
+        await asyncio.gather(*asking)

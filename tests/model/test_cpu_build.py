@@ -186,6 +186,15 @@ def test_a_folder_that_others_can_write_is_not_trusted(own_cache: Path) -> None:
         built_library(DEFINES)
 
 
+def test_folders_that_it_makes_are_trusted_whatever_the_umask(own_cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert cache_folder() == own_cache
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (own_cache, *own_cache.parents[:2])] == [0o700] * 3
+
+
 def test_a_folder_below_one_that_others_can_write_is_not_trusted(own_cache: Path) -> None:
     """They could put another in its place; not where the sticky bit is, as in /tmp."""
     above = cache_folder().parents[1]

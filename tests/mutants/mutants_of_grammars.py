@@ -222,6 +222,14 @@ GRAMMARS = (
         tests=("tests/gateway/test_dispatch_ended_workers.py",),
     ),
     Mutant(
+        "a complaint counts only before the gateway knows of the end",
+        "note_failure",
+        "isinstance(error, WorkerLost | KvNotDelivered)",
+        "isinstance(error, WorkerLost)",
+        "a decode worker whose complaint is on its way meanwhile hides the end of prefill",
+        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+    ),
+    Mutant(
         "an end counts once more for each news of it",
         "gateway/requests.py Requests.note_end",
         "record.undelivered.remove(attempt)",
