@@ -18,7 +18,10 @@ MAX_TAGS: Final = 256
 MAX_RULE_CHARS: Final = 12_000_000  # rules times characters of a GBNF grammar: their conversion takes up to a second
 MAX_RULES: Final = 4_000  # each may be called by the one before; llguidance takes 3 KB of stack for a call
 _RULE: Final = re.compile(r"[?!]?\w+[^:\"/]{0,200}:")  # a line of Lark's spelling that defines a rule begins so
-_LARK: Final = re.compile(r"%llguidance\b|start\s*:")  # a line of Lark's spelling begins so
+_START: Final = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])start(?![\w-])'
+)  # texts, classes, and it
+_LARK: Final = re.compile(r"%llguidance\b|[?!]?start(\.-?\d+)?\s*:(?!:=)")  # a line of Lark's spelling begins so
 
 
 def text_of(asked: Asked) -> str:
@@ -64,7 +67,15 @@ def _lark(source: str) -> str:
     if num_rules * len(source) > MAX_RULE_CHARS:
         most = MAX_RULE_CHARS // len(source)
         raise ValueError(f"got {num_rules} rules of {len(source)} characters in all, expected at most {most}")
-    return str(gbnf_to_lark(source))
+    return str(gbnf_to_lark(_without_start(source)))
+
+
+def _without_start(source: str) -> str:
+    """GBNF in which no rule is named `start`: in Lark's spelling that is the name of `root`."""
+    other = "start-of"
+    while other in source:
+        other += "-of"
+    return _START.sub(lambda found: other if found[0] == "start" else found[0], source)
 
 
 def _check_count(num_rules: int) -> None:

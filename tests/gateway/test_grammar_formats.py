@@ -1,14 +1,18 @@
-"""Formats of dates and times: a grammar allows those that exist, and no others."""
+"""Formats: a grammar allows the dates, times, names of hosts and addresses that exist, and no others."""
 
+import random
 from datetime import date, timedelta
 from functools import cache
 
+import jsonschema_rs
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
 from gateway.grammars import Asked
-from tests.byte_grammars import check, matcher_of
+from runtime.grammars import compile_grammar
+from tests.byte_grammars import END, VOCABULARY, check, matcher_of
 from tests.schemas import FORMATS
 
 FEBRUARIES = [f"{year:04}-02-{day}" for year in range(2105) for day in (28, 29)]
@@ -58,3 +62,63 @@ def test_a_pattern_of_the_schema_holds_as_well() -> None:
     for text, is_allowed in {"2024-02-29": True, "2023-02-29": False, "1996-02-29": False, "2024-03-01": False}.items():
         matcher = matcher_of(str(found))
         assert (matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()) == is_allowed, text
+
+
+LABEL_63 = "a" + "b-" * 30 + "cd"
+HOSTS = {
+    **dict.fromkeys(
+        ("a", "ab", "a-b", "a.b.c", "x1.example.com", "0.0", "a-b-c.de", LABEL_63, f"{LABEL_63}.com"), True
+    ),
+    **dict.fromkeys(("", "-a", "a-", "a..b", ".a", "a.", "a_b", "ab--c", "xn--a", f"x{LABEL_63}", "é"), False),
+}
+LOCALS = {
+    **dict.fromkeys(("a", "a.b", "a+b", "x" * 64, "first.last", "!#$%&'*+/=?^_`{|}~-"), True),
+    **dict.fromkeys(("", ".a", "a.", "a..b", "a b", "x" * 65, "a@b", 'a"b'), False),
+}
+
+
+def test_names_of_hosts() -> None:
+    assert {each: allows("hostname", each) for each in HOSTS} == HOSTS
+    longest = ".".join([LABEL_63] * 3 + ["x" * 61])
+    assert len(longest) == 253 and allows("hostname", longest) and not allows("hostname", longest + "x")
+
+
+def test_addresses_are_a_person_at_a_host() -> None:
+    assert {each: allows("email", f"a@{each}") for each in HOSTS} == HOSTS
+    assert {each: allows("email", f"{each}@example.com") for each in LOCALS} == LOCALS
+    many = "@mail.department.example.co.uk"
+    assert allows("email", f"a{many}") and not allows("email", many) and not allows("email", "a")
+
+
+@pytest.mark.parametrize("extra", [{"maxLength": 40}, {"minLength": 5, "maxLength": 254}, {"pattern": r"\.de$"}])
+@pytest.mark.parametrize(("name", "text"), [("email", "ab@c.de"), ("hostname", "ab.c.de")])
+def test_lengths_and_patterns_beside_the_format_hold_as_well(name: str, text: str, extra: dict[str, object]) -> None:
+    found = check(Asked("guided_json", "json", {"type": "string", "format": name, **extra}))
+    tokens = list(f'"{text}"'.encode())
+    assert matcher_of(str(found)).validate_tokens([*tokens, END]) == len(tokens) + 1
+    assert matcher_of(str(found)).validate_tokens([*tokens[:-3], *b'-"', END]) < len(tokens)
+
+
+@pytest.mark.parametrize("name", ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"])
+def test_random_answers_are_of_their_format(name: str) -> None:
+    """Some short, some as long as they may be, of few characters."""
+    text = check(Asked("guided_json", "json", {"type": "string", "format": name}, True))
+    grammar_of_name = compile_grammar(str(text), VOCABULARY)
+    valid = jsonschema_rs.validator_for({"type": "string", "format": name}, validate_formats=True).is_valid
+    num_ended = 0
+    for seed in range(60):
+        rng, matching, answer = random.Random(seed), grammar_of_name.begin((END,), late=seed % 2 == 0), b""
+        favourite = rng.sample(b"-.:@abz019TZP/", 5)
+        while not matching.matcher.is_accepting() and len(answer) < 500:
+            bits = np.unpackbits(matching.mask().view(np.uint8), bitorder="little")[:END]
+            may = [int(each) for each in np.flatnonzero(bits)]
+            ends = 0x22 in may and rng.random() < (0.3 if seed % 3 else 0.0)
+            liked = [each for each in may if each in favourite] or may
+            token = 0x22 if ends else rng.choice(liked)
+            matching.read([token])
+            answer += bytes([token])
+            assert not matching.fault, (answer, matching.fault)
+        if matching.matcher.is_accepting():
+            num_ended += 1
+            assert valid(answer[1:-1].decode()), answer
+    assert num_ended > 10

@@ -8,7 +8,7 @@ from gateway.grammar_texts import MAX_RULES
 from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from runtime.native_stack import pool_with_stack
-from tests.byte_grammars import check, matcher_of
+from tests.byte_grammars import END, check, matcher_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -32,12 +32,26 @@ def test_white_space_between_parts_of_json_is_bounded() -> None:
         '\n\n   start: "a"',
         '# told\nstart : "a"',
         '%llguidance {}\nstart: "a"',
+        '?start: "a"',
+        '!start : "a"',
+        '%ignore /b/\nstart: "a"',
+        'root ::= start\nstart ::= "a"',
+        'start::= "a"\nroot ::= start',
         'root ::= "a"',
         "\n" * 99 + 'root ::= "a"',
     ],
 )
 def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
     assert isinstance(check(Asked("ebnf", "ebnf", source)), str)
+
+
+def test_a_rule_of_gbnf_may_be_named_start() -> None:
+    source = 'root ::= start | "start" | [start]+ re-start # start\nstart ::= "a" # "start\nre-start ::= "b" start-of?'
+    found = check(Asked("ebnf", "ebnf", f'{source}\nstart-of ::= "c"'))
+    matcher = matcher_of(str(found))
+    texts = {"a": True, "start": True, "trab": True, "sbc": True, "start-of": False, "xb": False, "b": False}
+    ends = {text: [*text.encode(), END] for text in texts}
+    assert {text: matcher.deep_copy().validate_tokens(ends[text]) == len(ends[text]) for text in texts} == texts
 
 
 def test_rules_that_take_long_to_convert_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Sabotages of how a JSON schema is made exact for llguidance."""
+"""Sabotages of how schemas and grammars of clients are made exact for llguidance."""
 
 from tests.mutants.mutant import Mutant
 
@@ -70,6 +70,14 @@ SCHEMAS = (
         "all(id(each) not in waiting for __each in need)",
         "a schema with another way out would be refused",
         tests=(REFERENCES,),
+    ),
+    Mutant(
+        "a rule of GBNF keeps the name start",
+        "_lark",
+        "_without_start(source)",
+        "source",
+        "it would be taken for a second root",
+        tests=("tests/gateway/test_grammar_texts.py",),
     ),
     Mutant(
         "references are not followed",

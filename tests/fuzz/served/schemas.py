@@ -92,7 +92,7 @@ def _number(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     if rng.random() < 0.7:
         found[rng.choice(("maximum", "exclusiveMaximum"))] = high
     if rng.random() < 0.2:
-        found["multipleOf"] = rng.choice((1, 2, 3, 7, 0.5, 0.1, 0.25, 0.01, 10, 1e-9, 0, -1, 2**53))
+        found["multipleOf"] = rng.choice((1, 2, 3, 7, 0.5, 0.1, 0.25, 0.01, 10, 1e-9, 5, 100, 2**53))
     return found
 
 
@@ -144,7 +144,7 @@ def _object(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
 def _array(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "array"}
     if rng.random() < 0.4:
-        found["prefixItems"] = [_schema(rng, depth - 1, names) for _ in range(rng.randint(0, 3))]
+        found["prefixItems"] = [_schema(rng, depth - 1, names) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.8:
         found["items"] = _schema(rng, depth - 1, names)
     least = rng.choice((0, 0, 1, 2, 3))
