@@ -128,8 +128,10 @@ def cache_folder() -> Path:
     except RuntimeError as error:
         raise NoKernels(f"there is no folder to keep them in: {error}") from None
     try:
-        for each in (*reversed(folder.parents), folder):  # `parents=True` would let the umask say who may write
-            each.mkdir(mode=0o700, exist_ok=True)
+        for each in reversed(folder.parents):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)  # with `parents=True` the umask would say who may write
+        folder.mkdir(mode=0o700, exist_ok=True)
         folder = folder.resolve()
         for each in (folder, *folder.parents):
             if why := _why_foreign(each.stat(), is_above=each != folder):
