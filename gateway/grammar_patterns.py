@@ -14,12 +14,14 @@ _ANYTHING: Final = r"[\s\S]"
 _CODES: Final = frozenset((*range(0x08), 0x0B, *range(0x0E, 0x20), 0x7F))
 _DIGITS: Final = {"x": 2, "u": 4}
 _MAY_HAVE_THEM: Final = re.compile(r"\[\^|\\[xupPDWSv0c]")  # a class in which this is may have such characters
+_ESCAPES: Final = frozenset("dDwWsSbBnrtfvxucpPk")  # letters behind a backslash, in ECMA's dialect
+_GROUP: Final = re.compile(r"\(\?(:|=|!|<|[ims]*(-[ims]+)?:)")  # how a group with a question mark begins there
 _OPERATORS: Final = ("&&", "--", "~~")  # of Rust's classes, which are plain characters in ECMA's
 
 
 def spelt_pattern(pattern: str) -> str:
-    """The same pattern without those characters. ValueError for a class that llguidance's dialect reads in another way
-    than ECMA's."""
+    """The same pattern without those characters. ValueError for what llguidance's dialect reads in another way than
+    ECMA's."""
     found, place = "", 0
     while place < len(pattern):
         if pattern[place] == "[":
@@ -28,6 +30,7 @@ def spelt_pattern(pattern: str) -> str:
         elif pattern[place] == "\\":
             end, part = _escape(pattern, place)
         else:
+            _check_group(pattern, place)
             end, part = place + 1, pattern[place]
         found, place = found + part, end
     return found
@@ -55,6 +58,12 @@ def _class_end(pattern: str, begin: int) -> int:
     return min(place + 1, len(pattern))
 
 
+def _check_group(pattern: str, place: int) -> None:
+    """ValueError for a group that only Rust's dialect has, such as flags for the rest of a pattern."""
+    if pattern.startswith("(?", place) and not _GROUP.match(pattern, place):
+        raise ValueError(f"pattern {pattern[:80]!r}: got {pattern[place : place + 4]!r}, which is no group of ECMA's")
+
+
 def _escape(pattern: str, begin: int) -> tuple[int, str]:
     """Where an escape outside of classes ends, and what stands in its place."""
     kind = pattern[begin + 1 : begin + 2]
@@ -62,6 +71,10 @@ def _escape(pattern: str, begin: int) -> tuple[int, str]:
         end = pattern.find("}", begin) + 1 or len(pattern)
         return end, _without_them(pattern[begin:end])
 
+    if kind.isascii() and kind.isalpha() and kind not in _ESCAPES:
+        raise ValueError(f"pattern {pattern[:80]!r}: got '\\{kind}', which is no escape of ECMA's")
+    if kind in ("<", ">"):  # Rust takes them for the ends of a word
+        return begin + 2, kind
     end = begin + 2
     if kind in _DIGITS:
         end = pattern.find("}", end) + 1 if pattern.startswith("{", end) else end + _DIGITS[kind]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gateway.grammar_bounds import exact_bounds, fractions_in
 from gateway.grammar_formats import with_exact_format
+from gateway.grammar_names import with_own_names
 from gateway.grammar_patterns import spelt_pattern
 from gateway.grammar_references import check_references
 
@@ -102,7 +103,7 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
         schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
     schema = _with_spelt_patterns({key: value for key, value in schema.items() if key not in _UNUSED})
     _check_least(schema)
-    return with_exact_format(schema)
+    return with_own_names(with_exact_format(schema))
 
 
 def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:

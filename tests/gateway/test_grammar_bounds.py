@@ -1,6 +1,5 @@
 """Bounds of numbers: what a grammar allows lies within them, and what lies in their middle is allowed."""
 
-import math
 import random
 from collections.abc import Iterator
 from decimal import Decimal
@@ -8,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.grammar_bounds import BEHIND_ZERO, exact_bounds, fractions_in
+from gateway.grammar_bounds import MAX_DIGITS, exact_bounds, fractions_in
 from gateway.grammars import Asked
 from tests.byte_grammars import END, check, matcher_of
 
-WHOLE = (0, 1, 2, 3, 7, 10, 255)
+WHOLE = (0, 1, 2, 3, 7, 10, 100, 255, 1000, 123_456, 10**9 + 1)
 PARTS = ("0.5", "0.25", "0.1", "0.01", "0.99")
 BY_NAME = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 Bounds = dict[str, tuple[Decimal, bool]]  # by minimum and maximum: the number, and whether it is exclusive
@@ -82,10 +81,10 @@ def test_an_exclusive_bound_moves_only_beside_a_fraction_that_begins_alike() -> 
     def moved(fraction: float, **schema: Any) -> dict[str, Any]:
         return exact_bounds(frozenset([fraction]))(schema)
 
-    assert moved(0.5, exclusiveMinimum=0) == {"exclusiveMinimum": BEHIND_ZERO}
-    assert moved(-0.5, exclusiveMaximum=0) == {"exclusiveMaximum": -BEHIND_ZERO}
-    assert moved(3.5, exclusiveMinimum=3) == {"exclusiveMinimum": math.nextafter(3, 4)}
-    assert moved(3.5, exclusiveMinimum=True, minimum=3) == {"exclusiveMinimum": True, "minimum": math.nextafter(3, 4)}
+    assert moved(0.5, exclusiveMinimum=0) == {"exclusiveMinimum": 1e-9}
+    assert moved(-0.5, exclusiveMaximum=0) == {"exclusiveMaximum": -1e-9}
+    assert moved(3.5, exclusiveMinimum=3) == {"exclusiveMinimum": 3.000000001}
+    assert moved(3.5, exclusiveMinimum=True, minimum=3) == {"exclusiveMinimum": True, "minimum": 3.000000001}
     schema: dict[str, Any]
     for schema in ({"exclusiveMinimum": 2}, {"exclusiveMinimum": 4}, {"minimum": 3}, {"exclusiveMaximum": 3}):
         assert moved(3.5, **schema) == schema
@@ -96,3 +95,27 @@ def test_an_exclusive_bound_moves_only_beside_a_fraction_that_begins_alike() -> 
 def test_fractions_are_bounds_that_are_no_whole_numbers() -> None:
     schema = {"minimum": 0.5, "exclusiveMaximum": 2.0, "maximum": 3, "multipleOf": 0.1, "exclusiveMinimum": "0.5"}
     assert list(fractions_in(schema)) == [0.5]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_fraction_with_many_digits_is_a_bound_or_is_refused(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = rng.choice(WHOLE)
+    num_digits = rng.randint(12, 17)
+    digits = num_digits - (len(str(whole)) if whole else 0)
+    part = rng.randrange(10 ** (digits - 1), 10**digits) * 10 + 3
+    value = float(f"{whole}.{part}")
+    bounds = {"minimum": (Decimal(repr(value)), rng.random() < 0.5), "maximum": (Decimal(whole + 1), False)}
+    text = check(Asked("guided_json", "json", next(forms(bounds))))
+    length = len(Decimal(repr(value)).as_tuple().digits)
+    assert isinstance(text, str) == (length <= MAX_DIGITS), (value, text)
+    if not isinstance(text, str):
+        assert f"got {value}, expected at most {MAX_DIGITS} digits" in text.message
+        return
+    matcher = matcher_of(text)
+    for place in range(length + 2):
+        for sign in (1, -1, 0):
+            written = f"{bounds['minimum'][0] + sign * Decimal(10) ** -place:f}"
+            tokens = [*written.encode(), END]
+            is_allowed = matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+            assert is_within(Decimal(written), bounds) or not is_allowed, (bounds, written)

@@ -100,6 +100,23 @@ def test_a_pattern_without_control_characters_stays_as_it_is(pattern: str) -> No
     assert spelt_pattern(pattern) == pattern
 
 
+@pytest.mark.parametrize("part", ["(?x) a", "(?i)a", "(?P<n>a)", "(?s-", r"\A", r"\z", r"\a", r"\Q", "a(?#b)"])
+def test_what_only_another_dialect_has_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=r"which is no (group|escape) of ECMA's"):
+        spelt_pattern(part)
+
+
+@pytest.mark.parametrize(
+    "part", ["(?:a)", "(?i:a)", "(?ms-i:a)", "(?<n>a)", "(?=a)", "(?<!a)", r"\(?x", "[(?x)]", r"\d\/\-"]
+)
+def test_what_ecmas_dialect_has_is_not(part: str) -> None:
+    assert spelt_pattern(part) == part
+
+
+def test_an_escaped_angle_is_one() -> None:
+    assert spelt_pattern(r"^\<a\>$") == "^<a>$"
+
+
 def test_names_are_matched_as_texts_are() -> None:
     schema = {"type": "object", "patternProperties": {'^[^"]$': {"type": "integer"}}, "additionalProperties": False}
     text = check(Asked("guided_json", "json", schema))

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 BOUNDS = "tests/gateway/test_grammar_bounds.py"
 PATTERNS = "tests/gateway/test_grammar_patterns.py"
+NAMES = "tests/gateway/test_grammar_names.py"
 REFERENCES = "tests/gateway/test_grammar_references.py"
 
 SCHEMAS = (
@@ -29,6 +30,14 @@ SCHEMAS = (
         "inclusive if schema.get(exclusive) is True else exclusive",
         "exclusive",
         "a bound that a true beside it makes exclusive is allowed",
+        tests=(BOUNDS,),
+    ),
+    Mutant(
+        "a number next to a bound has as many digits as a double",
+        "_next_to",
+        "round(bound + away * 10.0**-places, places)",
+        "bound + away * 1e-14",
+        "llguidance loses the last ones, and so the bound",
         tests=(BOUNDS,),
     ),
     Mutant(
@@ -64,6 +73,14 @@ SCHEMAS = (
         tests=(PATTERNS,),
     ),
     Mutant(
+        "flags of Rust's dialect are taken",
+        "spelt_pattern",
+        "_check_group(pattern, place)",
+        "",
+        "a pattern would ignore its white space",
+        tests=(PATTERNS,),
+    ),
+    Mutant(
         "one of several parts that leads to itself is enough",
         "check_references",
         "any(id(each) not in waiting for __each in need)",
@@ -78,6 +95,30 @@ SCHEMAS = (
         "source",
         "it would be taken for a second root",
         tests=("tests/gateway/test_grammar_texts.py",),
+    ),
+    Mutant(
+        "patterns of names that properties have stay",
+        "gateway/grammar_schemas.py _strict",
+        "with_own_names(with_exact_format(schema))",
+        "with_exact_format(schema)",
+        "an answer would fail behind a comma",
+        tests=(NAMES,),
+    ),
+    Mutant(
+        "what a pattern says of a name is lost with it",
+        "with_own_names",
+        '{"allOf": [named[name], *own]}',
+        "named[name]",
+        "a property would follow its own schema alone",
+        tests=(NAMES,),
+    ),
+    Mutant(
+        "a bar in brackets is an outermost one",
+        "_alternatives",
+        'each == "|" and not depth and not is_class',
+        'each == "|"',
+        "a pattern would count as one that allows more",
+        tests=(NAMES,),
     ),
     Mutant(
         "references are not followed",

@@ -132,7 +132,16 @@ def _object(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     if rng.random() < 0.6:
         found["additionalProperties"] = False if rng.random() < 0.6 else _schema(rng, depth - 1, names)
     if rng.random() < 0.25:
-        patterns = [*(f"^{each}" for each in own), "^a", "b$", "", "^x[0-9]$", ".", pattern(rng, 1)]
+        patterns = [
+            *(f"^{each}" for each in own),
+            f"^({'|'.join(own)})$",
+            "^a",
+            "b$",
+            "",
+            "^x[0-9]$",
+            ".",
+            pattern(rng, 1),
+        ]
         chosen = rng.sample(patterns, min(len(patterns), rng.randint(1, 2)))
         found["patternProperties"] = {each: _schema(rng, depth - 1, names) for each in chosen}
     for keyword in ("minProperties", "maxProperties"):
