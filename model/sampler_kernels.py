@@ -28,7 +28,7 @@ from model.sampler_passes import (
     weigh,
 )
 
-NOT_A_TOKEN = tl.constexpr(-1)  # see model/sampler.py
+NOT_A_TOKEN = tl.constexpr(-1)  # see model/sampling_input.py
 NOTHING_LEFT = tl.constexpr(-3)
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
 

@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from model.sampler import GREEDY_BELOW, AllowedTokens, Drawn, SamplingInput, weight_scale
 from model.sampler_kernels import allow_kernel, draw_kernel
+from model.sampling_input import GREEDY_BELOW, AllowedTokens, Drawn, SamplingInput, weight_scale
 
 
 class Tiles(NamedTuple):

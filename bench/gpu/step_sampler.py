@@ -25,7 +25,8 @@ from bench.gpu.records import Value
 from bench.gpu.shape import QWEN3_8B, TINY
 from bench.gpu.sheet import Sheet
 from bench.gpu.timing import Limits, launched, measured_limits, why_it_waits
-from model.sampler import AllowedTokens, Draws, Sampled, TorchDraws, sample_scored
+from model.sampler import Sampled, TorchDraws, sample_scored
+from model.sampling_input import AllowedTokens, Draws
 from protocol.logit_rules import LogitRules
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams

@@ -18,7 +18,8 @@ from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from model.sampler import AskingRows, ParamColumns, SamplingInput, sample
+from model.sampler import sample
+from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 
 PAGE_SIZE: Final = 16
 WARM_UP: Final = 2  # calls of each part before the first round

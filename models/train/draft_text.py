@@ -13,7 +13,8 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
-from model.sampler import AskingRows, ParamColumns, SamplingInput, sample
+from model.sampler import sample
+from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 from models.train import corpus
 from models.train.recipe import SAMPLING
 from models.train.special import TURN_START

@@ -21,7 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model.runner import ModelRunner
-from model.sampler import AskingRows, SamplingInput, mask_logits, mix, sample, shift_right
+from model.sampler import mask_logits, mix, sample, shift_right
+from model.sampling_input import AskingRows, SamplingInput
 from models.train.draft import KINDS, Kind, features_of, load_draft
 from models.train.draft_net import DraftNet
 from models.train.draft_text import HELD_OUT_SEED, Text, answers, prompts, sampling

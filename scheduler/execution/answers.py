@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from model.inputs import int64_column
-from model.sampler import AllowedTokens
+from model.sampling_input import AllowedTokens
 from runtime.clock import Clock
 from runtime.grammars import CompiledGrammar, Matching, Words, library_error
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput, int64_column
 from model.logprobs import PromptRows
-from model.sampler import SamplingInput
+from model.sampling_input import SamplingInput
 from protocol.kv_layout import pages_for
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_group import StepShape

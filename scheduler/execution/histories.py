@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.logit_rules import RuleColumns
-from model.sampler import SamplingInput
+from model.sampling_input import SamplingInput
 from scheduler.plan import Plan
 
 _STEP: Final = 256  # a width is a multiple of it, so that few shapes occur

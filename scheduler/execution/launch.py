@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput, padding
-from model.sampler import NOT_A_TOKEN, NOTHING_LEFT
+from model.sampling_input import NOT_A_TOKEN, NOTHING_LEFT
 from protocol.errors import GroupBroken, as_baton_error
 from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.messages_group import StepShape

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from model.inputs import ModelInput
-from model.sampler import AllowedTokens, sample_scored
+from model.sampler import sample_scored
+from model.sampling_input import AllowedTokens
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from model.inputs import TREE_SLOTS, int64_column
 from model.logit_rules import NO_ID, RuleColumns
 from model.logprobs import LogprobRows
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, signed
+from model.sampler import signed
+from model.sampling_input import AskingRows, Banned, ParamColumns, SamplingInput
 from scheduler.execution.histories import width_for
 from scheduler.execution.page_table import IntArray
 from scheduler.plan import Draw

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from model.inputs import int64_column
-from model.sampler import AllowedTokens, sample_scored
+from model.sampler import sample_scored
+from model.sampling_input import AllowedTokens
 from protocol.errors import InternalError
 from protocol.logit_rules import LogitRules
 from protocol.logprobs import MAX_TOP_LOGPROBS, LogprobsAsked

@@ -21,7 +21,7 @@ from torch import Tensor
 from model.draft import Draft
 from model.inputs import ModelInput, int64_column
 from model.paged_kv import PagedKv
-from model.sampler import NOT_A_TOKEN
+from model.sampling_input import NOT_A_TOKEN
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.future_map import DraftExtras
 from scheduler.execution.spans import Spans

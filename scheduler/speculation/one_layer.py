@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.draft import first_layer
 from model.inputs import ModelInput
-from model.sampler import NOT_A_TOKEN
+from model.sampling_input import NOT_A_TOKEN
 from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.future_map import DraftExtras
 from scheduler.speculation.draft_rows import DraftRows

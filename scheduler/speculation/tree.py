@@ -23,7 +23,7 @@ from torch import Tensor
 from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.sampler import SamplingInput
+from model.sampling_input import SamplingInput
 from scheduler.draft_shape import DraftShape
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch, extend_input, joined, sampling_of
 from scheduler.execution.future_map import DraftExtras

@@ -6,7 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput, mask_logits, sample
+from model.sampler import mask_logits, sample
+from model.sampling_input import AskingRows, Banned, ParamColumns, SamplingInput
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from tests.decode.driving import VOCAB

@@ -10,7 +10,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from model.sampler import AskingRows, Banned, ParamColumns, SamplingInput
+from model.sampling_input import AskingRows, Banned, ParamColumns, SamplingInput
 
 
 @dataclass

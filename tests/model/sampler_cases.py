@@ -7,17 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from model.sampler import (
-    NOT_A_TOKEN,
-    NOTHING_LEFT,
-    AllowedTokens,
-    Draws,
-    SamplingInput,
-    TorchDraws,
-    mask_logits,
-    sample_scored,
-    uniform,
-)
+from model.sampler import TorchDraws, mask_logits, sample_scored, uniform
+from model.sampling_input import NOT_A_TOKEN, NOTHING_LEFT, AllowedTokens, Draws, SamplingInput
 from tests.model.driving import Row, random_logits, sampling
 
 NAN, INF = float("nan"), float("inf")

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model.sampler import Banned, ParamColumns, SamplingInput, mask_logits, mix, sample, signed, uniform
+from model.sampler import mask_logits, mix, sample, signed, uniform
+from model.sampling_input import Banned, ParamColumns, SamplingInput
 from tests.doubles.hash_model import mix_int
 from tests.model.driving import Row, random_logits, sampling
 

@@ -6,16 +6,15 @@ import pytest
 import torch
 
 from model.logprobs import LogprobRows
-from model.sampler import (
+from model.sampler import Sampled, sample_scored
+from model.sampling_input import (
     NOT_A_TOKEN,
     NOTHING_LEFT,
     AllowedTokens,
     AskingRows,
     Banned,
     ParamColumns,
-    Sampled,
     SamplingInput,
-    sample_scored,
 )
 
 V = 70

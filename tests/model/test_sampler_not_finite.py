@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.sampler import NOT_A_TOKEN, sample
+from model.sampler import sample
+from model.sampling_input import NOT_A_TOKEN
 from tests.model.driving import random_logits, sampling
 
 pytestmark = pytest.mark.slow

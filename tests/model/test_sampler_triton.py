@@ -5,7 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from model.sampler import GREEDY_BELOW, Drawn, SamplingInput, TorchDraws, draws_of, sample_scored, weight_scale
+from model.sampler import TorchDraws, draws_of, sample_scored
+from model.sampling_input import GREEDY_BELOW, Drawn, SamplingInput, weight_scale
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.model.driving import random_logits, sampling

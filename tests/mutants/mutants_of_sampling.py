@@ -39,12 +39,4 @@ SAMPLING = (
         "a request reads another's",
         tests=(LOGPROBS, ALLOWED),
     ),
-    Mutant(
-        "a greedy row beside drawn ones was drawn from masked logits",
-        "TorchDraws.draw",
-        "torch.where(is_greedy_N1, __greedy, __masked)",
-        "__masked",
-        "its log-probabilities depend on its batch",
-        tests=(TRITON,),
-    ),
 )

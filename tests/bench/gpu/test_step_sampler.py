@@ -13,7 +13,7 @@ from bench.gpu.records import Note, Row
 from bench.gpu.sheet import Folder, Sheet
 from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, is_wrong, measure_sampler, num_events, num_same
 from bench.gpu.timing import Limits
-from model.sampler import Draws
+from model.sampling_input import Draws
 from tests.doubles.clock import VirtualClock
 from tests.model.driving import random_logits
 

@@ -5,7 +5,7 @@ import torch
 
 from model.inputs import TREE_SLOTS
 from model.logit_rules import RuleColumns
-from model.sampler import AskingRows, ParamColumns, SamplingInput
+from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
 from scheduler.execution.histories import Histories, seeds_of, width_for, with_paths

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.sampler import Banned
+from model.sampling_input import Banned
 from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.execution.streams import InlineStream

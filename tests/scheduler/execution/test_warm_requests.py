@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.inputs import ModelInput
-from model.sampler import Sampled, SamplingInput, sample_scored
+from model.sampler import Sampled, sample_scored
+from model.sampling_input import SamplingInput
 from protocol.errors import InternalError
 from protocol.logit_rules import LogitRules
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
