@@ -45,8 +45,9 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
         raise ValueError(f"got the control character {found[1]}, which answers are never made of")
 
     check_references(schema)
-    exact = mapped(mapped(schema, _strict), exact_bounds(_fractions(schema)))
-    _check_numbers(exact)
+    strict = mapped(schema, _strict)
+    _check_numbers(strict)
+    exact = mapped(strict, exact_bounds(_fractions(schema)))
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
     return {**exact, OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
 

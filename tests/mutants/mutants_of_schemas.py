@@ -11,8 +11,8 @@ SCHEMAS = (
     Mutant(
         "exclusive bounds stay as they are",
         "strict_schema",
-        "mapped(mapped(schema, _strict), exact_bounds(_fractions(schema)))",
-        "mapped(schema, _strict)",
+        "mapped(strict, exact_bounds(_fractions(schema)))",
+        "strict",
         "a number above 0 and up to 0.5 may be 0",
         tests=(BOUNDS,),
     ),
@@ -38,6 +38,22 @@ SCHEMAS = (
         "round(bound + away * 10.0**-places, places)",
         "bound + away * 1e-14",
         "llguidance loses the last ones, and so the bound",
+        tests=(BOUNDS,),
+    ),
+    Mutant(
+        "a number next to a bound may be beyond the other bound",
+        "_next_to",
+        "2 * 10.0**-places <= gap",
+        "True",
+        "a narrow range would be empty",
+        tests=(BOUNDS,),
+    ),
+    Mutant(
+        "numbers are checked after the bounds",
+        "strict_schema",
+        "_check_numbers(strict)",
+        "pass",
+        "a number of 400 digits is compared as a float",
         tests=(BOUNDS,),
     ),
     Mutant(
