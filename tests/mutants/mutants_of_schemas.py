@@ -57,6 +57,22 @@ SCHEMAS = (
         tests=(BOUNDS,),
     ),
     Mutant(
+        "references are followed in values",
+        "gateway/grammar_references.py _schemas",
+        "key not in VALUES",
+        "True",
+        "a constant that looks like a reference to itself is refused",
+        tests=(REFERENCES,),
+    ),
+    Mutant(
+        "properties with the name of a keyword are not looked at",
+        "gateway/grammar_references.py _schemas",
+        "key in MAPS and isinstance(each, dict)",
+        "False",
+        "a property named `const` may lead to itself",
+        tests=(REFERENCES,),
+    ),
+    Mutant(
         "patterns stay as they are",
         "_with_spelt_patterns",
         'schema = {**schema, "pattern": spelt_pattern(pattern)}',
