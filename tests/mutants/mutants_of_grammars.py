@@ -287,6 +287,14 @@ GRAMMARS = (
         tests=("tests/gateway/test_turns.py", "tests/gateway/test_service_grammars.py"),
     ),
     Mutant(
+        "a client is known by the header with its key",
+        "gateway/service.py _grammars",
+        "token_of(request.scope).decode('latin-1')",
+        "request.headers.get('authorization', '')",
+        "one that writes its key in several ways gets several turns",
+        tests=("tests/gateway/test_service_grammars.py",),
+    ),
+    Mutant(
         "a trial that has begun ends with its client",
         "GrammarChecks.text_of",
         "asyncio.shield(self._trial)",
