@@ -98,9 +98,9 @@ SCHEMAS = (
     ),
     Mutant(
         "a class in a class is read as Rust does",
-        "_class_end",
-        'if pattern[place] == "[": ...',
-        "",
+        "gateway/grammar_patterns.py _class",
+        "'[' + _IN_CLASS.sub(__other, text[1:])",
+        "text",
         "a pattern would follow another dialect than ECMA's",
         tests=(PATTERNS,),
     ),
