@@ -124,10 +124,10 @@ def test_a_fraction_with_many_digits_is_a_bound_or_is_refused(seed: int) -> None
 @pytest.mark.parametrize("seed", range(20))
 def test_a_narrow_range_beside_a_bound_is_not_empty(seed: int) -> None:
     rng = random.Random(seed)
-    low, places, sign = rng.choice((0, 1, 7, 1000)), rng.randint(6, 11), rng.choice((1, -1))
+    low, places, sign = Decimal(rng.choice((0, 1, 7, 1000))), rng.randint(6, 11), rng.choice((1, -1))
     high = low + Decimal(rng.randint(1, 9)).scaleb(-places)
     ends = sorted((sign * low, sign * high))
-    bounds = {"minimum": (Decimal(ends[0]), True), "maximum": (Decimal(ends[1]), rng.random() < 0.5)}
+    bounds = {"minimum": (ends[0], True), "maximum": (ends[1], rng.random() < 0.5)}
     text = check(Asked("guided_json", "json", next(forms(bounds))))
     if not isinstance(text, str):
         assert len(str(low)) + places >= MAX_DIGITS and "expected none so near to each other" in text.message
