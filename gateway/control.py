@@ -40,7 +40,7 @@ from protocol.messages_gateway import (
     Tokens,
     ToWorker,
 )
-from runtime.bus import open_router, send_routed
+from runtime.bus import Routed, open_router, send_routed
 from runtime.clock import Clock
 from runtime.curve import open_security
 from runtime.keys import Keys
@@ -70,6 +70,7 @@ class ControlSocket:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_message: Callable[[bytes, bytes], None] | None = None
         self._is_scheduled = False
+        self.is_full = False  # the last message was not queued, because its worker does not take those before it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = open_security(keys, self._context, log)
         self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
@@ -100,7 +101,9 @@ class ControlSocket:
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues a message. False if that worker is not connected or its queue is full."""
         try:
-            return send_routed(self._socket, identity, raw)
+            routed = send_routed(self._socket, identity, raw)
+            self.is_full = routed is Routed.FULL
+            return routed is Routed.QUEUED
         finally:
             self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
 
@@ -339,8 +342,7 @@ class Control:
                 self.dispatch.lost(member.key, WorkerLost(f"{who} is lost"))
 
     def _let_go(self, key: WorkerKey) -> None:
-        """A worker leaves, and its group with it: what they have not begun goes to others, what they have is waited
-        for."""
+        """A worker leaves with its group. Others get what these have not begun; what they have begun is waited for."""
         unit = self.membership.leaving(key)
         self.presence.note(self.membership, Change(), self._clock.now())
         for member in unit:
@@ -354,9 +356,10 @@ class Control:
         self._apply(self.membership.free(lambda key: bool(self.dispatch.requests.needing(key))))
 
     def _lose(self, key: WorkerKey, lost: SessionLost | None = None) -> None:
-        """Its connection is gone, or its session is lost."""
-        how = (str(lost), HowLost.CUT) if lost is not None else ("has dropped its connection", HowLost.ENDED)
-        self._apply(self.membership.give_up(key, *how))
+        """Its session is lost, or the last message could not be sent to it."""
+        cut = str(lost or "") or ("does not take what is sent to it" if self._socket.is_full else "")
+        how = HowLost.CUT if cut else HowLost.ENDED
+        self._apply(self.membership.give_up(key, cut or "has dropped its connection", how))
 
     def _send(self, key: WorkerKey, message: ToWorker, epoch: int = 0) -> bool:
         """False if the worker cannot be reached. A stranger gets an answer in the `epoch` that it has named."""

@@ -5,12 +5,13 @@ its place stands a number next to it, which is no whole one: 1.000000001. Fracti
 their last ones there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 MAX_DIGITS: Final = 15
-MOST_PLACES: Final = 9  # behind the point, of a number next to a bound
+PLACES: Final = 9  # behind the point, of a number next to a bound, or more if another bound is as near
 _LOWER: Final = ("minimum", "exclusiveMinimum")
 _UPPER: Final = ("maximum", "exclusiveMaximum")
 
@@ -28,6 +29,7 @@ def fractions_in(schema: Mapping[str, Any]) -> Iterator[float]:
 def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Changes a schema of a document. `fractions`: all bounds of the document that are no whole numbers, since a
     reference or `allOf` may bring any of them together with its own."""
+    ordered = sorted(fractions)
 
     def changed(schema: dict[str, Any]) -> dict[str, Any]:
         found = dict(schema)
@@ -35,19 +37,27 @@ def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict
             # In draft 4 the exclusive keyword is true, and the bound stands beside it.
             keyword = inclusive if schema.get(exclusive) is True else exclusive
             bound = schema.get(keyword)
-            if isinstance(bound, int | float) and not isinstance(bound, bool) and _is_near(bound, away, fractions):
-                found[keyword] = _next_to(bound, away)
+            if isinstance(bound, int | float) and not isinstance(bound, bool) and (gap := _gap(bound, away, ordered)):
+                found[keyword] = _next_to(bound, away, gap)
         return found
 
     return changed
 
 
-def _is_near(bound: float, away: int, fractions: frozenset[float]) -> bool:
-    """Whether a fraction begins with the whole number `bound`, on the side that the bound allows."""
-    return bound * away >= 0 and any(0 < (each - bound) * away < 1 for each in fractions)
+def _gap(bound: float, away: int, ordered: Sequence[float]) -> float:
+    """How far the next of the `ordered` fractions is from `bound`, on the side that it allows, if that is away from 0;
+    0 for 1 or more."""
+    if bound * away < 0:
+        return 0.0
+    place = bisect_right(ordered, bound) if away > 0 else bisect_left(ordered, bound) - 1
+    gap = (ordered[place] - bound) * away if 0 <= place < len(ordered) else 1.0
+    return gap if gap < 1 else 0.0
 
 
-def _next_to(bound: float, away: int) -> float:
-    """A number of at most MAX_DIGITS digits on that side of a whole number."""
-    places = min(MOST_PLACES, MAX_DIGITS - len(str(abs(int(bound)))))
-    return round(bound + away * 10.0**-places, places)
+def _next_to(bound: float, away: int, gap: float) -> float:
+    """A number of at most MAX_DIGITS digits on that side of a bound, nearer than `gap`. ValueError if there is none."""
+    most = MAX_DIGITS - len(str(abs(int(bound))))
+    for places in range(min(PLACES, most), most + 1):
+        if 2 * 10.0**-places <= gap:
+            return round(bound + away * 10.0**-places, places)
+    raise ValueError(f"got bounds {bound} and {bound + away * gap}, expected none so near to each other")

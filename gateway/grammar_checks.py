@@ -44,6 +44,7 @@ class GrammarChecks:
         self._num_chars = 0  # of these
         self._bad: dict[str, float] = {}  # grammars that have ended workers, by name: until when they are refused
         self._turns = Turns()
+        self._trial: asyncio.Task[None] | None = None  # the last one that has begun
         self._thread = ThreadPoolExecutor(1, "grammar trials")
 
     async def text_of(self, request: GrammarFields, client: str = "") -> str:
@@ -53,9 +54,11 @@ class GrammarChecks:
             return ""
         wanted, digest = await asyncio.to_thread(_with_digest, request)
         if digest not in self._known:
-            async with self._turn(client):
+            async with AsyncExitStack() as turn:
+                await turn.enter_async_context(self._turn(client))
                 if digest not in self._known:
-                    self._remember(digest, await self._run(wanted))
+                    self._trial = asyncio.create_task(self._try(digest, wanted, turn.pop_all()))
+                    await asyncio.shield(self._trial)
         found = self._known[digest]
         self._known.move_to_end(digest)
         if isinstance(found, BadRequest):
@@ -82,10 +85,13 @@ class GrammarChecks:
     def _is_bad(self, text: str) -> bool:
         return bool(self._bad) and self._bad.get(grammar_name(text), 0.0) > self.clock.now()
 
-    async def _run(self, wanted: Asked) -> str | BadRequest:
-        found = await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)
-        self.warm_up()
-        return found
+    async def _try(self, digest: bytes, wanted: Asked, turn: AsyncExitStack) -> None:
+        """Has a grammar tried, and remembers what was found. It goes on when its client has left: then the client's
+        next request finds the answer."""
+        async with turn:
+            trying = asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)
+            self.warm_up()
+            self._remember(digest, await trying)
 
     @asynccontextmanager
     async def _turn(self, client: str) -> AsyncIterator[None]:

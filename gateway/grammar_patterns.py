@@ -16,7 +16,8 @@ _DIGITS: Final = {"x": 2, "u": 4}
 _MAY_HAVE_THEM: Final = re.compile(r"\[\^|\\[xupPDWSv0c]")  # a class in which this is may have such characters
 _ESCAPES: Final = frozenset("dDwWsSbBnrtfvxucpPk")  # letters behind a backslash, in ECMA's dialect
 _GROUP: Final = re.compile(r"\(\?(:|=|!|<|[ims]*(-[ims]+)?:)")  # how a group with a question mark begins there
-_OPERATORS: Final = ("&&", "--", "~~")  # of Rust's classes, which are plain characters in ECMA's
+_OPERATORS: Final = ("[:", "&&", "--", "~~")  # of Rust's classes, which are plain characters in ECMA's
+_IN_CLASS: Final = re.compile(r"\\.|\[", re.DOTALL)
 
 
 def spelt_pattern(pattern: str) -> str:
@@ -37,7 +38,8 @@ def spelt_pattern(pattern: str) -> str:
 
 
 def _class(text: str) -> str:
-    """A class, in llguidance's dialect, which has none without characters."""
+    """A class, in llguidance's dialect, which has none without characters, and in which `[` begins another class."""
+    text = "[" + _IN_CLASS.sub(lambda found: "\\[" if found[0] == "[" else found[0], text[1:])
     text = {"[]": NOTHING, "[^]": _ANYTHING}.get(text, text)
     return _without_them(text) if _MAY_HAVE_THEM.search(text) else text
 
@@ -50,8 +52,6 @@ def _class_end(pattern: str, begin: int) -> int:
     """Where a class ends that begins there. In ECMA's dialect it holds no other one."""
     place = begin + 1 + pattern.startswith("^", begin + 1)
     while place < len(pattern) and pattern[place] != "]":
-        if pattern[place] == "[":
-            raise ValueError(f"pattern {pattern[:80]!r}: got '[' in a class, expected '\\['")
         if operator := next((each for each in _OPERATORS if pattern.startswith(each, place)), None):
             raise ValueError(f"pattern {pattern[:80]!r}: got {operator!r} in a class, expected '\\' before the second")
         place += 2 if pattern[place] == "\\" else 1

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+# Keywords of JSON Schema whose values are no schemas, and those that hold schemas by name. The value of any other one,
+# also of one that is unknown, may be a schema that a `$ref` names.
+VALUES: Final = frozenset("const enum default examples".split())
+MAPS: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
 _ANY: Final = ("anyOf", "oneOf")
 
 
 def check_references(schema: Any) -> None:
     """ValueError for a reference that leads to itself."""
-    found = {id(each): each for each in _objects(schema)}
+    found = _schemas(schema)
     waiting = {key: needs for key, each in found.items() if (needs := list(_needs(each, schema)))}
     behind: dict[int, list[int]] = {}  # schemas that need another one, by that one
     for key, needs in waiting.items():
@@ -30,16 +34,22 @@ def check_references(schema: Any) -> None:
             raise ValueError(f"the reference {found[key]['$ref'][:80]!r} leads to itself before any value")
 
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a schema."""
-    left = [schema]
+def _schemas(root: Any) -> dict[int, dict[str, Any]]:
+    """The schemas in a document, and what their references name, by id. Values such as those of `enum` are none."""
+    found, left = dict[int, dict[str, Any]](), [root]
     while left:
         value = left.pop()
-        if isinstance(value, dict):
-            yield value
-            left += value.values()
-        elif isinstance(value, list):
+        if isinstance(value, list):
             left += value
+        elif isinstance(value, dict) and id(value) not in found:
+            found[id(value)] = value
+            for key, each in value.items():
+                if key in MAPS and isinstance(each, dict):
+                    left += each.values()
+                elif key not in VALUES:
+                    left.append(each)
+            left += [each for need in _needs(value, root) for each in need]
+    return found
 
 
 def _needs(schema: Mapping[str, Any], root: Any) -> Iterator[list[Any]]:

@@ -13,7 +13,7 @@ from gateway.grammar_bounds import exact_bounds, fractions_in
 from gateway.grammar_formats import with_exact_format
 from gateway.grammar_names import with_own_names
 from gateway.grammar_patterns import spelt_pattern
-from gateway.grammar_references import check_references
+from gateway.grammar_references import MAPS, VALUES, check_references
 
 # Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
 WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
@@ -25,11 +25,6 @@ _UNSPELT: Final = re.compile(
 
 MAX_NUMBER: Final = 2**53  # each whole number up to it is a double of its own
 _UNUSED: Final = frozenset(("default", "examples"))  # keywords of values that change no answer
-
-# Keywords of JSON Schema whose values are no schemas, and those that hold schemas by name. The value of any other one,
-# also of one that is unknown, may be a schema that a `$ref` names.
-_VALUES: Final = frozenset("const enum default examples".split())
-_MAP: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
 _IGNORED: Final = ("divisibleBy", "disallow", "extends")  # of draft 3
 
 
@@ -45,8 +40,9 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
         raise ValueError(f"got the control character {found[1]}, which answers are never made of")
 
     check_references(schema)
-    exact = mapped(mapped(schema, _strict), exact_bounds(_fractions(schema)))
-    _check_numbers(exact)
+    strict = mapped(schema, _strict)
+    _check_numbers(strict)
+    exact = mapped(strict, exact_bounds(_fractions(schema)))
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
     return {**exact, OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
 
@@ -86,11 +82,11 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 
 def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """The value of a keyword, with the schemas in it changed."""
-    if key in _VALUES:
+    if key in VALUES:
         return value
     if isinstance(value, list):
         return [mapped(each, change) for each in value]
-    if key in _MAP and isinstance(value, Mapping):
+    if key in MAPS and isinstance(value, Mapping):
         return {name: mapped(each, change) for name, each in value.items()}
     return mapped(value, change)
 

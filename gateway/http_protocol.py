@@ -319,7 +319,7 @@ class Gate:
             most = self._limits.max_body_bytes
             error = body_refused(scope, 413, f"the body has {num_bytes} bytes, expected at most {most} bytes")
             await status_response(error.status_code, error.detail, error.headers)(scope, receive, send)
-        elif self._digests and scope["path"] not in OPEN_PATHS and not self._is_known(_token(scope)):
+        elif self._digests and scope["path"] not in OPEN_PATHS and not self._is_known(token_of(scope)):
             message = "the API key is missing or wrong; expected the header `Authorization: Bearer KEY`"
             await status_response(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
         else:
@@ -356,7 +356,7 @@ class Gate:
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
-def _token(scope: Scope) -> bytes:
+def token_of(scope: Scope) -> bytes:
     """The text after `Bearer`; empty if the header is missing or given twice."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")

@@ -25,7 +25,7 @@ class HowLost(StrEnum):
     """How a worker was lost or has gone."""
 
     ENDED = "ended"  # its connection is gone. A process that only stands still keeps it
-    CUT = "cut"  # a message between it and the gateway was lost, or made no sense
+    CUT = "cut"  # a message between it and the gateway was lost, or made no sense, or found its queue full
     SILENT = "silent"
     STUCK = "stuck"  # one of its launches does not end
     LEFT = "left"  # it was told to end, or ends by itself

@@ -168,8 +168,8 @@ class Membership:
         return Change(tuple((each.key, Leave()) for each in free))
 
     def give_up(self, key: WorkerKey, why: str, how: HowLost = HowLost.CUT) -> Change:
-        """The worker has LEFT by itself, or its connection is lost (ENDED) or has lost messages (CUT). It is gone at
-        once, and the other ranks of its group with it. `why`: what is said of it behind its name."""
+        """The worker has LEFT by itself, or its connection is lost (ENDED), has lost messages or is full (CUT). It is
+        gone at once, and the other ranks of its group with it. `why`: what is said of it behind its name."""
         member = self.find(key)
         self._groups.forget(key.worker_id, key.instance)
         if member is None:

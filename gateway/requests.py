@@ -381,8 +381,9 @@ class Requests:
         return [found for found in self._attempts() if found[1].needs(key)]
 
     def note_end(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
-        """This worker has ended, and so had its attempts that have failed because no KV came. Returns these, once."""
-        ended = [(record, each) for record in self for each in record.undelivered if key in each.workers]
+        """This worker has ended, and so had the attempts that it prefilled and that have failed because no KV came.
+        Returns these, once."""
+        ended = [(record, each) for record in self for each in record.undelivered if key == each.prefill]
         for record, attempt in ended:
             record.undelivered.remove(attempt)
             record.note_end(attempt)

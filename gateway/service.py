@@ -23,7 +23,7 @@ from gateway.control import Control
 from gateway.generation import Generation
 from gateway.grammar_checks import GrammarChecks
 from gateway.grammars import asks
-from gateway.http_protocol import HEADER, body_refused, request_id_of
+from gateway.http_protocol import HEADER, body_refused, request_id_of, token_of
 from gateway.in_flight import InFlight
 from gateway.limits import Limits, check_list
 from gateway.logprobs import LogprobWriter
@@ -305,7 +305,7 @@ async def _grammars(service: Service, request: Request, requests: Sequence[AnyRe
     if not any(map(asks, requests)):
         return [""] * len(requests)
     host = request.client.host if request.client is not None else ""
-    client = request.headers.get("authorization", "") if service.api_keys else host
+    client = token_of(request.scope).decode("latin-1") if service.api_keys else host
 
     async def texts() -> list[str]:
         return [await service.grammars.text_of(each, client) for each in requests]

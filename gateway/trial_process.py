@@ -22,6 +22,7 @@ from gateway.grammars import Asked, refusal
 from gateway.trial_frames import MAX_WORK_S, framed, read_frame
 from protocol.errors import BadRequest, GrammarFault
 from runtime.clock import ThreadWorkClock
+from runtime.log import get_log, start_log
 from runtime.native_stack import STACK_BYTES, with_stack
 from runtime.process_life import die_with_parent
 from runtime.vocabulary import Vocabulary, load_vocabulary
@@ -29,6 +30,7 @@ from runtime.vocabulary import Vocabulary, load_vocabulary
 MAX_MEMORY_BYTES: Final = 1 << 30  # that one job may add
 LARGE_BYTES: Final = 256 << 20  # that the process may have grown by; then another one takes its place
 Try = Callable[[Asked], "str | BadRequest"]
+log = get_log("gateway.grammars")
 
 
 def answer(job: bytes, tried: Try) -> bytes:
@@ -78,11 +80,20 @@ def tries_of(folder: Path, num_tokens: int) -> Try:
     return Trials(vocabulary, ThreadWorkClock()).of
 
 
+def end_first(score: Path) -> None:
+    """Has the kernel end this process before any other where memory is short. A container may not allow it."""
+    try:
+        score.write_text("1000")
+    except OSError as error:
+        log.warning("trials of grammars are not ended first", why=f"{score} cannot be written: {error.strerror}")
+
+
 def main(argv: list[str]) -> int:
     """Serves one gateway. Exit status 0."""
     die_with_parent()
     folder, num_tokens = Path(argv[0]), int(argv[1])
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    start_log("grammar-trials")
+    end_first(Path("/proc/self/oom_score_adj"))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # native code that prints does not disturb the answers
     tried = tries_of(folder, num_tokens)

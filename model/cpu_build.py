@@ -43,6 +43,7 @@ MACROS: Final[dict[tuple[str, str], tuple[str, ...]]] = {  # (type of activation
 BUILD_LIMIT_S: Final = 120.0
 LOCK: Final = "lock"
 UNFINISHED: Final = "building-"  # prefix of the folders in which libraries are built
+_WRITABLE: Final = "can be written by other users"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -135,7 +136,7 @@ def cache_folder() -> Path:
         folder = folder.resolve()
         for each in (folder, *folder.parents):
             if why := _why_foreign(each.stat(), is_above=each != folder):
-                raise NoKernels(f"{each} {why}, expected this user and root alone")
+                raise NoKernels(f"{each} {why}, expected this user and root alone; {_remedy(each, why)}")
     except OSError as error:
         raise NoKernels(f"{folder} cannot be made: {error.strerror}") from None
     return folder
@@ -147,7 +148,13 @@ def _why_foreign(status: os.stat_result, *, is_above: bool) -> str:
     if status.st_uid not in (os.getuid(), 0):
         return "belongs to another user"
     is_sticky = is_above and status.st_mode & stat.S_ISVTX
-    return "can be written by other users" if status.st_mode & 0o022 and not is_sticky else ""
+    return _WRITABLE if status.st_mode & 0o022 and not is_sticky else ""
+
+
+def _remedy(folder: Path, why: str) -> str:
+    """What a person can do about a folder that is not used."""
+    other = "set XDG_CACHE_HOME to another folder"
+    return f"run `chmod g-w,o-w {shlex.quote(str(folder))}`, or {other}" if why == _WRITABLE else other
 
 
 def _own(path: Path) -> Path:

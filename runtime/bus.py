@@ -7,6 +7,7 @@ queue.
 import os
 import socket as sockets
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import zmq
@@ -79,15 +80,23 @@ def open_router(context: "zmq.Context[zmq.Socket[bytes]]", max_bytes: int = MAX_
     return socket
 
 
-def send_routed(socket: "zmq.Socket[bytes]", identity: bytes, raw: bytes) -> bool:
-    """Queues `raw` for a peer of a ROUTER. False if that peer is unknown or its queue is full."""
+class Routed(Enum):
+    """What became of a message for a peer of a ROUTER."""
+
+    QUEUED = "queued"
+    FULL = "full"  # the peer is connected, and does not take what is queued for it
+    UNKNOWN = "unknown"  # no such peer is connected
+
+
+def send_routed(socket: "zmq.Socket[bytes]", identity: bytes, raw: bytes) -> Routed:
+    """Queues `raw` for a peer of a ROUTER, unless it is unknown or its queue is full."""
     try:
         socket.send_multipart([identity, raw], zmq.NOBLOCK)
     except zmq.ZMQError as error:
         if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             raise
-        return False
-    return True
+        return Routed.FULL if error.errno == zmq.EAGAIN else Routed.UNKNOWN
+    return Routed.QUEUED
 
 
 def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
@@ -263,7 +272,7 @@ class Router:
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         """Queues `raw` for a peer. False if that peer is unknown or its queue is full."""
-        return send_routed(self.socket, identity, raw)
+        return send_routed(self.socket, identity, raw) is Routed.QUEUED
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """(identity, message) pairs that have arrived: at most MAX_RECEIVE, about RECEIVE_BYTES. A message of several

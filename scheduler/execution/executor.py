@@ -158,10 +158,12 @@ class Executor:
 
     @property
     def replayed_step(self) -> int:
-        """The same step, if all ranks replay a graph in it and all of it is enqueued. Else 0."""
+        """The same step, if this rank replays a graph in it and all of it is enqueued. Else 0. In a step of graphs, a
+        rank with chunks of prompts computes eagerly."""
         oldest = self.launches[0] if self.launches else None
-        replays = oldest is not None and oldest.step.graphs and oldest.copy_done is not None
-        return self.running_step if replays else 0
+        if oldest is None or (oldest.batch is not None and oldest.batch.input.extend_lens):
+            return 0
+        return self.running_step if oldest.step.graphs and oldest.copy_done is not None else 0
 
     def close(self) -> None:
         """Finishes what is in flight and ends the streams."""

@@ -18,6 +18,8 @@ LAUNCH_DEADLINE_S = 3.0
 class RoutedMessages:
     """Stands for gateway.control.ControlSocket."""
 
+    is_full = False
+
     def __init__(self, router: SimulatedRouter) -> None:
         self._router = router
 

@@ -28,12 +28,14 @@ PROMPT = (1, 2, 3)
 
 
 class ControlBench:
-    """`sent`: what the gateway has told which worker. Workers in `cut` cannot be reached any more."""
+    """`sent`: what the gateway has told which worker. Workers in `cut` cannot be reached any more; with
+    `is_full`, because they do not take what was sent before."""
 
     def __init__(self, *worker_ids: str, max_attempts: int = 3, max_tokens: int = 8, margin: int = 0) -> None:
         self.clock = VirtualClock()
         self.sent: list[tuple[str, ToWorker]] = []
         self.cut: set[str] = set()
+        self.is_full = False
         self.sampling = SamplingParams(max_tokens)
         self.margin = margin
         self._ends = WorkerEnds()

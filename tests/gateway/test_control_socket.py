@@ -15,6 +15,7 @@ from gateway.membership import Membership
 from gateway.metrics import Tally
 from gateway.retries import RetryRules
 from protocol.errors import ConfigError
+from runtime import bus
 from runtime.clock import MonotonicClock
 from runtime.keys import read_keys
 from tests.doubles.fake_worker import PATIENCE_S
@@ -78,6 +79,26 @@ async def test_without_keys_nobody_counts() -> None:
     shown = Tally("refused", "So many.", CollectorRegistry(), socket.refused, "reason")
     assert socket.refused() == {} and list(shown.collect()) == []
     socket.close()
+
+
+async def test_a_full_queue_is_told_from_a_worker_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus, "QUEUE_LIMIT", 1)
+    socket, heard = ControlSocket("tcp://127.0.0.1:0"), list[bytes]()
+    socket.start(lambda identity, _raw: heard.append(identity))
+    context: Any = zmq.Context()
+    worker = context.socket(zmq.DEALER)
+    worker.setsockopt(zmq.RCVHWM, 1)
+    worker.setsockopt(zmq.ROUTING_ID, b"d#1")
+    assert not socket.send(b"d#1", b"early") and not socket.is_full
+    worker.connect(socket.endpoint)
+    worker.send(b"hello")
+    await wait_until(lambda: bool(heard))
+    await wait_until(lambda: not socket.send(b"d#1", bytes(1 << 20)))  # it reads nothing
+    assert socket.is_full
+    worker.close(0)
+    await wait_until(lambda: not socket.send(b"d#1", b"late") and not socket.is_full)
+    socket.close()
+    context.destroy(linger=0)
 
 
 def test_a_socket_with_keys_that_cannot_be_bound_leaves_nothing(tmp_path: Path) -> None:

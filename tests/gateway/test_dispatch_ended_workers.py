@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from gateway.members import HowLost, WorkerKey
 from protocol.errors import GrammarFault, KvNotDelivered, WorkerLost
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Role
 from tests.gateway.control_bench import ControlBench
@@ -89,3 +90,26 @@ def test_without_a_grammar_nothing_is_blamed() -> None:
     bench = PairsBench("")
     client, ended = run(bench, (True, True))
     assert len(ended) == 2 and client.error is None and not bench.blamed
+
+
+def test_workers_that_do_not_take_what_they_are_sent_blame_nothing() -> None:
+    """They may stand still. Only those whose connections are gone have ended."""
+    bench = PairsBench()
+    bench.is_full = True
+    _, ended = run(bench, (False, True))
+    losses = bench.control.membership.losses
+    assert len(ended) == 2 and [loss.how for loss in losses.values()] == [HowLost.CUT] * 2
+    assert not bench.blamed and "does not take what is sent to it" in str(losses)
+
+
+def test_a_decode_worker_that_ends_after_its_attempt_blames_nothing() -> None:
+    """Its attempt had failed because no KV came: whatever ends decode later does not explain that."""
+    bench = PairsBench()
+    _, assign = bench.ask()
+    decode = next(name for name, message in bench.sent if message is assign)
+    bench.fail(assign, KvNotDelivered)
+    bench.lose(decode)
+    [record] = bench.dispatch.requests
+    counted = [choice.num_ended_workers for choice in record.choices]
+    assert bench.control.membership.find(WorkerKey(decode, 1)) is None
+    assert counted == [int(bench.assigns[-1].attempt > 1)], "the next attempt, if it ran there, too"

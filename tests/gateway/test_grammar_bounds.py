@@ -119,3 +119,55 @@ def test_a_fraction_with_many_digits_is_a_bound_or_is_refused(seed: int) -> None
             tokens = [*written.encode(), END]
             is_allowed = matcher.deep_copy().validate_tokens(tokens) == len(tokens)
             assert is_within(Decimal(written), bounds) or not is_allowed, (bounds, written)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_narrow_range_beside_a_bound_is_not_empty(seed: int) -> None:
+    rng = random.Random(seed)
+    low, places, sign = Decimal(rng.choice((0, 1, 7, 1000))), rng.randint(6, 11), rng.choice((1, -1))
+    high = low + Decimal(rng.randint(1, 9)).scaleb(-places)
+    ends = sorted((sign * low, sign * high))
+    bounds = {"minimum": (ends[0], True), "maximum": (ends[1], rng.random() < 0.5)}
+    text = check(Asked("guided_json", "json", next(forms(bounds))))
+    if not isinstance(text, str):
+        assert len(str(low)) + places >= MAX_DIGITS and "expected none so near to each other" in text.message
+        return
+    matcher = matcher_of(text)
+    for value, is_allowed in (((ends[0] + ends[1]) / 2, True), (ends[0], False), (ends[1], None)):
+        tokens = [*f"{value:f}".encode(), END]
+        found = matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+        assert found == is_allowed or (is_allowed is None and (is_within(value, bounds) or not found)), (bounds, value)
+
+
+def test_bounds_without_a_number_between_them_are_refused() -> None:
+    for schema in ({"exclusiveMinimum": 0, "maximum": 1e-15}, {"exclusiveMinimum": 12345, "maximum": 12345.0000000001}):
+        told = check(Asked("guided_json", "json", schema))
+        assert not isinstance(told, str) and "so near to each other" in told.message
+
+
+@pytest.mark.parametrize("bound", (10**400, -(10**400), float("inf")), ids=("large", "small", "infinite"))
+def test_a_bound_beyond_all_that_are_counted_is_refused_beside_a_fraction(bound: float) -> None:
+    for schema in ({"exclusiveMinimum": bound, "maximum": 0.5}, {"minimum": 0.5, "exclusiveMaximum": bound}):
+        told = check(Asked("guided_json", "json", schema))
+        assert not isinstance(told, str) and "got the number" in told.message and "none beyon" in told.message
+
+
+def test_many_bounds_beside_many_fractions_are_changed_in_their_order() -> None:
+    """Each bound is looked up among the fractions, and not compared with each."""
+    looks = 0
+
+    class Counted(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal looks
+            looks += 1
+            return float(self) < other
+
+        def __gt__(self, other: float) -> bool:
+            nonlocal looks
+            looks += 1
+            return float(self) > other
+
+    changed = exact_bounds(frozenset(Counted(whole + 0.5) for whole in range(1000)))
+    for whole in range(1000):
+        assert changed({"exclusiveMinimum": whole}) == {"exclusiveMinimum": whole + 1e-9}
+    assert looks < 50_000

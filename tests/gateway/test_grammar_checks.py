@@ -187,3 +187,32 @@ def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
 
     asyncio.run(run())
     assert tried == ["a", "c"]
+
+
+def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> None:
+    """A client that waits for less than a trial takes gets its answer later."""
+    made, tried, is_tried, is_free = checks(), list[str](), threading.Event(), threading.Event()
+
+    def held(wanted: Asked) -> str | BadRequest:
+        tried.append(wanted.source)
+        is_tried.set()
+        assert is_free.wait(60)
+        return "text"
+
+    vars(made)["check"] = held
+
+    async def run() -> None:
+        left = asyncio.create_task(made.text_of(request(regex="a")))
+        await asyncio.to_thread(is_tried.wait)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        again = asyncio.create_task(made.text_of(request(regex="a")))
+        other = asyncio.create_task(made.text_of(request(regex="b")))
+        await in_line(made, 2)
+        assert tried == ["a"]
+        is_free.set()
+        assert await asyncio.gather(again, other) == ["text", "text"]
+
+    asyncio.run(run())
+    assert tried == ["a", "b"]

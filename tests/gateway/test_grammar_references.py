@@ -9,6 +9,7 @@ from gateway.grammar_references import check_references
 from gateway.grammars import Asked
 from tests.byte_grammars import check
 
+DATA = ("const", "enum", "default", "examples")  # keywords with values
 REF = {"$ref": "#/$defs/a"}
 
 
@@ -29,6 +30,8 @@ def with_defs(**defs: Any) -> dict[str, Any]:
         {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]},
         {"items": REF, "$defs": {"a": {"$ref": "#/$defs/b~1c%25"}, "b/c%": REF}},
         {"items": REF, "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a/allOf/0"}]}}},
+        *({"properties": {name: {"$ref": f"#/properties/{name}"}}} for name in DATA),
+        {"items": {"$ref": "#/const"}, "const": {"$ref": "#/const"}},
     ],
 )
 def test_a_reference_that_leads_to_itself_is_refused(schema: Any) -> None:
@@ -51,6 +54,9 @@ def test_a_reference_that_leads_to_itself_is_refused(schema: Any) -> None:
         with_defs(a={"$ref": "#/$defs/b/9"}, b=[]),
         with_defs(a={"$ref": "http://example.org#/$defs/a"}),
         with_defs(a={"$ref": 5}),
+        *({name: {"$ref": f"#/{name}"}} for name in DATA),
+        *({"items": {name: [{"$ref": f"#/items/{name}/0"}]}} for name in DATA),
+        {"properties": {"enum": {"enum": [{"$ref": "#/properties/enum/enum/0"}]}}},
         True,
     ],
 )

@@ -64,7 +64,8 @@ async def test_a_client_is_known_by_its_api_key_and_by_its_address_where_none_is
         vars(grammars)["check"] = held
         asking = []
         for number, key in enumerate((*keys, *keys)):
-            setting.client.headers["authorization"] = f"Bearer {key}"
+            scheme = ("Bearer ", "bearer  ")[number // 2]  # the same key, written in another way
+            setting.client.headers["authorization"] = f"{scheme}{key}"
             asking.append(asyncio.create_task(setting.complete(guided_regex="a" * (number + 1))))
             await wait_until(lambda: grammars._turns._is_taken)
             await wait_until(lambda: sum(map(len, grammars._turns._lines.values())) == len(asking) - 1)

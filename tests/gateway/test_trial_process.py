@@ -2,10 +2,13 @@ import json
 import signal
 from dataclasses import asdict
 from io import BytesIO
+from pathlib import Path
+
+import pytest
 
 from gateway.grammars import Asked, refusal
 from gateway.trial_frames import MAX_WORK_S, framed, read_frame
-from gateway.trial_process import answer, serve
+from gateway.trial_process import answer, end_first, serve
 from protocol.errors import BadRequest
 
 ASKED = Asked("structured_outputs.regex", "regex", "a+")
@@ -38,3 +41,14 @@ def test_a_refusal_and_memory_that_runs_out_are_told_in_the_field_of_the_request
     assert json.loads(answer(JOB, refuses)) == {"refused": "structured_outputs.regex: no"}
     told = json.loads(answer(JOB, grows))["refused"]
     assert told == "structured_outputs.regex: cannot be followed: it takes more than 1024 MiB to try"
+
+
+def test_a_score_that_cannot_be_written_is_told_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    end_first(tmp_path)  # a folder
+    [record] = caplog.records
+    assert record.getMessage() == "trials of grammars are not ended first"
+    assert f"{tmp_path} cannot be written: Is a directory" in str(vars(record))
+    end_first(tmp_path / "score")
+    assert (tmp_path / "score").read_text() == "1000" and len(caplog.records) == 1

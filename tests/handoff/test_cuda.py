@@ -1,12 +1,14 @@
 """The same engines on a CUDA device: streams, pinned copies, KV staged through host memory, Triton attention."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -218,6 +220,22 @@ def owner_of(num_pages: int) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
+@contextmanager
+def held(stream: torch.cuda.Stream) -> Iterator[None]:
+    """What is given to the stream within the block waits until the block ends."""
+    is_free = threading.Event()
+
+    wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _data: is_free.wait())
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc  # a thread of the driver calls it in the stream's order
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    assert launch(stream.cuda_stream, ctypes.cast(wait, ctypes.c_void_p), None) == 0
+    try:
+        yield
+    finally:
+        is_free.set()
+        stream.synchronize()  # `wait` lives until then
+
+
 def test_memory_of_peers_that_are_gone_comes_back() -> None:
     """One is killed, one in mid-transfer, one when it has come back as a new instance."""
     kv, copy = PagedKv(LAYOUT, 12, "cuda:0"), copy_of(PAGES_HERE, PAGES_THERE)
@@ -226,7 +244,7 @@ def test_memory_of_peers_that_are_gone_comes_back() -> None:
     pools = Pools({ON_DEVICE: partial(DevicePool, ours)}, "cuda_ipc")
     before = torch.cuda.mem_get_info()[0]
     for instance, how in enumerate(("killed", "killed in mid-transfer", "returned")):
-        with owner_of(LENT_BYTES // LAYOUT.all_page_bytes) as owner:
+        with ExitStack() as until_it_is_killed, owner_of(LENT_BYTES // LAYOUT.all_page_bytes) as owner:
             assert pools.attach(instance, LAYOUT, offered(owner))
             if how == "returned":
                 assert pools.attach(instance + 1, LAYOUT, offered(owner, "again"))
@@ -234,8 +252,7 @@ def test_memory_of_peers_that_are_gone_comes_back() -> None:
             pool = pools.get(instance + (how == "returned"))
             assert isinstance(pool, DevicePool) and torch.cuda.mem_get_info()[0] < before - LENT_BYTES
             if how == "killed in mid-transfer":
-                with torch.cuda.stream(ours.copies._stream):
-                    torch.cuda._sleep(2_000_000_000)  # about a second: the copies wait behind it
+                until_it_is_killed.enter_context(held(ours.copies._stream))
             moving = [pool.begin(layer, copy) for layer in range(LAYOUT.num_layers)]
             if how != "killed in mid-transfer":
                 moving[-1].wait()

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -198,9 +199,14 @@ def test_folders_that_it_makes_are_trusted_whatever_the_umask(own_cache: Path) -
 def test_a_folder_below_one_that_others_can_write_is_not_trusted(own_cache: Path) -> None:
     """They could put another in its place; not where the sticky bit is, as in /tmp."""
     above = cache_folder().parents[1]
-    above.chmod(0o777)
-    with pytest.raises(NoKernels, match=f"{above} can be written by other users"):
-        built_library(DEFINES)
+    for mode in (0o777, 0o775, 0o757):
+        above.chmod(mode)
+        with pytest.raises(NoKernels, match=f"{above} can be written by other users") as refused:
+            built_library(DEFINES)
+    remedy = str(refused.value).partition("; ")[2]
+    assert remedy == f"run `chmod g-w,o-w {above}`, or set XDG_CACHE_HOME to another folder"
+    subprocess.run(shlex.split(remedy.split("`")[1]), check=True)
+    assert cache_folder() == own_cache
     above.chmod(0o1777)
     assert cache_folder() == own_cache
 
@@ -217,7 +223,8 @@ def test_a_folder_of_another_user_is_not_trusted(whose: str, own_cache: Path, mo
         return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if path == foreign else found
 
     monkeypatch.setattr(Path, "stat", told)
-    with pytest.raises(NoKernels, match=f"{foreign} belongs to another user"):
+    says = f"{foreign} belongs to another user, expected this user and root alone; set XDG_CACHE_HOME to another folder"
+    with pytest.raises(NoKernels, match=f"^{says}$"):
         built_library(DEFINES)
 
 

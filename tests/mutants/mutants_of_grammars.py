@@ -6,6 +6,7 @@ MASKS = "tests/runtime/test_grammars.py"
 TRIALS = "tests/gateway/test_grammar_trials.py"
 CHILD = "tests/gateway/test_trial_child.py"
 CHECKS = "tests/gateway/test_grammar_checks.py"
+ENDED = "tests/gateway/test_dispatch_ended_workers.py"
 RETRIED = "tests/gateway/test_dispatch_retried_answers.py"
 STATES = "tests/scheduler/execution/test_grammars.py"
 LOOPS = "tests/scheduler/planning/test_overlap_loop_late.py"
@@ -127,9 +128,9 @@ GRAMMARS = (
     ),
     Mutant(
         "grammars are checked on the loop",
-        "GrammarChecks._run",
-        "await asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)",
-        "self.check(wanted)",
+        "GrammarChecks._try",
+        "trying = asyncio.get_running_loop().run_in_executor(self._thread, self.check, wanted)",
+        "found = self.check(wanted)\ntrying = asyncio.to_thread(lambda: found)",
         "all streams of a gateway would stand still while one grammar is tried",
         tests=(CHECKS,),
     ),
@@ -219,7 +220,7 @@ GRAMMARS = (
         "record.undelivered.append(attempt)",
         "",
         "a decode worker that is told by its transport first hides the end of prefill",
-        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+        tests=(ENDED,),
     ),
     Mutant(
         "a complaint counts only before the gateway knows of the end",
@@ -227,7 +228,7 @@ GRAMMARS = (
         "isinstance(error, WorkerLost | KvNotDelivered)",
         "isinstance(error, WorkerLost)",
         "a decode worker whose complaint is on its way meanwhile hides the end of prefill",
-        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+        tests=(ENDED,),
     ),
     Mutant(
         "an end counts once more for each news of it",
@@ -235,7 +236,7 @@ GRAMMARS = (
         "record.undelivered.remove(attempt)",
         "",
         "one worker's two losses would refuse a grammar",
-        tests=("tests/gateway/test_dispatch_ended_workers.py",),
+        tests=(ENDED,),
     ),
     Mutant(
         "any number of grammars is remembered as bad",
@@ -284,6 +285,38 @@ GRAMMARS = (
         "await doing",
         "others wait for what nobody wants",
         tests=("tests/gateway/test_turns.py", "tests/gateway/test_service_grammars.py"),
+    ),
+    Mutant(
+        "a client is known by the header with its key",
+        "gateway/service.py _grammars",
+        "token_of(request.scope).decode('latin-1')",
+        "request.headers.get('authorization', '')",
+        "one that writes its key in several ways gets several turns",
+        tests=("tests/gateway/test_service_grammars.py",),
+    ),
+    Mutant(
+        "a trial that has begun ends with its client",
+        "GrammarChecks.text_of",
+        "asyncio.shield(self._trial)",
+        "self._trial",
+        "a client that waits for less than a trial takes never gets further",
+        tests=(CHECKS,),
+    ),
+    Mutant(
+        "a worker with a full queue counts as ended",
+        "Control._lose",
+        "self._socket.is_full",
+        "False",
+        "a stopped process would blame the grammar that it followed",
+        tests=(ENDED,),
+    ),
+    Mutant(
+        "a decode worker that ends later counts against the grammar",
+        "Requests.note_end",
+        "key == each.prefill",
+        "key in each.workers",
+        "its attempt had failed before, because no KV came",
+        tests=(ENDED,),
     ),
     Mutant(
         "a grammar that has ended workers is followed again",

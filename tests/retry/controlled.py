@@ -66,6 +66,8 @@ class Client:
 class Wires:
     """Control's socket: what it sends is taken at once. A worker whose connection is gone takes nothing."""
 
+    is_full = False
+
     def __init__(self, ends: WorkerEnds, deliver: Callable[[bytes, ToWorker | None], bool]) -> None:
         self._ends, self._deliver = ends, deliver
 

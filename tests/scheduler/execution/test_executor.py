@@ -374,6 +374,7 @@ def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed
     planner = make_planner(executor)
     req = admitted(planner)
     planner.launch(prompt_chunk(req))
+    assert executor.launches[0].step.graphs == (max_graphed == 4), "it has three tokens"
     assert (executor.running_step, executor.replayed_step) == (1, 0), "a prompt is computed without graphs"
     finish(planner, executor)
     planner.join([req])
