@@ -1,37 +1,49 @@
-"""Patterns of names in a JSON schema that name only what `properties` names, too, where no other name is allowed.
+"""Patterns of names in a JSON schema that name only what `properties` or `required` name, where no other is allowed.
 
 For these llguidance allows a comma behind which no name may follow. So the pattern's schema goes to the properties
 themselves, and the pattern away.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLTokenizer
+
+from runtime.grammar_limits import limits
 
 MAX_LOOKS: Final = 1000  # at one pattern and one name, in a schema's object
 _QUIET: Final = 0
 
 
 def with_own_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema without such patterns."""
-    named, patterns = schema.get("properties"), schema.get("patternProperties")
+    """The same schema without such patterns. A name of `required` is one of `properties`, too."""
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties")
     if not isinstance(named, dict) or not isinstance(patterns, dict) or schema.get("additionalProperties") is not False:
         return schema
+    extra = _required_besides(schema, named)
+    names = [*named, *extra]
     bodies = {pattern: whole_names(pattern) for pattern in patterns}
-    if not all(bodies.values()) or len(named) * len(patterns) > MAX_LOOKS:
+    if not all(bodies.values()) or len(names) * len(patterns) > MAX_LOOKS:
         return schema
-    if any(_has_others(body, named) for body in bodies.values()):
+    if any(_has_others(body, names) for body in bodies.values()):
         return schema
 
     found = dict(named)
-    for name in named:
+    for name in names:
         own = [patterns[pattern] for pattern, body in bodies.items() if _matches(body, name)]
+        if name in extra and not own:
+            return schema  # no answer has it, as llguidance says
         if own:
-            found[name] = {"allOf": [named[name], *own]}
+            found[name] = {"allOf": [*([named[name]] if name in named else []), *own]}
     return {key: value for key, value in schema.items() if key != "patternProperties"} | {"properties": found}
+
+
+def _required_besides(schema: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
+    required = schema.get("required")
+    names = required if isinstance(required, list) else []
+    return [name for name in names if isinstance(name, str) and name not in named]
 
 
 def whole_names(pattern: str) -> str:
@@ -81,7 +93,7 @@ def _in_lark(body: str) -> str:
 def _allows_any(terminal: str) -> bool:
     """Whether a terminal of Lark's spelling has a text. True for what the library cannot say."""
     grammar = LLMatcher.grammar_from_lark(f'start: "<" NAME ">"\nNAME: {terminal}')
-    matcher = LLMatcher(_tokenizer(), grammar, log_level=_QUIET)
+    matcher = LLMatcher(_tokenizer(), grammar, log_level=_QUIET, limits=limits(grammar))
     if matcher.is_error():
         return True
     matcher.consume_token(ord("<"))

@@ -62,7 +62,7 @@ def object_of(rng: random.Random) -> dict[str, Any]:
         "properties": {name: rng.choice(VALUES) for name in own},
         "patternProperties": {each: rng.choice(VALUES) for each in patterns},
         "additionalProperties": False,
-        "required": [name for name in own if rng.random() < 0.3],
+        "required": [name for name in NAMES if rng.random() < (0.3 if name in own else 0.1)],
     }
 
 
@@ -79,7 +79,7 @@ def test_random_objects_have_answers_without_dead_ends(seed: int) -> None:
             if answer := walked(text, rng):
                 num_answers += 1
                 jsonschema_rs.validate(schema, json.loads(answer))
-    assert num_answers > 25
+    assert num_answers > 10
 
 
 def test_the_schema_of_a_pattern_goes_to_the_properties_that_it_names() -> None:
@@ -95,6 +95,7 @@ def test_the_schema_of_a_pattern_goes_to_the_properties_that_it_names() -> None:
         {"additionalProperties": True},
         {"properties": {"b": {}}},
         {"properties": 5},
+        {"required": ["b"]},
         {"patternProperties": {"^a": {}}},
         {"patternProperties": {"^a$": {}, "^b": {}}},
         {"patternProperties": {"^($": {}}},

@@ -139,9 +139,17 @@ SCHEMAS = (
     Mutant(
         "what a pattern says of a name is lost with it",
         "with_own_names",
-        '{"allOf": [named[name], *own]}',
-        "named[name]",
+        '{"allOf": [*([named[name]] if name in named else []), *own]}',
+        "named.get(name, True)",
         "a property would follow its own schema alone",
+        tests=(NAMES,),
+    ),
+    Mutant(
+        "a required name that no pattern names is allowed",
+        "with_own_names",
+        "name in extra and not own",
+        "False",
+        "a name that nothing in the schema names would be a property",
         tests=(NAMES,),
     ),
     Mutant(

@@ -85,6 +85,7 @@ def test_the_worst_choice_of_an_answer_counts() -> None:
 
 def test_validators_that_disagree_and_rules_that_nobody_judges_are_no_findings() -> None:
     assert of(Rule(), "x") == ("not judged", False)
+    assert of(Rule("regex", "a"), "\U0003fffe") == ("not judged", False)
     assert of(Rule("json", {"type": "x"}), "1") == ("not judged", False)
 
 

@@ -40,6 +40,12 @@ def test_a_text_follows_its_schema_or_not(text: str, schema: Any, is_right: bool
     assert (found == "") == is_right and not found.startswith("disputed"), found
 
 
+def test_validators_that_disagree_in_what_neither_is_good_at_are_told() -> None:
+    """Python's `$` matches before a line break, so it holds a name against the schema of another."""
+    found = wrong_with('{"\\n": 1}', {"patternProperties": {"^$": {"const": 2}}})
+    assert found == "disputed: 2 was expected"
+
+
 @pytest.mark.parametrize("schema", [{"type": "x"}, {"$ref": "http://example.org/s"}, {"pattern": "("}])
 def test_a_schema_that_is_none_is_not_judged(schema: Any) -> None:
     with pytest.raises(NotJudged):

@@ -91,7 +91,14 @@ def _by_python(text: str, schema: Any) -> Found | None:
             errors = list(_leaves(kind(exact, format_checker=FORMATS).iter_errors(value)))
         except Exception as error:
             raise NotJudged(f"{type(error).__name__}: {error}"[:200]) from error
-    return (frozenset(str(each.validator) for each in errors), _line(errors[0].message)) if errors else None
+    keywords = frozenset(name for each in errors for name in _keywords(each))
+    return (keywords, _line(errors[0].message)) if errors else None
+
+
+def _keywords(error: ValidationError) -> Iterator[str]:
+    """The keyword that does not hold, and those on the way to it that choose by a pattern where it counts."""
+    yield str(error.validator)
+    yield from DIALECTS.intersection(map(str, error.absolute_schema_path))
 
 
 def _with_named_patterns(schema: dict[str, Any]) -> dict[str, Any]:
