@@ -12,7 +12,7 @@ from model.cpu_build import MACROS, Level, NoKernels, build_level, levels_here, 
 from protocol.errors import ConfigError, brief
 
 HEAD_SIZES: Final = (64, 128)  # of most models
-MOST: Final = 1024
+EVEN: Final = range(2, 1025, 2)  # rotation turns one half of a head into the other
 
 
 def kernels(words: Sequence[str], usage: str) -> Iterator[str]:
@@ -33,8 +33,8 @@ def kernels(words: Sequence[str], usage: str) -> Iterator[str]:
 
 
 def _head_size(word: str, usage: str) -> int:
-    if not (word.isascii() and word.isdigit() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST):
-        raise ConfigError(f"kernels build: got {brief(word)}, expected a head size from 1 to {MOST}; {usage}")
+    if not (word.isascii() and word.isdigit() and len(word) <= len(str(EVEN[-1])) and int(word) in EVEN):
+        raise ConfigError(f"kernels build: got {brief(word)}, expected an even head size from 2 to {EVEN[-1]}; {usage}")
     return int(word)
 
 

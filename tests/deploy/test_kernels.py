@@ -59,10 +59,11 @@ def test_without_sizes_those_of_most_models(built: list[tuple[str, ...]]) -> Non
     [
         ((), "kernels: expected baton kernels build [HEAD_SIZE ...]"),
         (("make",), "kernels: got 'make', expected baton kernels build"),
-        (("build", "0"), "got '0', expected a head size from 1 to 1024"),
-        (("build", "64", "1025"), "got '1025', expected a head size"),
-        (("build", "64.0"), "got '64.0', expected a head size"),
-        (("build", "١٢٨"), "expected a head size"),
+        (("build", "0"), "got '0', expected an even head size from 2 to 1024"),
+        (("build", "7"), "got '7', expected an even head size"),
+        (("build", "64", "1026"), "got '1026', expected an even head size"),
+        (("build", "64.0"), "got '64.0', expected an even head size"),
+        (("build", "١٢٨"), "expected an even head size"),
     ],
 )
 def test_wrong_words(
