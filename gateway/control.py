@@ -179,8 +179,7 @@ class Control:
         blame: Callable[[str], None] = lambda _grammar: None,
     ) -> None:
         self._socket = socket
-        self._clock = clock
-        self._model_limits = model_limits
+        self._clock, self._model_limits = clock, model_limits
 
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None

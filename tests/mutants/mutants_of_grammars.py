@@ -185,7 +185,7 @@ GRAMMARS = (
     Mutant(
         "numbers that are no exact doubles are followed",
         "strict_schema",
-        "_check_numbers(exact)",
+        "_check_numbers(strict)",
         "",
         "llguidance answers another number, or recurses without an end",
         tests=("tests/gateway/test_grammar_texts.py",),

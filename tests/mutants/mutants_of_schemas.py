@@ -49,14 +49,6 @@ SCHEMAS = (
         tests=(BOUNDS,),
     ),
     Mutant(
-        "numbers are checked after the bounds",
-        "strict_schema",
-        "_check_numbers(strict)",
-        "pass",
-        "a number of 400 digits is compared as a float",
-        tests=(BOUNDS,),
-    ),
-    Mutant(
         "references are followed in values",
         "gateway/grammar_references.py _schemas",
         "key not in VALUES",
