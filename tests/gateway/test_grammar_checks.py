@@ -207,6 +207,10 @@ def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> 
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
+        is_kept = made._turns._is_taken
+        if not is_kept:
+            is_free.set()
+        assert is_kept
         again = asyncio.create_task(made.text_of(request(regex="a")))
         other = asyncio.create_task(made.text_of(request(regex="b")))
         await in_line(made, 2)
