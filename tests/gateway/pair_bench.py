@@ -51,6 +51,8 @@ def register(key: WorkerKey, role: Role, **changed: Any) -> Register:
 class PairBench:
     """A gateway with a pair, a worker beside it, and a request of the pair."""
 
+    is_full = False  # of the socket: workers take what is sent to them
+
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, ToWorker]] = []
         self._ends = WorkerEnds()

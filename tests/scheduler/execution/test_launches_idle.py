@@ -133,17 +133,17 @@ class Announcing(Answered):
         super().announce(num_tokens, wants_graph=wants_graph)
 
 
-def test_a_graph_is_wanted_of_few_tokens_and_never_of_a_prompt() -> None:
+def test_a_graph_is_wanted_beside_as_many_tokens_as_one_has_and_no_more() -> None:
     agreement = Announcing()
     runner = FakeRunner(vocab_size=97, context_length=64, max_graphed=4)
     executor = make_executor(ManualStream(), runner=runner, agreement=agreement)
     planner = make_planner(executor)
-    req = admitted(planner, (5, 6, 7), greedy(4))
+    req = admitted(planner, (5, 6, 7, 8, 9), greedy(4))
     planner.launch(prompt_chunk(req))
     planner.join([req])
     finish(planner, executor)
     decode(planner)
-    assert agreement.announced == [(3, False), (1, True)]
+    assert agreement.announced == [(5, False), (1, True)]
 
 
 def test_a_call_is_answered_while_launches_are_in_flight() -> None:
