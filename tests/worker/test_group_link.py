@@ -9,6 +9,7 @@ from protocol.errors import GroupBroken
 from protocol.messages_group import GroupPlace, RankBeat, RankHello, StepRow
 from scheduler.agreement import Agreement
 from tests.doubles.clock import VirtualClock
+from worker import rank_sockets
 from worker.group_link import BEAT_S, GroupLink
 from worker.group_watch import COLLECTIVE_S
 from worker.rank_sockets import RankSockets
@@ -126,7 +127,9 @@ def test_a_rank_may_end_once_all_have_said_that_they_rest_behind_the_same_step(b
     assert not bench.link.may_end(True), "the others believe that it has work"
 
 
-def test_the_last_beat_of_a_rank_that_ends_arrives(bench: Bench) -> None:
+def test_the_last_beat_of_a_rank_that_ends_arrives(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy machine takes to connect the sockets."""
+    monkeypatch.setattr(rank_sockets, "LINGER_MS", 60_000)
     bench.link.may_end(True)
     bench.link.tick()
     bench.link.close()
