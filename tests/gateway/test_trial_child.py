@@ -224,5 +224,5 @@ def test_texts_of_any_characters_travel_whole(child: TrialChild) -> None:
         found = child.check(Asked("guided_choice", "choice", [source]))
         assert isinstance(found, str | BadRequest)
         if isinstance(found, str):
-            assert json.dumps(source, ensure_ascii=False) in found
+            assert json.dumps(source, ensure_ascii=False).replace("\x7f", "\\u007f") in found
     assert child.num_starts == 1

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol.errors import ConfigError, WireError
+from runtime.log import get_log
 
 _PACKAGES: Final = ("nixl_cu12", "nixl_cu13", "nixl_rocm")  # all move host memory alike
+_TRIES: Final = 3  # to make an agent
 _PROGRESS_US: Final = 20_000  # how often the thread looks without an event, in case one was missed
+log = get_log("transfer")
 
 
 def is_installed() -> bool:
@@ -84,17 +87,29 @@ class Agent:
             each for each in vars(nixl).values() if isinstance(each, type) and issubclass(each, Exception)
         )
 
-        config = nixl.nixlAgentConfig()
-        config.useProgThread, config.useListenThread, config.pthrDelay = True, False, _PROGRESS_US
-
         try:
-            self._agent: Any = nixl.nixlAgent(f"baton-{secrets.token_hex(8)}", config)
-            self._agent.createBackend("UCX", {})
+            self._agent = self._made(_TRIES)
             if memory:
                 self._agent.registerMem(self._described(memory))
             self.export: bytes = self._agent.getLocalMD()
         except self._errors as error:
             raise ConfigError(f"transfer_backend: nixl cannot be used here ({error})") from error
+
+    def _made(self, num_tries: int) -> Any:
+        """An agent with UCX. A new one is tried again if UCX fails: it connects to a port of its own, and now and then
+        that is refused."""
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread, config.useListenThread, config.pthrDelay = True, False, _PROGRESS_US
+
+        agent = self._nixl.nixlAgent(f"baton-{secrets.token_hex(8)}", config)
+        try:
+            agent.createBackend("UCX", {})
+        except self._errors as error:
+            if num_tries == 1:
+                raise
+            log.warning("NIXL starts again", why=str(error))
+            return self._made(num_tries - 1)
+        return agent
 
     def register(self, region: Region) -> None:
         """Lets reads write into `region`."""

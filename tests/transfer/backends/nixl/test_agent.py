@@ -2,6 +2,8 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,51 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match=r"nixl_broken cannot be loaded \((No module named|libfoo)"):
         Agent()
     assert "nixl_broken" not in sys.modules
+
+
+class UcxError(Exception):
+    """As the package's own."""
+
+
+class Refused:
+    """An agent whose UCX is refused its own port, as long as `left` says so."""
+
+    left, made = 0, list["Refused"]()
+
+    def __init__(self, name: str, config: Any) -> None:
+        self.name, self.has_progress_thread = name, config.useProgThread
+        self.made.append(self)
+
+    def createBackend(self, name: str, options: dict[str, str]) -> None:  # noqa: N802 - NIXL's name
+        type(self).left -= 1
+        if self.left >= 0:
+            raise UcxError("NIXL_ERR_BACKEND")
+
+    def getLocalMD(self) -> bytes:  # noqa: N802
+        return self.name.encode()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> type[Refused]:
+    package = SimpleNamespace(nixlAgent=Refused, nixlAgentConfig=SimpleNamespace, UcxError=UcxError)
+    monkeypatch.setattr(agent, "_package", lambda: package)
+    monkeypatch.setattr(Refused, "made", [])
+    return Refused
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_an_agent_that_is_refused_its_own_port_is_made_anew(
+    times: int, refused: type[Refused], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refused, "left", times)
+    made = Agent()
+    assert len({each.name for each in refused.made}) == times + 1
+    assert made.export == refused.made[-1].name.encode()
+    assert all(each.has_progress_thread for each in refused.made)
+
+
+def test_one_that_is_refused_each_time_ends_the_start(refused: type[Refused], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused, "left", 3)
+    with pytest.raises(ConfigError, match=r"nixl cannot be used here \(NIXL_ERR_BACKEND\)"):
+        Agent()
+    assert len(refused.made) == 3
