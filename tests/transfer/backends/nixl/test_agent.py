@@ -44,12 +44,12 @@ class Refused:
         self.name, self.has_progress_thread = name, config.useProgThread
         self.made.append(self)
 
-    def createBackend(self, name: str, options: dict[str, str]) -> None:  # noqa: N802 - NIXL's name
+    def createBackend(self, name: str, options: dict[str, str]) -> None:
         type(self).left -= 1
         if self.left >= 0:
             raise UcxError("NIXL_ERR_BACKEND")
 
-    def getLocalMD(self) -> bytes:  # noqa: N802
+    def getLocalMD(self) -> bytes:
         return self.name.encode()
 
 
