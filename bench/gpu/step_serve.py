@@ -7,8 +7,9 @@ loadtest/ drives the loads.
 """
 
 import asyncio
+import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite, nan
@@ -21,7 +22,7 @@ from bench.gpu.shape import TINY, RandomWeights
 from bench.gpu.sheet import Sheet
 from loadtest.bench_model import CONFIG, write_model
 from loadtest.deployment import deployed
-from loadtest.http_exchange import Server
+from loadtest.http_exchange import Server, get
 from loadtest.load import PlainLoad, run_load
 from loadtest.report import Figures
 from loadtest.scenarios import PAIR, UNIFIED
@@ -114,6 +115,16 @@ async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None
                 "long prompts": f"{size.long_tokens:,} tokens, {rate:g} a second" if rate else "none",
             }
             add_row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
+        _, body = await get(server, clock, "/workers")
+        for words in ways_of_kv(json.loads(body)):
+            sheet.note(f"{name}: {words}")
+
+
+def ways_of_kv(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How KV has come to each decode worker, from GET /workers."""
+    return [
+        f"KV came to {each['id']} from {peer} by {way}" for each in workers for peer, way in each["transfer"].items()
+    ]
 
 
 def add_row(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bench.gpu.records import Row
 from bench.gpu.sheet import Folder, Sheet
-from bench.gpu.step_serve import SIZES, add_row
+from bench.gpu.step_serve import SIZES, add_row, ways_of_kv
 from loadtest.report import figures_of
 from tests.doubles.clock import VirtualClock
 from tests.loadtest.records import answered
@@ -18,3 +18,8 @@ def test_an_itl_of_zero_is_absent_because_most_tokens_came_with_the_one_before(t
         add_row(sheet, "Clients over HTTP", {"clients": 1}, SIZES["cpu"].load, found, "")
     rows = [each.cells for each in folder.records() if isinstance(each, Row)]
     assert [cells["ITL p50"] for cells in rows] == [None, 4.0]
+
+
+def test_the_page_tells_how_kv_came() -> None:
+    workers = [{"id": "decode-0", "transfer": {"prefill-0": "cuda_ipc"}}, {"id": "prefill-0", "transfer": {}}]
+    assert ways_of_kv(workers) == ["KV came to decode-0 from prefill-0 by cuda_ipc"]
