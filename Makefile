@@ -113,7 +113,7 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 
 # ---- gates ----
 
-check: $(READY) ## format, lint, strict types, import contracts, unit tests: three minutes on two idle cores
+check: $(READY) ## format, lint, strict types, import contracts, unit tests: four minutes on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
 	  check-unit check-types check-format check-lint check-imports
 
@@ -132,7 +132,7 @@ check-imports:
 check-unit:
 	@$(PYTEST) -n 2
 
-test: check ## check, then slow tests (real processes), those that find what no other does: at most 8 minutes on two idle cores
+test: check ## check, then slow tests (real processes), those that find what no other does: eleven minutes in all on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
 test-slow: $(READY) $(SUITE) ## the other slow tests: more cases of what make test holds; some 15 minutes

@@ -285,5 +285,5 @@ def _padded(head_dim: int) -> int:
 
 
 def _scale(head_dim: int) -> float:
-    """What makes a product of q and k an exponent of two."""
+    """The factor by which a product of q and k becomes an exponent of two: log2(e) / sqrt(D)."""
     return math.log2(math.e) / math.sqrt(head_dim)

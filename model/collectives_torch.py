@@ -39,8 +39,8 @@ class TorchCollectives:
 
     @property
     def doing(self) -> str:
-        """What it is at: "gather 3 of step 17"; "" between calls. A device is at what its stream has reached; within a
-        graph that cannot be told."""
+        """The call that this rank is in, as "gather 3 of step 17"; "" between calls. On a GPU it is the call that the
+        stream has reached; within a graph that cannot be told."""
         tag = self._calls.current if self._device_calls is None else self._device_calls.current
         return "" if tag is None else str(tag)
 

@@ -3,7 +3,7 @@
     host     queues call 1, 2, 3, ... and goes on: no call blocks it
     device   call 1 is over | it has reached the event before call 2, and not the one behind it: it waits in call 2
 
-Between two calls the device computes, and waits for nobody.
+Between two calls the device computes, and waits for no other rank.
 """
 
 from collections import deque

@@ -65,7 +65,7 @@ def _gpu_key(rank: int) -> str:
 
 
 def gpu_id(device: torch.device) -> str:
-    """What the driver calls this GPU, by whatever number a process sees it."""
+    """The UUID of this GPU. It is the same in every process, whatever number the GPU has there."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

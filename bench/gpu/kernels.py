@@ -1,4 +1,4 @@
-"""What a trace says of a decode step: its kernels by time and kind, and when the device was idle. Pure.
+"""Reads a trace of decode steps: their kernels by time and kind, and when the device was idle. Pure.
 
 A trace is what torch's profiler exports for Chrome. A period runs from the start of one kernel to its start in the next
 step. The device is busy while any of its streams is, so overlapping kernels count once in the busy time.

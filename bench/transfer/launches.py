@@ -46,7 +46,7 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """What Copies.begin is given for one layer."""
+    """The arguments of Copies.begin for one layer."""
 
     source_W: Tensor
     target_W: Tensor | None

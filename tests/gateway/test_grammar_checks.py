@@ -163,16 +163,24 @@ def test_a_client_with_many_new_grammars_holds_up_no_other_for_more_than_one() -
     assert len(tried) == 21 and "b" in tried[:3], "the one that was tried, the next one of each"
 
 
-def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
-    made, tried, is_tried, is_free = checks(), list[str](), threading.Event(), threading.Event()
+class HeldTries:
+    """Checks of grammars, whose trials wait until `is_free` is set."""
 
-    def held(wanted: Asked) -> str | BadRequest:
-        tried.append(wanted.source)
-        is_tried.set()
-        assert is_free.wait(60)
+    def __init__(self) -> None:
+        self.made, self.tried = checks(), list[str]()
+        self.is_tried, self.is_free = threading.Event(), threading.Event()
+        vars(self.made)["check"] = self._held
+
+    def _held(self, wanted: Asked) -> str:
+        self.tried.append(wanted.source)
+        self.is_tried.set()
+        assert self.is_free.wait(60)
         return "text"
 
-    vars(made)["check"] = held
+
+def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
+    tries = HeldTries()
+    made, tried, is_tried, is_free = tries.made, tries.tried, tries.is_tried, tries.is_free
 
     async def run() -> None:
         first = asyncio.create_task(made.text_of(request(regex="a")))
@@ -191,15 +199,8 @@ def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
 
 def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> None:
     """A client that waits for less than a trial takes gets its answer later."""
-    made, tried, is_tried, is_free = checks(), list[str](), threading.Event(), threading.Event()
-
-    def held(wanted: Asked) -> str | BadRequest:
-        tried.append(wanted.source)
-        is_tried.set()
-        assert is_free.wait(60)
-        return "text"
-
-    vars(made)["check"] = held
+    tries = HeldTries()
+    made, tried, is_tried, is_free = tries.made, tries.tried, tries.is_tried, tries.is_free
 
     async def run() -> None:
         left = asyncio.create_task(made.text_of(request(regex="a")))

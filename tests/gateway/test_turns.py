@@ -75,7 +75,7 @@ async def test_a_turn_that_comes_as_its_request_is_cancelled_goes_to_the_next_on
 
 
 class Client:
-    """What the server says of a client."""
+    """A client as the server tells of it: it stays until `left` is set."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -122,7 +122,7 @@ async def test_the_work_of_a_client_that_stays_gives_what_it_gives() -> None:
     with pytest.raises(OSError, match="of the work"):
         await unless_left(client.receive, fails())
     await turns()
-    assert len(asyncio.all_tasks()) == 1, "nobody listens any more"
+    assert len(asyncio.all_tasks()) == 1, "the task that listens for the client has ended"
 
 
 async def test_work_ends_with_its_caller() -> None:

@@ -55,7 +55,7 @@ class Kernel:
 
 
 def one_pass(num_passes: int = 1) -> list[str]:
-    """What a forward of decodes launches in this order: the splits of each pass are numbered once for all layers."""
+    """The kernels of a forward of decodes, in order: the splits of each pass are numbered once for all layers."""
     return ["number"] * num_passes + ["splits", "combine"] * num_passes * NUM_LAYERS
 
 

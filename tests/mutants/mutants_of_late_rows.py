@@ -42,7 +42,7 @@ LATE_ROWS = (
         tests=(LATE,),
     ),
     Mutant(
-        "a mask is for whoever has the row by now",
+        "the row's next owner gets the mask of the former one",
         "LateRows.ready",
         "asked == owner",
         "asked is not None and asked[0] == owner[0]",
@@ -178,11 +178,11 @@ LATE_ROWS = (
         tests=(BESIDE,),
     ),
     Mutant(
-        "nobody tells that a late row was given back",
+        "the executor does not hear that a late row was given back",
         "LateRows.forget",
         "self._submit(DropMask(*owner))",
         "",
-        "its mask is made for nobody",
+        "a mask is made for a row that was given back",
         tests=(LATE,),
     ),
 )

@@ -1,4 +1,4 @@
-"""What is asked for: the same from the same seed, of every family, within its bounds."""
+"""The bodies of the fuzzer: one seed gives the same ones, every family is among them, and each keeps its bounds."""
 
 import json
 from collections import Counter
