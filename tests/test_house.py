@@ -21,6 +21,7 @@ MAX_LINES = 400
 MAX_LINES_OF_A_CLASS = 250
 ACROSS = {  # tests of what several modules do together, and of pages of the docs
     "tests/deploy/test_log_page.py",
+    "tests/gateway/golden/test_answers.py",
     "tests/gateway/test_clients_page.py",
     "tests/model/test_idle_forward.py",
     "tests/transfer/backends/test_shm.py",

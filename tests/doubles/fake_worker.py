@@ -7,7 +7,7 @@ silent. For benchmarks of the gateway it keeps a steady pace: one Tokens message
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -79,6 +79,8 @@ class Behaviour:
     prompt_late: bool = False  # these come behind the answer's tokens
     prompt_until: int | None = None  # a first attempt tells only the tokens before this position
     pause_s: float = 0.0
+    after_step: Callable[[], Awaitable[None]] | None = None  # awaited behind each message with tokens; then requests
+    # are served one after the other
     step_s: float | None = (
         None  # all requests decode together, a step each `step_s`; of the above, only pieces of prompts apply
     )
@@ -123,6 +125,7 @@ class FakeWorker:
         self._cancelled: set[tuple[str, int, int]] = set()  # request, attempt, choice
         self._running: dict[str, Iterator[Step]] = {}  # with `step_s`: the rest of each request
         self._news = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     @property
     def address(self) -> WorkerAddress:
@@ -218,7 +221,9 @@ class FakeWorker:
                 self.welcomed.set()
             elif isinstance(message, Assign):
                 self.on_assign(message)
-                if self.behaviour.step_s is None:
+                if self.behaviour.after_step is not None:
+                    self._spawn(self._serve_in_turn(message))
+                elif self.behaviour.step_s is None:
                     self._spawn(self._serve(message))
                 else:
                     await self._join(message)
@@ -231,6 +236,10 @@ class FakeWorker:
                 if message.choice < 0:
                     self._running.pop(message.request_id, None)
             self._news.set()
+
+    async def _serve_in_turn(self, assign: Assign) -> None:
+        async with self._turn:
+            await self._serve(assign)
 
     async def _serve(self, assign: Assign) -> None:
         """Answers one request: first tokens by the prefill fake, then everything by this one."""
@@ -261,6 +270,8 @@ class FakeWorker:
                 for _ in range(2 if how.twice else 1):
                     await self.send(Tokens(tuple(going_on), stamps, cached))
             await asyncio.sleep(how.pause_s)
+            if how.after_step is not None:
+                await how.after_step()
         if how.first_token_late:
             await self._send_first(steps[0])
         await self._send_prompt(assign, is_late=True)
@@ -345,7 +356,8 @@ def prompt_scores(token_ids: Sequence[int], start: int, asked: PromptLogprobsAsk
     """The token at position p is the second likeliest one, with the logarithm -p."""
 
     def top(place: int, token: int) -> tuple[tuple[int, float], ...]:
-        return tuple((token + 1 - rank, -place + 0.5 - rank / 2) for rank in range(asked.num_top))
+        ids = (token + 1 - rank for rank in range(asked.num_top))
+        return tuple((each if each >= 0 else each + 300, -place + 0.5 - rank / 2) for rank, each in enumerate(ids))
 
     return tuple(TokenLogprob(-float(place), 2, top(place, token)) for place, token in enumerate(token_ids, start))
 

@@ -1,0 +1,40 @@
+"""No byte of an answer changes unless somebody means it to: `python -m tests.gateway.golden` keeps what is answered."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.gateway.golden import exchange
+from tests.gateway.golden.asks import FLEETS, all_asks
+from tests.gateway.golden.exchange import answers_of, fleet, kept
+
+
+@pytest.mark.parametrize("name", FLEETS)
+async def test_each_request_is_answered_as_before(name: str) -> None:
+    before = exchange.read()
+    found = await answers_of(name)
+    changed = [ask for ask, answer in found.items() if answer != before.get(ask)]
+    assert not changed, "\n".join(f"{ask}\nbefore {before.get(ask)}\nnow    {found[ask]}" for ask in changed[:3])
+
+
+def test_the_file_has_an_answer_to_each_request_and_no_other() -> None:
+    assert list(exchange.read()) == [ask.name for name in FLEETS for ask in all_asks() if ask.fleet == name]
+
+
+async def test_an_answer_that_differs_by_one_byte_is_noticed() -> None:
+    """One that is kept says `length`; asked with a smaller number it says something else."""
+    ask = next(each for each in all_asks() if '"max_tokens": 1}' in each.name)
+    other = replace(ask, parts=tuple(part.replace(b'"max_tokens": 1}', b'"max_tokens": 2}') for part in ask.parts))
+    async with fleet("one") as serving:
+        assert await serving.answer(ask) == exchange.read()[ask.name] != await serving.answer(other)
+
+
+def test_what_varies_is_left_out_and_nothing_else() -> None:
+    body = b'{"id":"cmpl-' + b"0af3" * 8 + b'","created":17,"at_ms":1.5,"text":"cmpl-12 at_ms"}'
+    raw = b"HTTP/1.1 200 OK\r\ndate: now\r\nserver: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    assert kept(b"HTTP/1.1 100 Continue\r\n\r\n" + raw % (len(body), body)) == {
+        "status": "HTTP/1.1 200 OK",
+        "headers": {"server": "x"},
+        "body": '{"id":"cmpl-ID","created":0,"at_ms":0,"text":"cmpl-12 at_ms"}',
+    }
+    assert kept(b"") == {}
