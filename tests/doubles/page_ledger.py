@@ -1,5 +1,7 @@
 """What must hold of a PageAllocator at any time, and of a planner at rest."""
 
+from itertools import islice
+
 from scheduler.planning.kv_pages import PageAllocator, PageState
 from scheduler.planning.planner import Planner
 
@@ -8,12 +10,14 @@ def check_pages(pages: PageAllocator) -> None:
     """Asserts that the ledger adds up, and that counts, states, holders and the free list agree."""
     assert sum(pages._count.values()) == pages.num_pages - 1, pages._count
     assert sorted(pages._free) == [page for page, state in enumerate(pages._state) if page and not state]
-    for page in range(1, pages.num_pages):
-        state, is_kept, is_held = pages._state[page], pages._is_kept[page], pages._holders[page] > 0
-        assert is_held == (state in (PageState.RESERVED, PageState.OWNED)), page
-        assert is_held or (pages._retired[page] > 0) == (state is PageState.QUARANTINED), page
-        assert is_kept or state is not PageState.CACHED, page
-        assert not is_kept or state not in (PageState.FREE, PageState.RESERVED), page
+    are_held, are_retired = map((0).__lt__, pages._holders), map((0).__lt__, pages._retired)
+    kinds = set(islice(zip(pages._state, pages._is_kept, are_held, are_retired, strict=True), 1, None))
+    for state, is_kept, is_held, is_retired in kinds:
+        kind = f"{state!r}, kept: {is_kept}, held: {is_held}, retired: {is_retired}"
+        assert is_held == (state in (PageState.RESERVED, PageState.OWNED)), kind
+        assert is_held or is_retired == (state is PageState.QUARANTINED), kind
+        assert is_kept or state is not PageState.CACHED, kind
+        assert not is_kept or state not in (PageState.FREE, PageState.RESERVED), kind
 
 
 def is_at_rest(planner: Planner) -> bool:

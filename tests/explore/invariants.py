@@ -58,9 +58,12 @@ def _check_rows(planner: Planner, reqs: list[Req]) -> None:
 
 def _check_pages(planner: Planner, reqs: list[Req]) -> None:
     pages = planner.book.pages
-    holders = Counter(page for holding in _holdings(planner, reqs) for page in holding.pages)
-    assert 0 not in holders, "the padding page was handed out"
-    assert [holders[page] for page in range(pages.num_pages)] == pages._holders, "references that nobody, or two, hold"
+    num_holders = [0] * pages.num_pages
+    for holding in _holdings(planner, reqs):
+        for page in holding.pages:
+            num_holders[page] += 1
+    assert num_holders[0] == 0, "the padding page was handed out"
+    assert num_holders == pages._holders, "references that nobody, or two, hold"
 
 
 def _check_slots(planner: Planner) -> None:
