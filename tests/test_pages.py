@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pages import Wrong, file_rows, first_sentence, main, outdated, rooms_by_floor
+from tests.pages import Wrong, file_rows, first_sentence, main, outdated
 
 LIST = "<!-- list of files: {} -->\n{}<!-- end of list -->\n"
 CONTRACTS = """
@@ -115,10 +115,6 @@ def test_a_pattern_leaves_other_folders_out(house: Path) -> None:
 
 
 # ---- pages ----
-
-
-def test_floors_are_those_of_the_contract(house: Path) -> None:
-    assert rooms_by_floor(house) == [["low"], ["left", "right", "middle"], ["high"]]
 
 
 def test_lists_are_written_and_all_else_stays(house: Path) -> None:
