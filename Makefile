@@ -51,7 +51,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-asks bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
   bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
-  explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean check-format check-lint check-types check-imports check-unit
+  explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean check-format check-lint check-pages check-types check-imports \
+  check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -113,15 +114,18 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 
 # ---- gates ----
 
-check: $(READY) ## format, lint, strict types, import contracts, unit tests: four minutes on two idle cores
+check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: four minutes on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
-	  check-unit check-types check-format check-lint check-imports
+	  check-unit check-types check-format check-lint check-pages check-imports
 
 check-format:
 	@$(TOOLS) ruff format --check --quiet . || { echo "Not formatted. Run: make format"; exit 1; }
 
 check-lint:
 	@$(TOOLS) ruff check --quiet .
+
+check-pages:
+	@$(TOOLS) tests.pages --check
 
 check-types:
 	@$(TOOLS) mypy
@@ -168,9 +172,10 @@ gpu: $(READY) ## on a GPU machine, 15 minutes: tests, a trace, speeds beside lim
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0
 
-format: $(READY) ## format, and apply the linter's fixes
+format: $(READY) ## format, apply the linter's fixes, and write the lists of files in READMEs
 	@$(TOOLS) ruff check --fix --quiet . || true
 	@$(TOOLS) ruff format .
+	@$(TOOLS) tests.pages
 
 clean: ## remove the virtual environment, caches and build leftovers
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

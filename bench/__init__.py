@@ -1,4 +1,4 @@
-"""Measurements of Baton's inner parts. They import every room, and only a checkout has them."""
+"""Measures one part of Baton beside its limit, runs the soak, and runs a GPU machine; only a checkout has it."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""The decode worker."""
+"""The decode worker: reserves pages, lands KV, decodes."""

@@ -1,1 +1,1 @@
-"""The baton command: starting, joining and stopping processes."""
+"""The `baton` command: options, processes and groups of them, supervision; what holds them on a Ray cluster."""

@@ -1,1 +1,1 @@
-"""The gateway: the OpenAI-shaped HTTP front and its routing; no torch."""
+"""HTTP, text, pairing, membership, retries. No torch."""

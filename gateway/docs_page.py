@@ -2,7 +2,6 @@
 it also works where there is no internet."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment
@@ -32,52 +31,20 @@ BOUNDS = {  # of numbers and texts
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """One field, as the page shows it."""
-
-    name: str
-    is_required: bool
-    kind: str
-    description: str
-    example: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """One schema, as the page shows it."""
-
-    name: str
-    description: str
-    rows: list[Row]
-    not_supported: list[Row]
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One method of one path."""
-
-    anchor: str
-    method: str
-    path: str
-    description: str
-    body: Table | None  # None if it takes none
-    example: str  # a body
-    parameters: list[Row]
-    answers: list[tuple[str, str, list[str]]]  # status, when, names of schemas
+Field = tuple[str, bool, Schema]  # its name, whether it is required, what is told of it
 
 
 def docs_page(document: dict[str, Any]) -> str:
     """The page of an OpenAPI document."""
-    tables = {name: _table(name, schema) for name, schema in document["components"]["schemas"].items()}
     operations = [
-        _operation(path, method, told, tables)
+        (f"{method}{path}".translate(str.maketrans("/{}", "---")), method.upper(), path, told)
         for path, of_path in document["paths"].items()
         for method, told in of_path.items()
     ]
-    bodies = [each.body for each in operations if each.body is not None]
-    others = [table for table in tables.values() if table not in bodies]
-    return _PAGE.render(title=document["info"]["title"], operations=operations, tables=others)
+    contents = [_content(told) for _, _, _, told in operations]
+    bodies = {kind_of(content["schema"]) for content in contents if content}
+    schemas = document["components"]["schemas"]
+    return _PAGE.render(title=document["info"]["title"], operations=operations, schemas=schemas, bodies=bodies)
 
 
 def kind_of(schema: Schema) -> str:
@@ -86,7 +53,7 @@ def kind_of(schema: Schema) -> str:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema or "const" in schema:
         values = [each for each in schema.get("enum", [schema.get("const")]) if each is not None]
-        return " or ".join(json.dumps(each, ensure_ascii=False) for each in values) or "null"
+        return " or ".join(map(_json, values)) or "null"
     if "anyOf" in schema:
         return ", or ".join(kind_of(each) for each in schema["anyOf"] if each != {"type": "null"})
 
@@ -102,41 +69,27 @@ def _is_worth_saying(bound: float | None) -> bool:
     return bound is not None and abs(bound) < INT32
 
 
-def _operation(path: str, method: str, told: dict[str, Any], tables: dict[str, Table]) -> Operation:
-    content = told.get("requestBody", {}).get("content", {}).get("application/json")
-    return Operation(
-        anchor=f"{method}{path}".translate(str.maketrans("/{}", "---")),
-        method=method.upper(),
-        path=path,
-        description=told.get("description", ""),
-        body=tables[kind_of(content["schema"])] if content else None,
-        example=json.dumps(content["example"], ensure_ascii=False) if content else "",
-        parameters=[_parameter(each) for each in told.get("parameters", ())],
-        answers=[(status, each["description"], _names(each)) for status, each in told["responses"].items()],
-    )
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _parameter(told: dict[str, Any]) -> Row:
-    schema = told["schema"]
-    example = told.get("example", next(iter(schema.get("examples", [""]))))
-    is_required = told.get("required", False)
-    return Row(f"{told['name']} ({told['in']})", is_required, kind_of(schema), told["description"], str(example))
+def _content(operation: dict[str, Any]) -> dict[str, Any] | None:
+    """The body that an operation takes."""
+    content: dict[str, Any] | None = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    return content
 
 
-def _table(name: str, schema: Schema) -> Table:
-    rows = {
-        field: Row(
-            field,
-            field in schema.get("required", ()),
-            kind_of(told),
-            told["description"],
-            " or ".join(json.dumps(each, ensure_ascii=False) for each in told["examples"]),
-        )
-        for field, told in schema["properties"].items()
-    }
-    refused = [row for row in rows.values() if row.description.startswith(NOT_SUPPORTED)]
-    served = sorted((row for row in rows.values() if row not in refused), key=lambda row: not row.is_required)
-    return Table(name, schema["description"], served, refused)
+def _parameters(operation: dict[str, Any]) -> list[Field]:
+    told = operation.get("parameters", ())
+    return [(f"{each['name']} ({each['in']})", each.get("required", False), each["schema"]) for each in told]
+
+
+def _fields(schema: Schema, supported: bool) -> list[Field]:
+    """The fields of a schema that are supported, or those that are not. Required ones come first."""
+    required = schema.get("required", ())
+    fields = [(name, name in required, told) for name, told in schema["properties"].items()]
+    wanted = [each for each in fields if each[2]["description"].startswith(NOT_SUPPORTED) != supported]
+    return sorted(wanted, key=lambda field: not field[1])
 
 
 def _names(response: dict[str, Any]) -> list[str]:
@@ -146,26 +99,40 @@ def _names(response: dict[str, Any]) -> list[str]:
     return [kind_of(schema) for schema in alternatives if "$ref" in schema]
 
 
-_PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
+_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_ENVIRONMENT.filters["json"] = _json
+_ENVIRONMENT.globals |= {
+    "kind_of": kind_of,
+    "content_of": _content,
+    "parameters_of": _parameters,
+    "fields_of": _fields,
+    "names_of": _names,
+}
+_PAGE = _ENVIRONMENT.from_string("""\
 {% macro said(text) %}
 {% for part in text.split("`") %}
 {%+ if loop.index is odd %}{{ part }}{% else %}<code>{{ part }}</code>{% endif %}
 {% endfor %}
 {% endmacro %}
-{% macro fields(rows) %}
+{% macro table(fields) %}
 <table>
 <tr><th>field</th><th>value</th><th>meaning</th><th>example</th></tr>
-{% for row in rows %}
-<tr><td><code>{{ row.name }}</code>{% if row.is_required %}<br><b>required</b>{% endif %}</td>
-<td>{{ row.kind }}</td><td>{{ said(row.description) }}</td><td><code>{{ row.example }}</code></td></tr>
+{% for name, is_required, told in fields %}
+<tr><td><code>{{ name }}</code>{% if is_required %}<br><b>required</b>{% endif %}</td>
+<td>{{ kind_of(told) }}</td><td>{{ said(told.description) }}</td>
+<td><code>{{ told.examples | map("json") | join(" or ") }}</code></td></tr>
 {% endfor %}
 </table>
 {% endmacro %}
-{% macro refused(rows) %}
-<details><summary>{{ rows | length }} fields that are not supported</summary>
+{% macro tables(schema) %}
+{{ table(fields_of(schema, True)) }}
+{% set refused = fields_of(schema, False) %}
+{% if refused %}
+<details><summary>{{ refused | length }} fields that are not supported</summary>
 <p>Clients of other servers know them. The values shown change nothing and are accepted; others are refused.</p>
-{{ fields(rows) }}
+{{ table(refused) }}
 </details>
+{% endif %}
 {% endmacro %}
 <!DOCTYPE html>
 <html lang="en">
@@ -192,36 +159,37 @@ a { color: #0a5c36 }
 at this moment. A field may be null, which means absent. Unknown fields are ignored,
 unless a letter is wrong in a known one.</p>
 <ul>
-{% for each in operations %}
-<li><a href="#{{ each.anchor }}"><b>{{ each.method }}</b> {{ each.path }}</a>: {{ each.description }}</li>
+{% for anchor, method, path, told in operations %}
+<li><a href="#{{ anchor }}"><b>{{ method }}</b> {{ path }}</a>: {{ told.description }}</li>
 {% endfor %}
 </ul>
-{% for each in operations %}
-<h2 id="{{ each.anchor }}"><b>{{ each.method }}</b> {{ each.path }}</h2>
-<p>{{ each.description }}</p>
-{% if each.parameters %}{{ fields(each.parameters) }}{% endif %}
-{% if each.body %}
-<pre>curl -s http://HOST:PORT{{ each.path }} -H 'Content-Type: application/json' -d '{{ each.example }}'</pre>
-<h3 id="{{ each.body.name }}">The body: {{ each.body.name }}</h3>
-{{ fields(each.body.rows) }}
-{{ refused(each.body.not_supported) }}
+{% for anchor, method, path, told in operations %}
+<h2 id="{{ anchor }}"><b>{{ method }}</b> {{ path }}</h2>
+<p>{{ told.description }}</p>
+{% if told.parameters %}{{ table(parameters_of(told)) }}{% endif %}
+{% set content = content_of(told) %}
+{% if content %}
+{% set body = kind_of(content.schema) %}
+<pre>curl -s http://HOST:PORT{{ path }} -H 'Content-Type: application/json' -d '{{ content.example | json }}'</pre>
+<h3 id="{{ body }}">The body: {{ body }}</h3>
+{{ tables(schemas[body]) }}
 {% endif %}
-<details{{ " open" if each.body }}><summary>Answers</summary>
+<details{{ " open" if content }}><summary>Answers</summary>
 <table>
 <tr><th>status</th><th>when</th><th>body</th></tr>
-{% for status, when, names in each.answers %}
-<tr><td>{{ status }}</td><td>{{ said(when) }}</td>
-<td>{% for name in names %}<a href="#{{ name }}">{{ name }}</a>{{ ", " if not loop.last }}{% endfor %}</td></tr>
+{% for status, answer in told.responses.items() %}
+<tr><td>{{ status }}</td><td>{{ said(answer.description) }}</td>
+<td>{% for name in names_of(answer) %}<a href="#{{ name }}">{{ name }}</a>{{ ", " if not loop.last }}{% endfor %}</td>
+</tr>
 {% endfor %}
 </table>
 </details>
 {% endfor %}
 <h2>Parts of bodies and answers</h2>
-{% for table in tables %}
-<h3 id="{{ table.name }}">{{ table.name }}</h3>
-<p>{{ said(table.description) }}</p>
-{{ fields(table.rows) }}
-{% if table.not_supported %}{{ refused(table.not_supported) }}{% endif %}
+{% for name, schema in schemas.items() if name not in bodies %}
+<h3 id="{{ name }}">{{ name }}</h3>
+<p>{{ said(schema.description) }}</p>
+{{ tables(schema) }}
 {% endfor %}
 </body>
 </html>

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.sampling_fields import told as _told
 from protocol.grammar import MAX_GRAMMAR_CHARS
 
 MAX_CHOICES = 4096  # texts of a choice
@@ -18,10 +19,6 @@ TAG = {
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 NAMED = {"name": "person", "schema": SCHEMA}
-
-
-def _told(description: str, *examples: Any) -> Any:
-    return Field(description=description, examples=list(examples))
 
 
 class NamedSchema(BaseModel, strict=True):

@@ -1,6 +1,7 @@
-"""Tries a grammar before any worker gets it: writes its text, compiles it with the model's own vocabulary, and walks
-random answers through masks and reads, as a worker does. All of it is native code that reads what a client sent, and
-such code may die. So gateway/trial_process.py runs it.
+"""Tries a grammar before any worker gets it: writes its text, compiles it, and walks random answers through it.
+
+It compiles with the model's own vocabulary, and answers go through masks and reads, as at a worker. All of it is native
+code that reads what a client sent, and such code may die. So gateway/trial_process.py runs it.
 
 Shapes: V tokens of the model, A tokens that may follow.
 """

@@ -22,7 +22,7 @@ from gateway.members import Member, Stage
 from gateway.native import add_native
 from gateway.native_answer import WEIGHT_VERSION
 from gateway.near_names import near_path
-from gateway.openapi import NOT_FOUND, add_schemas, errors, text_response
+from gateway.openapi import add_schemas, errors, text_response
 from gateway.service import Service, add_generation
 from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
 from protocol.messages_gateway import Role
@@ -136,7 +136,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         data = [_model(service, name) for name in service.names.served]
         return json_response({"object": "list", "data": data})
 
-    @app.get("/v1/models/{name:path}", responses=errors(NOT_FOUND))
+    @app.get("/v1/models/{name:path}", responses=errors(404))
     async def model(name: Annotated[str, Path(description=NAME, examples=[service.names.first])]) -> Response:
         """The model by one of its names."""
         service.names.check(name)

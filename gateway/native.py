@@ -28,7 +28,7 @@ from gateway.native_schemas import (
     check_lengths,
 )
 from gateway.native_unsupported import refuse_unsupported_native
-from gateway.openapi import NOT_JSON, Generated, body_of, errors, generation_responses
+from gateway.openapi import Generated, body_of, errors, generation_responses
 from gateway.schemas import check_counts, parse_json, validated
 from gateway.service import Service, check_content, read_body, respond
 from gateway.times import Times
@@ -178,7 +178,7 @@ def add_native(app: FastAPI, service: Service) -> None:
             raise Unavailable(f"workers have generated no token within {PROBE_S:g} s")
         return json_response({"status": "ok"})
 
-    @app.post("/abort_request", openapi_extra=body_of(AbortRequest, {"rid": "request-7"}), responses=errors(NOT_JSON))
+    @app.post("/abort_request", openapi_extra=body_of(AbortRequest, {"rid": "request-7"}), responses=errors(415, 429))
     async def abort_request(request: Request) -> Response:
         """Ends requests where they are: they keep what they have, and their finish reason is abort. An id that is not
         in flight is no error: its request may have ended just now."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from gateway.grammar_fields import SglangGrammars
-from gateway.sampling_fields import INT32, Ids, Least, Positive, SamplingFields, Seed, told
-from gateway.schemas import MAX_SALT_CHARS, CompletionRequest
+from gateway.sampling_fields import INT32, Least, Positive, SamplingFields, Seed, shown, told
+from gateway.schemas import MAX_SALT_CHARS, CompletionRequest, PromptIds, SeveralIds, Text, Texts
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
@@ -26,6 +26,7 @@ RENAMED: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"
 EACH: Final = "sampling_params rid return_logprob top_logprobs_num logprob_start_len cache_salt".split()
 
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_RID_CHARS)]
+NewTokens = Annotated[Least, shown(maximum="most_tokens")]
 Start = Annotated[int, Field(ge=ONLY_OUTPUTS, lt=INT32 - 1)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]
 
@@ -34,7 +35,7 @@ class NativeSampling(SamplingFields, SglangGrammars):
     """`sampling_params` of `POST /generate`: how the tokens of a prompt's choices are drawn."""
 
     max_new_tokens: Annotated[
-        Least | None,
+        NewTokens | None,
         told(
             f"Tokens of a choice, at most. Absent: {DEFAULT_NEW_TOKENS}. null: all that the context has room for. "
             "0: none, where only the prompt's log-probabilities are wanted.",
@@ -42,7 +43,7 @@ class NativeSampling(SamplingFields, SglangGrammars):
         ),
     ] = None
     min_new_tokens: Annotated[
-        Least | None,
+        NewTokens | None,
         told("Tokens before a choice may end: until then neither EOS nor a stop token is drawn.", 2),
     ] = None
     sampling_seed: Annotated[Seed | None, told("The same seed gives the same answer. Absent: a random one.", 1)] = None
@@ -90,13 +91,17 @@ class NativePrompt(CompletionRequest):
 class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
     """`POST /generate`, as SGLang has it."""
 
-    model: Annotated[str | None, told("One of the names in /v1/models. Absent: the model served.")] = None
+    model: Annotated[str | None, told("One of the names in /v1/models. Absent: the model served.", enum="names")] = None
     text: Annotated[
-        str | Annotated[list[str], Field(min_length=1, fail_fast=True)] | None,
-        told("What to continue, or a list of such texts. Either `text` or `input_ids` is there.", "Once upon a time"),
+        Text | Texts | None,
+        told(
+            "What to continue, or a list of such texts. Either `text` or `input_ids` is there.",
+            "Once upon a time",
+            enum="only_absent",
+        ),
     ] = None
     input_ids: Annotated[
-        Annotated[Ids, Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1, fail_fast=True)] | None,
+        PromptIds | SeveralIds | None,
         told("What to continue as token ids, or a list of such lists.", [1, 2, 3]),
     ] = None
     sampling_params: Annotated[

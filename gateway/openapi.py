@@ -30,27 +30,7 @@ class Fault(BaseModel, extra="forbid"):
 class Error(BaseModel, extra="forbid"):
     """The body of every error."""
 
-    error: Annotated[
-        Fault,
-        told(
-            "What went wrong.",
-            {
-                "message": "n: got 0, expected at least 1",
-                "type": "invalid_request_error",
-                "param": "n",
-                "code": "bad_request",
-            },
-        ),
-    ]
-
-
-USAGE = {
-    "prompt_tokens": 4,
-    "completion_tokens": 8,
-    "total_tokens": 12,
-    "prompt_tokens_details": {"cached_tokens": 0},
-}
-MOMENT = {"name": "first token", "at_ms": 12.5, "worker": "prefill-0"}
+    error: Annotated[Fault, told("What went wrong.")]
 
 
 class CachedTokens(BaseModel):
@@ -65,7 +45,7 @@ class Usage(BaseModel):
     prompt_tokens: Annotated[int, told("Tokens of all prompts.", 4)]
     completion_tokens: Annotated[int, told("Tokens of all choices.", 8)]
     total_tokens: Annotated[int, told("The sum of both.", 12)]
-    prompt_tokens_details: Annotated[CachedTokens, told("Details of the prompt's tokens.", {"cached_tokens": 0})]
+    prompt_tokens_details: Annotated[CachedTokens, told("Details of the prompt's tokens.")]
 
 
 class Moment(BaseModel):
@@ -99,8 +79,13 @@ class PromptToken(BaseModel):
     decoded_token: Annotated[str | None, told("Its text.", " fox")]
 
 
-PromptPlaces = list[dict[str, PromptToken] | None]
-PLACES = [None, {"314": {"logprob": -0.25, "rank": 1, "decoded_token": " fox"}}]
+PromptPlaces = Annotated[
+    list[dict[str, PromptToken] | None],
+    told(
+        "With `prompt_logprobs`: null for the first token, and tokens by their ids.",
+        [None, {"314": {"logprob": -0.25, "rank": 1, "decoded_token": " fox"}}],
+    ),
+]
 
 
 class TokenProbability(BaseModel):
@@ -114,14 +99,14 @@ class TokenProbability(BaseModel):
 class ScoredPlace(TokenProbability):
     """One token of a chat's answer."""
 
-    top_logprobs: Annotated[list[TokenProbability], told("The likeliest tokens at its place, likeliest first.", [])]
+    top_logprobs: Annotated[list[TokenProbability], told("The likeliest tokens at its place, likeliest first.")]
 
 
 class ChatLogprobs(BaseModel):
     """Log-probabilities of the tokens of a chat's answer."""
 
-    content: Annotated[list[ScoredPlace], told("One item for each token.", [])]
-    refusal: Annotated[None, told("Always null.", None)]
+    content: Annotated[list[ScoredPlace], told("One item for each token.")]
+    refusal: Annotated[None, told("Always null.")]
 
 
 class Choice(BaseModel):
@@ -132,8 +117,7 @@ class Choice(BaseModel):
         Literal["stop", "length", "abort"],
         told(
             "stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full. "
-            "abort: another request has ended it.",
-            "stop",
+            "abort: another request has ended it."
         ),
     ]
     token_ids: Annotated[list[int], told("The choice's tokens, with `return_token_ids`.", [314, 7])] = []
@@ -144,17 +128,15 @@ class TextChoice(Choice):
 
     text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
     logprobs: Annotated[TextLogprobs | None, told("Those of the tokens, with `logprobs`; else null.", None)]
-    prompt_logprobs: Annotated[
-        PromptPlaces, told("With `prompt_logprobs`: null for the first token, and tokens by their ids.", PLACES)
-    ] = []
+    prompt_logprobs: PromptPlaces = []
 
 
 class AnswerMessage(BaseModel):
     """The message of one choice of a chat."""
 
-    role: Annotated[Literal["assistant"], told("Always assistant.", "assistant")]
+    role: Annotated[Literal["assistant"], told("Always assistant.")]
     content: Annotated[str, told("What the model says.", "Once there was a fox.")]
-    refusal: Annotated[None, told("Always null.", None)]
+    refusal: Annotated[None, told("Always null.")]
     annotations: Annotated[list[Any], Field(max_length=0), told("Always empty.", [])]
 
 
@@ -162,14 +144,7 @@ class ChatChoice(Choice):
     """One choice of a chat."""
 
     logprobs: Annotated[ChatLogprobs | None, told("Those of the tokens, with `logprobs`; else null.", None)]
-
-    message: Annotated[
-        AnswerMessage,
-        told(
-            "What the model says.",
-            {"role": "assistant", "content": "Once there was a fox.", "refusal": None, "annotations": []},
-        ),
-    ]
+    message: Annotated[AnswerMessage, told("What the model says.")]
 
 
 class Answer(BaseModel):
@@ -178,41 +153,23 @@ class Answer(BaseModel):
     id: Annotated[str, told("The id of this answer.", "cmpl-83ad0f")]
     created: Annotated[int, told("Seconds since 1970.", 1767225600)]
     model: Annotated[str, told("The first name of the model.", "story")]
-    usage: Annotated[Usage, told("Tokens of the whole request.", USAGE)]
-    timeline: Annotated[list[Moment], told("Where the time went, with `timeline`.", [MOMENT])] = []
+    usage: Annotated[Usage, told("Tokens of the whole request.")]
+    timeline: Annotated[list[Moment], told("Where the time went, with `timeline`.")] = []
 
 
 class Completion(Answer):
     """The answer to `POST /v1/completions`, if it is not streamed."""
 
-    object: Annotated[Literal["text_completion"], told("Always text_completion.", "text_completion")]
-    choices: Annotated[
-        list[TextChoice],
-        told("The choices, by index.", [{"index": 0, "text": " a fox.", "logprobs": None, "finish_reason": "stop"}]),
-    ]
+    object: Annotated[Literal["text_completion"], told("Always text_completion.")]
+    choices: Annotated[list[TextChoice], told("The choices, by index.")]
 
 
 class ChatCompletion(Answer):
     """The answer to `POST /v1/chat/completions`, if it is not streamed."""
 
-    object: Annotated[Literal["chat.completion"], told("Always chat.completion.", "chat.completion")]
-    prompt_logprobs: Annotated[
-        PromptPlaces, told("With `prompt_logprobs`: null for the first token, and tokens by their ids.", PLACES)
-    ] = []
-    choices: Annotated[
-        list[ChatChoice],
-        told(
-            "The choices, by index.",
-            [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": "A fox.", "refusal": None, "annotations": []},
-                    "logprobs": None,
-                    "finish_reason": "stop",
-                }
-            ],
-        ),
-    ]
+    object: Annotated[Literal["chat.completion"], told("Always chat.completion.")]
+    prompt_logprobs: PromptPlaces = []
+    choices: Annotated[list[ChatChoice], told("The choices, by index.")]
 
 
 TokenScore = tuple[float, int, str | None]  # [log-probability, token id, its text or null]
@@ -249,18 +206,7 @@ class Meta(BaseModel):
         list[list[TokenScore]],
         told("With `top_logprobs_num`: the likeliest tokens at each place.", [[[-0.25, 314, None]]]),
     ] = []
-    timeline: Annotated[list[Moment], told("Of the last choice: where the time went, with `timeline`.", [MOMENT])] = []
-
-
-META = {
-    "id": "request-7",
-    "finish_reason": {"type": "length", "length": 2},
-    "prompt_tokens": 4,
-    "completion_tokens": 2,
-    "cached_tokens": 0,
-    "weight_version": "default",
-    "e2e_latency": 0.25,
-}
+    timeline: Annotated[list[Moment], told("Of the last choice: where the time went, with `timeline`.")] = []
 
 
 class Generated(BaseModel):
@@ -268,7 +214,7 @@ class Generated(BaseModel):
 
     text: Annotated[str, told("What continues the prompt.", ", there was a fox.")]
     output_ids: Annotated[list[int], told("The choice's tokens.", [314, 7])]
-    meta_info: Annotated[Meta, told("What else is told of the choice.", META)]
+    meta_info: Annotated[Meta, told("What else is told of the choice.")]
 
 
 class Event(BaseModel):
@@ -279,29 +225,26 @@ class Event(BaseModel):
 
 REQUESTS: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
 SHOWN: tuple[type[BaseModel], ...] = (*REQUESTS, Completion, ChatCompletion, Generated, Event, Error)
-EVERYWHERE = {  # of every route: HTTP itself failed, or there are too many connections
+ERRORS = {
     400: "the request makes no sense; `param` names the field",
     401: "with --api-key-file: the key is missing or wrong",
+    404: "this model is not served here",
     408: "headers or body did not arrive in time",
     413: "the body is too long",
+    415: "the body is compressed, or is not JSON by its content type",
+    429: "too many requests are in flight; Retry-After says when to try again",
     431: "the headers are too long or too many",
     500: "a fault of the gateway",
     503: "no worker can take the request, or too many connections; Retry-After says when to try again",
 }
-OF_GENERATION = {
-    404: "this model is not served here",
-    415: "the body is compressed, or is not JSON by its content type",
-    429: "too many requests are in flight; Retry-After says when to try again",
-}
-NOT_FOUND = {404: OF_GENERATION[404]}
-NOT_JSON = {status: OF_GENERATION[status] for status in (415, 429)}
+NOT_EVERYWHERE = {404, 415, 429}  # the others can follow on any route
 Responses = dict[int | str, dict[str, Any]]
+WHY = "The same as the field `timeline`, which decides if it is there."
 TIMELINE = {
     "name": "x-baton-timeline",
     "in": "header",
-    "description": "The same as the field `timeline`, which decides if it is there.",
-    "schema": {"type": "string", "enum": ["true", "false"]},
-    "example": "true",
+    "description": WHY,
+    "schema": {"type": "string", "enum": ["true", "false"], "description": WHY, "examples": ["true"]},
 }
 
 
@@ -313,10 +256,11 @@ def body_of(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
 
 
-def errors(more: dict[int, str] | None = None) -> Responses:
-    """The errors of a route: the common ones and `more`."""
-    wanted = sorted((EVERYWHERE | (more or {})).items())
-    return {status: {"description": description, **_content(Error)} for status, description in wanted}
+def errors(*more: int) -> Responses:
+    """The errors of a route: those of every route and `more`."""
+    content = {"application/json": {"schema": _reference(Error)}}
+    wanted = {status: why for status, why in ERRORS.items() if status in more or status not in NOT_EVERYWHERE}
+    return {status: {"description": why, "content": content} for status, why in wanted.items()}
 
 
 def generation_responses(whole: type[BaseModel], *, is_list: bool = False) -> Responses:
@@ -326,7 +270,7 @@ def generation_responses(whole: type[BaseModel], *, is_list: bool = False) -> Re
         schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
     content = {"application/json": {"schema": schema}, "text/event-stream": {"schema": _reference(Event)}}
     answer = {"description": "the whole answer, or with `stream` an event for each step", "content": content}
-    return {200: answer, **errors(OF_GENERATION)}
+    return {200: answer, **errors(*NOT_EVERYWHERE)}
 
 
 def text_response() -> Responses:
@@ -340,6 +284,9 @@ def add_schemas(document: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
     own error 422, which is never sent."""
     _, schemas = models_json_schema([(kind, "validation") for kind in SHOWN], ref_template=REF)
     add_rules(schemas["$defs"], bounds)
+    for schema in schemas["$defs"].values():
+        for field in schema["properties"].values():
+            field["examples"] = field["examples"] or [_example(field, schemas["$defs"])]
 
     document = deepcopy(document)
     for operations in document["paths"].values():
@@ -352,8 +299,16 @@ def add_schemas(document: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
     return {**document, "components": {"schemas": schemas["$defs"]}}
 
 
-def _content(kind: type[BaseModel]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": _reference(kind)}}}
+def _example(node: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """An example of what fits a schema: that of the field, or one made of the examples of its parts."""
+    if node.get("examples"):
+        return node["examples"][0]
+    if "$ref" in node:
+        schema = schemas[node["$ref"].rpartition("/")[2]]
+        return {name: _example(schema["properties"][name], schemas) for name in schema.get("required", ())}
+    if "items" in node:
+        return [_example(node["items"], schemas)]
+    return node.get("const", node.get("enum", [None])[0])
 
 
 def _reference(kind: type[BaseModel]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which workers take a request: one prefill and one decode worker, or one unified worker.
+"""Which workers take a request, by load and by what each has cached: a prefill and a decode worker, or a unified one.
 
 Each worker has a cost, and the cheapest one takes the request. The cost weighs the worker's load against what it has
 cached of the prompt. Pure, except for what a Pairer remembers: turns and hot prefixes.

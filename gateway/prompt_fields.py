@@ -1,15 +1,12 @@
 """Fields of a body that ask for the prompt itself: its text before the answer, and log-probabilities of its tokens."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
+from gateway.sampling_fields import told
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop
-
-
-def _told(description: str, *examples: Any) -> Any:
-    return Field(description=description, examples=list(examples))
 
 
 class PromptFields(BaseModel, strict=True):
@@ -17,7 +14,7 @@ class PromptFields(BaseModel, strict=True):
 
     echo: Annotated[
         bool | None,
-        _told(
+        told(
             "The answer begins with the prompt's text, and with `logprobs` with its tokens. In a chat: with the last "
             "message, if that is the assistant's.",
             False,
@@ -25,7 +22,7 @@ class PromptFields(BaseModel, strict=True):
     ] = None
     prompt_logprobs: Annotated[
         NumTop | None,
-        _told("Log-probabilities of the prompt's tokens, and of so many of the likeliest ones. Not in a stream.", 0),
+        told("Log-probabilities of the prompt's tokens, and of so many of the likeliest ones. Not in a stream.", 0),
     ] = None
 
 

@@ -9,13 +9,28 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
 
+KEYWORDS = "x-keywords"  # in a schema: those whose values are still to be filled in
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 INT32, INT64 = 2**31, 2**63
+
+
+def shown(**keywords: Any) -> Any:
+    """What /openapi.json says about a value beyond its type and checks: keywords of JSON schema. A text stands for the
+    attribute of openapi_rules.Bounds that has the value."""
+    return Field(json_schema_extra={KEYWORDS: keywords})
+
+
+def told(description: str, *examples: Any, **keywords: Any) -> Any:
+    """What /openapi.json and /docs say about a field. `keywords`: see `shown`. Without an example, one is made."""
+    extra: dict[str, Any] | None = {KEYWORDS: keywords} if keywords else None
+    return Field(description=description, examples=list(examples), json_schema_extra=extra)
+
+
 Positive = Annotated[int, Field(ge=1, lt=INT32)]
 Least = Annotated[int, Field(ge=0, lt=INT32)]  # tokens before a choice may end
 Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
-TokenId = Annotated[int, Field(ge=0, lt=INT32)]
+TokenId = Annotated[int, Field(ge=0, lt=INT32), shown(exclusiveMaximum="limits.vocab_size")]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -26,11 +41,6 @@ def _let_others_run(ids: list[int]) -> list[int]:
 
 # One error is enough: a long list could have millions.
 Ids = Annotated[list[TokenId], Field(fail_fast=True), AfterValidator(_let_others_run)]
-
-
-def told(description: str, *examples: Any) -> Any:
-    """What /openapi.json and /docs say about a field."""
-    return Field(description=description, examples=list(examples))
 
 
 class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
@@ -53,8 +63,8 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
         told("Only tokens at least so probable are drawn, as a share of the likeliest one. 0: off.", 0.05),
     ] = None
     stop: Annotated[
-        Stop | Annotated[list[Stop], Field(fail_fast=True)] | None,
-        told("A choice ends before the first of these texts.", "\n\n", ["The end", "###"]),
+        Stop | Annotated[list[Stop], Field(fail_fast=True), shown(maxItems="http.max_stop_strings")] | None,
+        told("A choice ends before the first of these texts.", "\n\n", ["The end", "###"], enum="only_empty"),
     ] = None
     stop_token_ids: Annotated[
         Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
@@ -78,10 +88,17 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
         ),
     ] = None
     logit_bias: Annotated[
-        Annotated[dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], Field(fail_fast=True)] | None,
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
+            Field(fail_fast=True),
+            shown(propertyNames={"pattern": "^[0-9]{1,10}$"}),
+        ]
+        | None,
         told("Added to the logits of these token ids, which are written as text.", {"50": -100, "7": 2.5}),
     ] = None
-    n: Annotated[Positive | None, told("Choices of each prompt. Absent: 1.", 2)] = None
+    n: Annotated[
+        Annotated[Positive, shown(maximum="most_choices")] | None, told("Choices of each prompt. Absent: 1.", 2)
+    ] = None
     skip_special_tokens: Annotated[bool | None, told("`false`: special tokens appear in the text.", False)] = None
 
     @property

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from gateway.complaints import bad_request, short
 from gateway.grammar_fields import GrammarFields
 from gateway.prompt_fields import PromptFields, check_prompt_fields
-from gateway.sampling_fields import INT32, MAX_STOP_CHARS, Ids, Least, Positive, SamplingFields, Seed, told
+from gateway.sampling_fields import INT32, MAX_STOP_CHARS, Ids, Least, Positive, SamplingFields, Seed, shown, told
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
@@ -36,6 +36,16 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_EFFORT_CHARS = 64
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
+# Prompts: one or several, as text or as token ids.
+Text = Annotated[str, shown(minLength="least_chars")]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), shown(maxItems="http.max_prompts")]
+PromptIds = Annotated[Ids, Field(min_length=1), shown(maxItems="longest_prompt")]
+SeveralIds = Annotated[
+    list[Annotated[Ids, shown(minItems=1, maxItems="longest_prompt")]],
+    Field(min_length=1, fail_fast=True),
+    shown(maxItems="http.max_prompts"),
+]
+
 
 class StreamOptions(BaseModel, strict=True):
     """How a stream reports usage. Needs `stream: true`."""
@@ -50,17 +60,19 @@ class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
     """Fields that completions and chat share."""
 
     model: Annotated[
-        str | None, told("One of the names in /v1/models, or what was typed for --model. Absent: the model served.")
+        str | None,
+        told("One of the names in /v1/models, or what was typed for --model. Absent: the model served.", enum="names"),
     ] = None
     max_tokens: Annotated[
         Positive | None,
         told("Tokens of a choice, at most. Absent: all that the context has room for.", 8),
     ] = None
     max_completion_tokens: Annotated[
-        Positive | None, told("The same as `max_tokens`. If both are there, this one counts.", 8)
+        Annotated[Positive, shown(maximum="most_tokens")] | None,
+        told("The same as `max_tokens`. If both are there, this one counts.", 8),
     ] = None
     min_tokens: Annotated[
-        Least | None,
+        Annotated[Least, shown(maximum="most_tokens")] | None,
         told(
             "Tokens before a choice may end: until then neither EOS nor a stop token is drawn. At most `max_tokens`.", 2
         ),
@@ -69,12 +81,15 @@ class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
         Seed | None,
         told("The same seed gives the same answer. Absent: a random one.", 1),
     ] = None
-    allowed_token_ids: Annotated[Ids | None, told("Only these tokens are drawn. Absent: all.", [5, 6, 7])] = None
+    allowed_token_ids: Annotated[
+        Annotated[Ids, shown(minItems=1)] | None, told("Only these tokens are drawn. Absent: all.", [5, 6, 7])
+    ] = None
     bad_words: Annotated[
         Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None,
         told(
             "Texts that the answer does not contain, as the tokenizer writes them with a space before, and without.",
             ["dog", "once upon"],
+            enum="only_empty",
         ),
     ] = None
     stream: Annotated[bool | None, told("The answer comes as server-sent events, step by step.", True)] = None
@@ -143,10 +158,7 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: Annotated[
-        str
-        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)],
+        Text | Texts | PromptIds | SeveralIds,
         told("What to continue: text, token ids, or a list of either.", "Once upon a time", [1, 2, 3]),
     ]
     max_tokens: Annotated[
@@ -237,7 +249,9 @@ class ChatRequest(GenerationRequest):
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
         told("The conversation so far, oldest message first.", [{"role": "user", "content": "Tell me a story."}]),
     ]
-    chat_template: Annotated[str | None, told("The name of one of the model's templates. Absent: `default`.")] = None
+    chat_template: Annotated[
+        str | None, told("The name of one of the model's templates. Absent: `default`.", enum="templates")
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, told("Variables for the chat template.", {"enable_thinking": False})
     ] = None

@@ -1,5 +1,7 @@
-"""What the length of a text tells before it is tokenised: the fewest tokens it can have, and how far a normalizer may
-stretch it. NFKC makes 18 characters of U+FDFA, so that 8 MiB of it would take 17 GB as tokens."""
+"""What the length of a text tells before it is tokenised: its fewest tokens, and how far a normalizer may stretch it.
+
+NFKC makes 18 characters of U+FDFA, so that 8 MiB of it would take 17 GB as tokens.
+"""
 
 import json
 from typing import Any, Final

@@ -1,5 +1,4 @@
-"""How requests wait for work of which one piece is done at a time: clients take turns, and one that leaves waits no
-longer."""
+"""How requests wait for work of which one piece is done at a time: clients take turns, and one may leave."""
 
 import asyncio
 from collections import OrderedDict, deque

@@ -1,1 +1,1 @@
-"""The load generator and its reports."""
+"""`baton bench`: a load on any endpoint and its report; Baton beside a peer."""

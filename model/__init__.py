@@ -1,1 +1,1 @@
-"""Compute: checkpoints, layers, attention, KV storage, sampling. Knows nothing of requests, sockets or schedules."""
+"""Computes: weights, attention, sampling, KV memory. It knows no request."""

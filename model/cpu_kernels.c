@@ -1,5 +1,5 @@
-// The parts of a forward on a CPU that only move memory, each in one pass: norms, rotation and placing of K and V, the
-// gate, and attention of decodes over paged KV. Everything is float32 inside.
+// The C code of cpu_kernels.py: norms, rotation and placing of K and V, the gate, attention of decodes over paged KV.
+// Each part only moves memory, in one pass. Everything is float32 inside.
 //
 // Built by model/cpu_kernels.py for one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of
 // pages (PAGE_BF16 or float32). Pointers are to row-major memory; strides count elements. Rows and requests are

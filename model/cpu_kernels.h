@@ -1,5 +1,6 @@
-// The kernels of one head size (HEAD_DIM), one type of activations (ACT_BF16 or float32) and one of pages (PAGE_BF16 or
-// float32). cpu_kernels.c says what each computes. `threads` is how many threads it uses at most.
+// The kernels that cpu_layers.c calls: of one head size, one type of activations and one of pages.
+// HEAD_DIM, ACT_BF16 (else float32) and PAGE_BF16 (else float32) name them. cpu_kernels.c says what each computes.
+// `threads` is how many threads it uses at most.
 #ifndef CPU_KERNELS_H
 #define CPU_KERNELS_H
 #include <stdint.h>

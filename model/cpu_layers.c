@@ -1,5 +1,6 @@
-// The decoder layers of a forward of decodes in one call: the same kernels and products in the same order as
-// LayerPass.run, so the same bits, but Python's lock is released and taken once a forward instead of ten times a layer.
+// The C code of cpu_layers.py: the decoder layers of a forward of decodes in one call.
+// The same kernels and products in the same order as LayerPass.run, so the same bits, but Python's lock is released and
+// taken once a forward instead of ten times a layer.
 #include <stddef.h>
 
 #include "cpu_kernels.h"

@@ -1,5 +1,5 @@
-// Products of rows with packed bfloat16 weights: of float32 rows in cpu_products.c, of bfloat16 rows in
-// cpu_products_bf16.c.
+// The products that others call: of rows with packed bfloat16 weights.
+// Those of float32 rows are in cpu_products.c, those of bfloat16 rows in cpu_products_bf16.c.
 //
 // Packed weights (see pack_bfloat16 in cpu_products.py): panels of 16 outputs; in a panel, for each pair of inputs the 16
 // outputs' two weights side by side, the first in the lower half of 32 bits. Outputs are padded with zeros to whole

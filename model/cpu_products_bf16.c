@@ -1,5 +1,5 @@
-// Products of bfloat16 rows with bfloat16 weights, for CPUs with instructions for them: AMX's tiles, or else AVX512's dot
-// products. Sums are float32; bias and residual are added to them, and the result is rounded once.
+// Products of bfloat16 rows with bfloat16 weights, for CPUs that have AMX's tiles, or else AVX512's dot products.
+// Sums are float32; bias and residual are added to them, and the result is rounded once.
 //
 // Packed weights: see cpu_products.h. 32 inputs of a panel are one tile, two inputs are one register.
 //

@@ -1,4 +1,4 @@
-// Threads that share one job after another: see cpu_team.c.
+// What others call of the threads in cpu_team.c.
 #include <stdint.h>
 
 // Runs part(work, i) for each i in [0, parts), on this thread and on up to threads - 1 helpers.

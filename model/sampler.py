@@ -1,5 +1,6 @@
-"""Batched sampling: a token per row of logits. Its noise depends on (seed, choice, position) only.
+"""Batched sampling: a token per row of logits, drawn by torch's operations.
 
+Its noise depends on (seed, choice, position) only.
 Rules of requests come first, see logit_rules.py. Masks follow transformers: temperature, then top-k, top-p, min-p, each
 for the rows that use it. The draw inverts the cumulative distribution at one uniform number per row. No call waits for
 the device. Of equal logits, top-k keeps all that equal the k-th largest; top-p keeps only as many as it needs, those

@@ -1,1 +1,1 @@
-"""The prefill worker."""
+"""The prefill worker: computes prompts, sends their KV."""

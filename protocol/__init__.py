@@ -1,1 +1,1 @@
-"""Words that every room shares: ids, requests, messages, errors, KV layout. No torch, no zmq."""
+"""Words that two processes share: messages, frames, errors. No torch, no zmq."""

@@ -1,4 +1,4 @@
-"""What a request changes in its logits. model/logit_rules.py has the formulas."""
+"""What a request changes in its logits, and which rules no request may have. model/logit_rules.py has the formulas."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

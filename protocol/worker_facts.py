@@ -1,4 +1,4 @@
-"""A worker tells this of itself: its pages and load, how long its requests take, what it has cached, its draft."""
+"""What a worker tells of itself: its pages and load, how long its requests take, what it has cached, its draft."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -1,1 +1,1 @@
-"""What every process needs, whatever its role: logging, settings, start and stop. No torch."""
+"""What every process needs: sockets, sessions, clock, settings, logs, start and end. No torch."""

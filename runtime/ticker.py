@@ -1,5 +1,4 @@
-"""A descriptor that becomes readable at an interval, for loops that poll descriptors and must also look at something
-that has none."""
+"""A descriptor that becomes readable at an interval, for loops that must also look at what has no descriptor."""
 
 import ctypes
 import os

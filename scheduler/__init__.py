@@ -1,1 +1,1 @@
-"""How a worker's step is decided and launched, for every role."""
+"""Decides what a launch computes and who owns rows and pages, runs the overlap loop, and computes drafts."""

@@ -1,4 +1,7 @@
-"""How much a draft proposes. Planner, executor and the sizes of memory take the numbers of a row from here."""
+"""How much a draft proposes: a chain or a tree, and how many slots and tokens of a row that takes.
+
+Planner, executor and the sizes of memory take the numbers of a row from here.
+"""
 
 from dataclasses import dataclass
 from typing import Final

@@ -73,7 +73,8 @@ def files_named_in(text: str) -> set[str]:
 )
 def test_every_file_named_in_the_docs_exists(doc: str) -> None:
     named = files_named_in((ROOT / doc).read_text())
-    assert {path for path in named if not (ROOT / path).exists()} == set()
+    folders = (ROOT, (ROOT / doc).parent)
+    assert {path for path in named if not any((folder / path).exists() for folder in folders)} == set()
     assert named or doc != "docs/structure.md"
 
 
@@ -82,20 +83,6 @@ def test_every_type_in_the_glossary_is_in_its_file() -> None:
     told = {(name, path) for names, path in rows for name in re.findall(r"\w+", names)}
     assert len(told) > 12
     assert [each for each in told if f"\nclass {each[0]}" not in (ROOT / each[1]).read_text()] == []
-
-
-def test_structure_names_every_room() -> None:
-    named = re.findall(r"`(\w+)/`", (ROOT / "docs/structure.md").read_text())
-    assert {*ROOMS, "bench"} <= set(named)
-
-
-@pytest.mark.parametrize("room", [*ROOMS, "bench"])
-def test_a_room_lists_its_files(room: str) -> None:
-    listed = re.findall(r"^\| `([^`]+)` \| \S", (ROOT / room / "README.md").read_text(), re.MULTILINE)
-    sources = [
-        path for path in (ROOT / room).rglob("*") if path.suffix in {".py", ".c", ".h"} and path.name != "__init__.py"
-    ]
-    assert sorted(listed) == sorted(str(path.relative_to(ROOT / room)) for path in sources)
 
 
 @pytest.mark.parametrize(

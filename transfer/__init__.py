@@ -1,1 +1,1 @@
-"""Moving KV pages between a prefill worker and a decode worker."""
+"""Moves KV from prefill to decode: which bytes go where, the two ends, writes in place, backends."""

@@ -1,4 +1,4 @@
-"""The interfaces that memory and backends implement for transfer/.
+"""The interfaces that memory and backends implement for transfer/: pages by number, and a backend's two ends.
 
 Memory gives pages of each layer by number. A backend has two ends: the sender's Wire accepts frames and reports when it
 has read them; the receiver's Arrivals return the frames that have come.

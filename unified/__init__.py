@@ -1,1 +1,1 @@
-"""The unified worker: prefill and decode in one process."""
+"""The unified worker: prefill and decode in one process, without a transfer."""

@@ -1,1 +1,1 @@
-"""What runs any worker as a process: its start, its loop, and its messages to the gateway."""
+"""Runs any worker as a process: start, loop, outbox. The roles bring the decisions."""

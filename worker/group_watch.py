@@ -1,4 +1,4 @@
-"""Whether the ranks of a group still go on together, as one of them sees it. Pure.
+"""Whether the ranks of a group still go on together: which is silent, late or stuck. Pure: as one of them sees it.
 
     | what it sees of a rank                              | after        | then                                |
     |-----------------------------------------------------|--------------|-------------------------------------|

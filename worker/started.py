@@ -1,4 +1,4 @@
-"""The parts of a worker that has started, and what a role makes of them."""
+"""The parts of a worker that has started, from which a role makes its core and its link."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

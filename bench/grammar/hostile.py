@@ -1,5 +1,4 @@
-"""Requests that are made to cost much, most of them by a grammar of up to a megabyte and beyond: by name, the fields of
-a body that ask for it."""
+"""Requests that are made to cost much, most of them by a grammar of up to a megabyte and beyond: fields by name."""
 
 from collections.abc import Mapping
 from typing import Any, Final

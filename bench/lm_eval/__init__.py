@@ -1,1 +1,1 @@
-"""`make bench-grammar`: what answers in a grammar cost."""
+"""How far the samples of two runs of lm-eval are from one another."""

@@ -1,0 +1,1 @@
+"""`make bench-ranks`: what a group of ranks costs."""

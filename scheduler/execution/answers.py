@@ -1,4 +1,4 @@
-"""One answer in a grammar at an executor, and the masks of one launch.
+"""One answer in a grammar, and the masks of one launch: which are made within it, and which rows are late.
 
     launch applied -> Masking: the launch before is over -> threads read tokens and make masks -> the launch samples
     an answer whose mask would hold the others up is late: it draws no token in this launch

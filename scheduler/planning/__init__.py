@@ -1,1 +1,1 @@
-"""Decides: who holds which row and pages, what the next launch computes. Never imports torch."""
+"""Decides: rows, pages, caches, retraction, what runs next. It never imports torch."""

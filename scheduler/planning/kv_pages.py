@@ -1,4 +1,4 @@
-"""The states and reference counts of KV pages. No memory is touched here.
+"""The states of KV pages, how many hold each, and which the cache keeps. No memory is touched here.
 
     FREE --allocate--> RESERVED or OWNED --retire (last holder)--> QUARANTINED --reuse--> FREE
                           RESERVED --own--> OWNED                          |

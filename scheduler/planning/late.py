@@ -1,4 +1,4 @@
-"""Rows whose next mask takes so much work that a launch would wait for it. It is made beside the launches.
+"""Rows whose masks are late, and prompts whose outputs are not read yet: both wait for work beside the launches.
 
     decodes --drew no token in a launch--> late --in no launch in flight: MakeMask--> asked --MaskReady--> decodes
     admitted with outputs of an earlier attempt: MakeMask --> replayed --MaskReady--> its prompt is computed

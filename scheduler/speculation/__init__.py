@@ -1,1 +1,1 @@
-"""What a launch with a draft computes, by draft mode."""
+"""Launches with a draft: an object per mode, with `build`, `propose`, `verify` and `extend`."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.docs_page import docs_page, kind_of
+from gateway.openapi_rules import NOT_SUPPORTED
 from tests.gateway.conftest import Setting
 
 VOID = {"meta", "br"}
@@ -70,6 +71,22 @@ async def test_the_page_knows_the_limits(setting: Setting) -> None:
     text = read((await setting.client.get("/docs")).text).text
     assert "integer, at least 1, at most 128" in text
     assert '-d \'{"model": "story", "prompt": "Once upon a time", "max_tokens": 8}\'' in text
+
+
+def test_required_fields_come_first_and_those_that_are_not_supported_stand_apart() -> None:
+    fields = {
+        "of_others": {"description": NOT_SUPPORTED, "examples": [None]},
+        "optional": {"description": "Plain.", "examples": [1]},
+        "needed": {"description": "Plain.", "examples": [2]},
+    }
+    schemas = {
+        "S": {"description": "One.", "properties": fields, "required": ["needed"]},
+        "T": {"description": "Without any.", "properties": {"optional": fields["optional"]}},
+    }
+    text = read(docs_page({"info": {"title": "T"}, "paths": {}, "components": {"schemas": schemas}})).text
+    in_order = ("needed", "required", "optional", "1 fields that are not supported", "of_others", "Without any.")
+    places = [text.index(words) for words in in_order]
+    assert places == sorted(places) and text.count("fields that are not supported") == 1
 
 
 def test_backticks_mark_code() -> None:

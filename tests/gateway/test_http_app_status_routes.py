@@ -193,6 +193,22 @@ async def test_the_schemas_know_the_workers(setting: Setting) -> None:
     assert fields["n"]["anyOf"][0]["maximum"] == 64 and fields["max_completion_tokens"]["anyOf"][0]["maximum"] == 29
 
 
+async def test_each_route_tells_its_errors(setting: Setting) -> None:
+    paths = (await setting.client.get("/openapi.json")).json()["paths"]
+    everywhere = {"400", "401", "408", "413", "431", "500", "503"}
+    for path, method, more in (
+        ("/health", "get", set()),
+        ("/v1/models/{name}", "get", {"404"}),
+        ("/abort_request", "post", {"415", "429"}),
+        ("/v1/completions", "post", {"404", "415", "429"}),
+        ("/generate", "post", {"404", "415", "429"}),
+    ):
+        answers = paths[path][method]["responses"]
+        assert answers.keys() == everywhere | more | {"200"}, path
+        refused = answers["400"]["content"]["application/json"]["schema"]
+        assert refused == {"$ref": "#/components/schemas/Error"}
+
+
 async def test_examples_of_bodies_are_served(setting: Setting) -> None:
     await setting.add_pair()
     document = (await setting.client.get("/openapi.json")).json()

@@ -18,6 +18,7 @@ from gateway.native import native_call
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
 from gateway.openapi import add_schemas
 from gateway.openapi_rules import Bounds
+from gateway.sampling_fields import KEYWORDS
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import ModelNames
 from gateway.tokenizer import SpecialTokens, TextTokenizer
@@ -243,6 +244,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         ("CompletionRequest", {"prompt": [1] * 49}, False),
         ("CompletionRequest", {"prompt": ["a"] * 4}, False),
         ("CompletionRequest", PROMPT | {"stop_token_ids": [262]}, False),
+        ("CompletionRequest", PROMPT | {"allowed_token_ids": []}, False),
         ("CompletionRequest", PROMPT | {"stop": ["a", "b", "c"]}, False),
         ("CompletionRequest", PROMPT | {"n": 9}, False),
         ("CompletionRequest", PROMPT | {"model": "gpt"}, False),
@@ -291,24 +293,58 @@ def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_bos() -> None:
     assert "is empty" in str(with_bos.refusal("CompletionRequest", {"prompt": "", "add_special_tokens": False}))
 
 
+IDS: dict[str, Any] = {"prompt": [1, 2]}
+
+
 @pytest.mark.parametrize(
-    ("name", "fine"), [("CompletionRequest", PROMPT), ("ChatRequest", CHAT), ("GenerateRequest", {})]
+    ("name", "fine", "has_tokenizer"),
+    [
+        ("CompletionRequest", PROMPT, True),
+        ("CompletionRequest", IDS, False),
+        ("ChatRequest", CHAT, True),
+        ("GenerateRequest", {"text": "a"}, True),
+        ("GenerateRequest", {"input_ids": [1, 2]}, False),
+    ],
 )
-def test_every_example_of_a_field_is_served(name: str, fine: dict[str, Any]) -> None:
-    for field, schema in world().schemas[name]["properties"].items():
+def test_every_example_of_a_field_is_served(name: str, fine: dict[str, Any], has_tokenizer: bool) -> None:
+    here = world(has_tokenizer)
+    for field, schema in here.schemas[name]["properties"].items():
         for example in schema["examples"]:
-            body = fine | {field: example}
-            if name == "GenerateRequest" and field != "input_ids":
-                body = {"text": "a"} | body
+            body = ({} if (name, field) == ("GenerateRequest", "input_ids") else fine) | {field: example}
             if field == "stream_options":
                 body["stream"] = True
-            assert world().allows(name, body) and world().refusal(name, body) is None, body
+            assert here.allows(name, body) and here.refusal(name, body) is None, body
 
 
-def test_every_field_has_a_description_and_an_example_that_fits() -> None:
-    for name, schema in world().schemas.items():
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_every_field_has_a_description_and_an_example_that_fits(has_tokenizer: bool) -> None:
+    here = world(has_tokenizer)
+    for name, schema in here.schemas.items():
         assert schema["description"], name
         for field, told in schema["properties"].items():
             assert told.get("description") and told.get("examples"), (name, field)
             for example in told["examples"]:
-                assert Draft202012Validator({**told, **world().document}).is_valid(example), (name, field)
+                assert Draft202012Validator({**told, **here.document}).is_valid(example), (name, field)
+
+
+def test_an_example_is_made_of_those_of_the_parts() -> None:
+    schemas = world().schemas
+    cached = {"cached_tokens": 0}
+    usage = {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12, "prompt_tokens_details": cached}
+    assert schemas["Completion"]["properties"]["usage"]["examples"] == [usage]
+    choice = {"index": 0, "finish_reason": "stop", "text": ", there was a fox.", "logprobs": None}
+    assert schemas["Completion"]["properties"]["choices"]["examples"] == [[choice]]
+    assert schemas["Completion"]["properties"]["object"]["examples"] == ["text_completion"]
+
+
+@pytest.mark.parametrize("limits", [LIMITS, Limits()])
+def test_every_keyword_that_a_field_tells_is_filled_in(limits: Limits) -> None:
+    here = World(limits=limits)
+    assert KEYWORDS not in json.dumps(here.document)
+    fields = here.schemas["CompletionRequest"]["properties"]
+    told = {name: fields[name]["anyOf"][0] for name in ("n", "max_completion_tokens", "stop_token_ids")}
+    is_known = limits is LIMITS
+    assert told["n"]["maximum"] == (8 if is_known else 9) and "exclusiveMaximum" not in told["n"]
+    assert told["max_completion_tokens"].get("maximum") == (48 if is_known else None)
+    assert told["stop_token_ids"]["items"]["exclusiveMaximum"] == (262 if is_known else 2**31)
+    assert fields["prompt"]["anyOf"][3]["items"]["minItems"] == 1 and fields["model"]["enum"] == [*NAMES.all, None]

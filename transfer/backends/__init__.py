@@ -1,1 +1,1 @@
-"""The backends, one a file or folder. table.py opens them by name."""
+"""One file or folder for each backend that needs its own."""

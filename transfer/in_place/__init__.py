@@ -1,1 +1,1 @@
-"""KV that prefill writes straight into decode's pages: which workers may, and how a device does it."""
+"""Writes KV into the other side's pages: which workers may, and how a device does it."""

@@ -1,1 +1,1 @@
-"""KV over Ray."""
+"""KV over Ray: frames as arguments of calls."""

@@ -1,4 +1,4 @@
-"""An actor on decode's host. Prefill workers call it with frames, and it hands them to one decode worker by a socket.
+"""An actor on decode's host: prefill workers call it with frames, and it hands them on to one decode worker.
 
     prefill --actor call: a parcel of frames--> porter --ZMQ on the loopback, zero-copy--> decode
 
