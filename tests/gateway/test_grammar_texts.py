@@ -66,7 +66,18 @@ def test_triggers_have_a_bound() -> None:
     assert isinstance(found, BadRequest) and "as many `triggers`" in found.message
 
 
-@pytest.mark.parametrize("rule", ["r{}: r{}", "?r{} : r{}", "r{} ::= r{}"])
+def test_a_structural_tag_may_have_any_characters_and_be_compact() -> None:
+    begin, end = '<\x7f\x01\u00fc\U0001f98a"%json {}>', "</\x7f>"
+    tag = {"structures": [{"begin": begin, "schema": {"const": [0, 1]}, "end": end}], "triggers": ["<"]}
+    spaced, compact = (f"a {begin}{text}{end} b" for text in ("[0, 1]", "[0,1]"))
+    for is_compact in (False, True):
+        matcher = matcher_of(str(check(Asked("structured_outputs.structural_tag", "tags", tag, is_compact))))
+        read = {text: matcher.deep_copy().validate_tokens(list(text.encode())) for text in (spaced, compact)}
+        assert read[compact] == len(compact.encode()), matcher.get_error()
+        assert (read[spaced] == len(spaced.encode())) is not is_compact
+
+
+@pytest.mark.parametrize("rule", ["r{}: r{}", "?r{} : r{}", "!?r{}: r{}", 'r{}[capture="c"]: r{}', "r{} ::= r{}"])
 def test_more_rules_than_a_stack_holds_calls_are_refused(rule: str) -> None:
     """Each rule names the next one."""
     first, (left, right) = "root ::= r0" if "::=" in rule else "start: r0", rule.rsplit("r{}", 1)
