@@ -44,6 +44,8 @@ def _text(asked: Asked) -> str:
             source = json.loads(source)
         return LLMatcher.grammar_from_json_schema(strict_schema(source, compact=asked.compact))
     if asked.kind == "regex":
+        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
+            raise ValueError("a backslash at the end, expected a character behind it")
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
         texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007f") for each in source]  # as Lark has it

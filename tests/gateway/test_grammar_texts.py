@@ -45,6 +45,16 @@ def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
     assert isinstance(check(Asked("ebnf", "ebnf", source)), str)
 
 
+@pytest.mark.parametrize(("pattern", "answer"), [("a\\", None), ("\\", None), ("a\\\\", "a\\"), ("a/b\\/", "a/b/")])
+def test_a_backslash_at_the_end_of_a_pattern_stands_for_nothing(pattern: str, answer: str | None) -> None:
+    found = check(Asked("guided_regex", "regex", pattern))
+    if answer is None:
+        assert isinstance(found, BadRequest) and "a backslash at the end" in found.message
+    else:
+        tokens = [*answer.encode(), END]
+        assert matcher_of(str(found)).validate_tokens(tokens) == len(tokens)
+
+
 def test_a_rule_of_gbnf_may_be_named_start() -> None:
     source = 'root ::= start | "start" | [start]+ re-start # start\nstart ::= "a" # "start\nre-start ::= "b" start-of?'
     found = check(Asked("ebnf", "ebnf", f'{source}\nstart-of ::= "c"'))
