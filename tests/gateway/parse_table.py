@@ -235,7 +235,7 @@ REFUSED: Final = (
         r"`pattern` with `\b`, `(?i)` or `\z`",
         "look-around is not supported, and ECMA's dialect has no flags and no `\\z`",
         (
-            (_str(pattern=r"\bfoo\b"), "lookarounds"),
+            (_str(pattern=r"\bfoo\b"), "bfoo"),
             (_str(pattern="(?i)^ab$"), "which is no group of ECMA's"),
             (_str(pattern=r"^a\z"), "which is no escape of ECMA's"),
         ),
