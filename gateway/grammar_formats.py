@@ -1,9 +1,10 @@
-"""Makes the formats of dates, times and names of hosts in a JSON schema exact, for a grammar.
+"""Makes the formats of dates, times, UUIDs and names of hosts in a JSON schema exact, for a grammar.
 
 llguidance allows the 29th of February in every year, the year 0000, and second 60 in every minute. RFC 3339 allows
 second 60 only at a leap second, and most readers of dates take none of the three. It allows names of hosts, and of
-people before an @, of any length, and labels such as `ab--c`, which are kept for names in other scripts. Schemas
-beside the format forbid all this.
+people before an @, of any length, and labels such as `ab--c`, which are kept for names in other scripts. Numbers in a
+duration have any number of digits, though few readers take more than 999,999,999 days. Schemas beside the format forbid
+all this. It does not know formats for UUIDs of one version, which Pydantic writes: `uuid4` is `uuid` with a pattern.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,14 +33,19 @@ EXACT: Final[Mapping[str, Sequence[dict[str, Any]]]] = {  # what strings of a fo
     "date": [{"pattern": f"^{_DAY}$"}],
     "time": [{"pattern": f"^{_SECOND}$"}],
     "date-time": [{"pattern": f"^{_DAY}$"}, {"pattern": f"^.{{11}}{_SECOND}$"}],
+    "duration": [{"pattern": "^(P|T|[0-9]{1,6}[YMWDHS])*$"}],
     "hostname": [{"pattern": rf"^{_label(63)}(\.{_label(63)})*$", "maxLength": 253}],
     "email": [{"pattern": f"^{_PERSON}@{_SHORT_HOST}$"}],
 }
+
+_UUIDS: Final = frozenset(f"uuid{version}" for version in (1, 3, 4, 5, 6, 7, 8))
 
 
 def with_exact_format(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema whose own `format` allows what exists. The schemas in it are the caller's."""
     name, others = schema.get("format"), schema.get("allOf", [])
+    if isinstance(name, str) and name in _UUIDS and isinstance(others, list):
+        return {**schema, "format": "uuid", "allOf": [*others, {"pattern": f"^.{{14}}{name[-1]}.{{4}}[89abAB]"}]}
     if not isinstance(name, str) or name not in EXACT or not isinstance(others, list):
         return schema
     return {**schema, "allOf": [*others, *EXACT[name]]}

@@ -67,6 +67,8 @@ def _check_group(pattern: str, place: int) -> None:
 def _escape(pattern: str, begin: int) -> tuple[int, str]:
     """Where an escape outside of classes ends, and what stands in its place."""
     kind = pattern[begin + 1 : begin + 2]
+    if not kind:  # llguidance would drop it
+        raise ValueError(f"pattern {pattern[:80]!r}: a backslash at the end, expected a character behind it")
     if kind in ("p", "P") and pattern.startswith("{", begin + 2):
         end = pattern.find("}", begin) + 1 or len(pattern)
         return end, _without_them(pattern[begin:end])

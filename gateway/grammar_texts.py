@@ -4,12 +4,15 @@ client sent, so this runs in the process for trials only (gateway/grammar_trials
 
 import json
 import re
+from functools import partial
 from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.complaints import short
+from gateway.grammar_embedded import strict_form
+from gateway.grammar_lark import strict_lark
 from gateway.grammar_schemas import strict_schema
 from gateway.grammars import Asked, refusal
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -17,7 +20,6 @@ from protocol.grammar import MAX_GRAMMAR_CHARS
 MAX_TAGS: Final = 256
 MAX_RULE_CHARS: Final = 12_000_000  # rules times characters of a GBNF grammar: their conversion takes up to a second
 MAX_RULES: Final = 4_000  # each may be called by the one before; llguidance takes 3 KB of stack for a call
-_RULE: Final = re.compile(r"[?!]?\w+[^:\"/]{0,200}:")  # a line of Lark's spelling that defines a rule begins so
 _START: Final = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])start(?![\w-])'
 )  # texts, classes, and it
@@ -42,25 +44,34 @@ def _text(asked: Asked) -> str:
             source = json.loads(source)
         return LLMatcher.grammar_from_json_schema(strict_schema(source, compact=asked.compact))
     if asked.kind == "regex":
+        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
+            raise ValueError("a backslash at the end, expected a character behind it")
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
         texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007f") for each in source]  # as Lark has it
         # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
         return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":
-        is_own_form = source.lstrip().startswith("{")  # llguidance's; neither GBNF nor Lark begins so
-        return source if is_own_form else LLMatcher.grammar_from_lark(_lark(source))
-    tags = _tags(json.loads(source) if isinstance(source, str) else source)
+        of_lark = partial(_counted, compact=asked.compact)
+        if source.lstrip().startswith("{"):  # llguidance's own form; neither GBNF nor Lark begins so
+            return strict_form(source, of_lark, compact=asked.compact)
+        return LLMatcher.grammar_from_lark(of_lark(_lark(source)))
+    tags = _tags(json.loads(source) if isinstance(source, str) else source, compact=asked.compact)
     grammar = StructTag.to_grammar(tags, assume_special=False)
-    return grammar if grammar.startswith("{") else LLMatcher.grammar_from_lark(grammar)
+    return LLMatcher.grammar_from_lark(grammar.replace("\x7f", "\\u007f"))  # in texts, as Lark has it
+
+
+def _counted(lark: str, *, compact: bool) -> str:
+    """A grammar in Lark's spelling, with strict schemas and not too many rules."""
+    strict, num_rules = strict_lark(lark, compact=compact)
+    _check_count(num_rules)
+    return strict
 
 
 def _lark(source: str) -> str:
     """EBNF in Lark's spelling. Lines are looked at one by one: a pattern for the whole text takes minutes for a long
     run of line breaks, and lets no other thread run."""
-    lines = [line.lstrip() for line in source.split("\n")]
-    if any(_LARK.match(line) for line in lines):
-        _check_count(sum(_RULE.match(line) is not None for line in lines))
+    if any(_LARK.match(line.lstrip()) for line in source.split("\n")):
         return source
     num_rules = source.count("::=")
     _check_count(num_rules)
@@ -84,7 +95,7 @@ def _check_count(num_rules: int) -> None:
         raise ValueError(f"got {num_rules} rules, expected at most {MAX_RULES}")
 
 
-def _tags(source: Any) -> list[StructTag]:
+def _tags(source: Any, *, compact: bool) -> list[StructTag]:
     """The parts of a structural tag: {structures: [{begin, schema, end}], triggers: [...]}."""
     structures = source.get("structures") if isinstance(source, dict) else None
     triggers = source.get("triggers") if isinstance(source, dict) else None
@@ -102,7 +113,7 @@ def _tags(source: Any) -> list[StructTag]:
         starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
         if not starts:
             raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
-        grammar = strict_schema(schema)
+        grammar = strict_schema(schema, compact=compact)
         found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
     return found
 

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
 from gateway.grammars import Asked
+from protocol.errors import BadRequest
 from runtime.grammars import compile_grammar
 from tests.byte_grammars import END, VOCABULARY, check, matcher_of
 from tests.schemas import FORMATS
@@ -122,3 +123,29 @@ def test_random_answers_are_of_their_format(name: str) -> None:
             num_ended += 1
             assert valid(answer[1:-1].decode()), answer
     assert num_ended > 10
+
+
+DURATIONS = {
+    **dict.fromkeys(("P1Y2M3D", "P999999W", "PT999999H999999M999999S", "P1DT12H"), True),
+    **dict.fromkeys(("P1000000D", "PT1000000S", "P1Y1000000M", "1D", "P", ""), False),
+}
+
+
+def test_numbers_of_a_duration_have_a_bound() -> None:
+    """One of more days than 999,999,999 is none to Python."""
+    assert {each: allows("duration", each) for each in DURATIONS} == DURATIONS
+
+
+@pytest.mark.parametrize("version", [1, 3, 4, 5, 6, 7, 8])
+def test_a_uuid_has_the_version_that_its_format_names(version: int) -> None:
+    right = f"0f8fad5b-d9cb-{version}69f-a165-70867728950e"
+    others = [right.replace(f"-{version}69f", f"-{other}69f") for other in range(10) if other != version]
+    wrong = [*others, right.replace("-a165", "-c165"), right[:-1], f"{right}0", right.replace("-", "")]
+    assert allows(f"uuid{version}", right) and allows(f"uuid{version}", right.upper())
+    assert [each for each in wrong if allows(f"uuid{version}", each)] == []
+
+
+@pytest.mark.parametrize("name", ["uuid2", "uuid9", "uuid0", "uuid44", "UUID4"])
+def test_formats_that_nobody_knows_are_refused(name: str) -> None:
+    found = check(Asked("guided_json", "json", {"type": "string", "format": name}))
+    assert isinstance(found, BadRequest) and f"Unknown format: {name}" in found.message

@@ -94,9 +94,7 @@ def test_a_class_that_is_read_in_another_way_is_refused(part: str) -> None:
     assert not isinstance(told, str) and "in a class, expected" in told.message
 
 
-@pytest.mark.parametrize(
-    "pattern", ["", "^[a-z0-9_]{2,5}$", r"\\[a]", r"\d+(\.\d+)?", r"\[x\]", "\\", r"\x", r"\u{", "[a"]
-)
+@pytest.mark.parametrize("pattern", ["", "^[a-z0-9_]{2,5}$", r"\\[a]", r"\d+(\.\d+)?", r"\[x\]", r"\x", r"\u{", "[a"])
 def test_a_pattern_without_control_characters_stays_as_it_is(pattern: str) -> None:
     assert spelt_pattern(pattern) == pattern
 
@@ -112,6 +110,14 @@ def test_what_only_another_dialect_has_is_refused(part: str) -> None:
 )
 def test_what_ecmas_dialect_has_is_not(part: str) -> None:
     assert spelt_pattern(part) == part
+
+
+@pytest.mark.parametrize("pattern", ["\\", "^a\\", "a\\\\\\"])
+def test_a_backslash_at_the_end_is_refused(pattern: str) -> None:
+    schemas: list[dict[str, object]] = [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]
+    for schema in schemas:
+        found = check(Asked("guided_json", "json", schema))
+        assert not isinstance(found, str) and "a backslash at the end" in found.message
 
 
 def test_an_escaped_angle_is_one() -> None:

@@ -45,6 +45,16 @@ def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
     assert isinstance(check(Asked("ebnf", "ebnf", source)), str)
 
 
+@pytest.mark.parametrize(("pattern", "answer"), [("a\\", None), ("\\", None), ("a\\\\", "a\\"), ("a/b\\/", "a/b/")])
+def test_a_backslash_at_the_end_of_a_pattern_stands_for_nothing(pattern: str, answer: str | None) -> None:
+    found = check(Asked("guided_regex", "regex", pattern))
+    if answer is None:
+        assert isinstance(found, BadRequest) and "a backslash at the end" in found.message
+    else:
+        tokens = [*answer.encode(), END]
+        assert matcher_of(str(found)).validate_tokens(tokens) == len(tokens)
+
+
 def test_a_rule_of_gbnf_may_be_named_start() -> None:
     source = 'root ::= start | "start" | [start]+ re-start # start\nstart ::= "a" # "start\nre-start ::= "b" start-of?'
     found = check(Asked("ebnf", "ebnf", f'{source}\nstart-of ::= "c"'))
@@ -66,7 +76,18 @@ def test_triggers_have_a_bound() -> None:
     assert isinstance(found, BadRequest) and "as many `triggers`" in found.message
 
 
-@pytest.mark.parametrize("rule", ["r{}: r{}", "?r{} : r{}", "r{} ::= r{}"])
+def test_a_structural_tag_may_have_any_characters_and_be_compact() -> None:
+    begin, end = '<\x7f\x01\u00fc\U0001f98a"%json {}>', "</\x7f>"
+    tag = {"structures": [{"begin": begin, "schema": {"const": [0, 1]}, "end": end}], "triggers": ["<"]}
+    spaced, compact = (f"a {begin}{text}{end} b" for text in ("[0, 1]", "[0,1]"))
+    for is_compact in (False, True):
+        matcher = matcher_of(str(check(Asked("structured_outputs.structural_tag", "tags", tag, is_compact))))
+        read = {text: matcher.deep_copy().validate_tokens(list(text.encode())) for text in (spaced, compact)}
+        assert read[compact] == len(compact.encode()), matcher.get_error()
+        assert (read[spaced] == len(spaced.encode())) is not is_compact
+
+
+@pytest.mark.parametrize("rule", ["r{}: r{}", "?r{} : r{}", "!?r{}: r{}", 'r{}[capture="c"]: r{}', "r{} ::= r{}"])
 def test_more_rules_than_a_stack_holds_calls_are_refused(rule: str) -> None:
     """Each rule names the next one."""
     first, (left, right) = "root ::= r0" if "::=" in rule else "start: r0", rule.rsplit("r{}", 1)

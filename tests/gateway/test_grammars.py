@@ -124,6 +124,7 @@ def test_the_same_grammar_in_two_fields_is_one() -> None:
     assert text(made, both) == text(made, {"ebnf": grammar})
 
 
-def test_llguidances_own_form_is_taken_as_it_is() -> None:
-    own = text(checks(), {"guided_json": SCHEMA})
-    assert text(checks(), {"ebnf": own}) == own
+def test_a_schema_in_llguidances_own_form_is_the_grammar_of_the_schema_alone() -> None:
+    own = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
+    alone, embedded = (text(checks(), fields) for fields in ({"guided_json": SCHEMA}, {"ebnf": own}))
+    assert json.loads(embedded) == json.loads(alone)
