@@ -13,10 +13,10 @@ from typing import Final
 import torch
 
 from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import ReplayedCudaStream
-from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
-from bench.turns import in_turn
+from bench.rounds import in_turn
+from bench.step.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -71,7 +71,7 @@ class Times:
 # ---- memory and graphs ----
 
 
-def fits(sheet: Sheet, runner: ModelRunner, case: Case) -> bool:
+def fits(sheet: StepSheet, runner: ModelRunner, case: Case) -> bool:
     """Whether the device has memory for the KV of this case. A note says so if it has not."""
     if runner.device.type == "cpu":
         return True

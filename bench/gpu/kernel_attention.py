@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.kernel_sides import BANDWIDTH_SHARE, FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
-from bench.gpu.records import Value
 from bench.gpu.shape import DTYPE, noise, prompt_input
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import PAGE_SIZE
+from bench.gpu.sheet import StepSheet
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from model.attention import AttentionBackend, choose_attention
 from model.inputs import ModelInput, padding
 from model.paged_kv import TORCH_DTYPES, PagedKv
@@ -56,7 +56,7 @@ def decodes_in(pages_BP: Tensor, context: int, width: int) -> ModelInput:
 
 
 @torch.inference_mode()
-def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
+def decodes(sheet: StepSheet, at: Setup, batch: int, context: int) -> None:
     """Decodes of one context, compared and timed."""
     config, one = at.config, KvLayout.uniform(1, at.config.num_kv_heads, at.config.head_dim, PAGE_SIZE, DTYPE)
     num_bytes = batch * context * one.all_page_bytes // PAGE_SIZE
@@ -106,7 +106,7 @@ def by_torch(q_BHD: Tensor, kv_layer: Tensor, pages_BP: Tensor, context: int) ->
 
 
 @torch.inference_mode()
-def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
+def prompt(sheet: StepSheet, at: Setup, tokens: int) -> None:
     """A whole prompt, compared and timed."""
     config = at.config
     layout = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)

@@ -18,13 +18,13 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from bench.gpu.records import Value
 from bench.gpu.segments import Marked, Parts, marked_stream, parts_of
 from bench.gpu.shape import device_runner, maker_of_graphs, words_of, words_of_graphs
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import LEAD, PAGE_SIZE, WARM_STEPS, Decoding, executor_of
-from bench.spec.costs import geometric, measure_costs, memory_for
-from bench.spec.serving import Load, Run, served
+from bench.gpu.sheet import StepSheet
+from bench.records import Value
+from bench.step.costs import geometric, measure_costs, memory_for
+from bench.step.decoding import LEAD, PAGE_SIZE, WARM_STEPS, Decoding, executor_of
+from bench.step.serving import Load, Run, served
 from model.draft import begins_with
 from model.graphs import GraphedRunner
 from model.runner import DraftSource, ModelRunner, Runner
@@ -81,7 +81,7 @@ SIZES: Final = {
 }
 
 
-def measure_drafts(sheet: Sheet, device: str) -> None:
+def measure_drafts(sheet: StepSheet, device: str) -> None:
     """Runs the step."""
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE, with_draft=True)
@@ -124,7 +124,7 @@ def started(runner: ModelRunner, name: str, batch: int, max_context: int, *, wit
     stream = marked_stream(device)
     schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
     room = max_context + 2 * max(1, shape.width)
-    executor = executor_of(graphed or used, batch, room, stream, schedule, shape=shape)
+    executor = executor_of(graphed or used, batch, room, stream, schedule=schedule, shape=shape)
     try:
         executor.warm_up(shape)
         if graphed is not None and graphed.why_none:
@@ -138,7 +138,7 @@ def started(runner: ModelRunner, name: str, batch: int, max_context: int, *, wit
 # ---- launches of the large shape ----
 
 
-def _launches(sheet: Sheet, runner: ModelRunner, size: Size, batch: int, name: str, graphs: bool) -> None:
+def _launches(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int, name: str, graphs: bool) -> None:
     shape = SHAPES[name]
     num_tokens = (WARM_STEPS + 2 * (LEAD + size.steps) + 8) * max(1, shape.num_computed)
     with started(runner, name, batch, size.context + num_tokens, with_graphs=graphs) as side:
@@ -168,7 +168,7 @@ def mean_length(speculation: Speculation) -> float:
 # ---- costs ----
 
 
-def _costs(sheet: Sheet, runner: ModelRunner, size: Size, batch: int) -> None:
+def _costs(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int) -> None:
     kv = memory_for(runner, batch, size.context, NUM_STEPS)
     graphed = GraphedRunner(runner, maker_of_graphs(runner.device))
     graphed.capture(kv, batch, kv.layout.num_pages(size.context + NUM_STEPS + 1), NUM_STEPS + 1)
@@ -186,7 +186,7 @@ def _costs(sheet: Sheet, runner: ModelRunner, size: Size, batch: int) -> None:
 # ---- the bundled model ----
 
 
-def _story(sheet: Sheet, device: str, size: Size) -> None:
+def _story(sheet: StepSheet, device: str, size: Size) -> None:
     runner = ModelRunner.load(STORY, device=device, draft=EAGLE)
     load = held_out(runner, max(size.batches), size.story_tokens)
     for batch in sorted(size.batches):

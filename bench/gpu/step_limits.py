@@ -17,11 +17,11 @@ from typing import Any, Final
 import torch
 
 from bench.device_seconds import seconds_each
-from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import Limits, measured_limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
 from bench.transfer.cuda_ipc import measure as moved
 from bench.transfer.launches import NEW_PLAN, WAYS
@@ -52,7 +52,7 @@ SIZES: Final = {
 }
 
 
-def measure_prefill(sheet: Sheet, device: str) -> None:
+def measure_prefill(sheet: StepSheet, device: str) -> None:
     """Runs the step `prefill`."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
@@ -63,7 +63,7 @@ def measure_prefill(sheet: Sheet, device: str) -> None:
 
 
 @torch.inference_mode()
-def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: int, repeat: int) -> None:
+def _one(sheet: StepSheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: int, repeat: int) -> None:
     layout, vocab_size = runner.kv_layout(PAGE_SIZE), runner.config.vocab_size
     kv = PagedKv(layout, 1 + layout.num_pages(tokens), runner.device)
     inputs = [
@@ -101,14 +101,14 @@ IPC_S: Final = 20.0  # the greatest time of a part, with the start of its other 
 KV_ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
 
 
-def measure_ipc(sheet: Sheet, device: str) -> None:
+def measure_ipc(sheet: StepSheet, device: str) -> None:
     """Runs the step `ipc`."""
     sheet.part("KV from process to process", IPC_S, partial(_by_calls, sheet, device))
     sheet.part("the same, launched in other ways", IPC_S, partial(_by_ways, sheet, device))
     sheet.part("pinned memory", PIN_S, partial(_pinned, sheet, device))
 
 
-def _by_calls(sheet: Sheet, device: str) -> None:
+def _by_calls(sheet: StepSheet, device: str) -> None:
     """As workers launch it, beside a copy within the device."""
     figures, num_tokens = _moved(device, (NEW_PLAN,))
     for name, key in (("in order", "gb_s"), ("scattered", "scattered_gb_s")):
@@ -120,7 +120,7 @@ def _by_calls(sheet: Sheet, device: str) -> None:
         sheet.goal(f"{name}: share of a device copy", share, "at least", COPY_SHARE)
 
 
-def _by_ways(sheet: Sheet, device: str) -> None:
+def _by_ways(sheet: StepSheet, device: str) -> None:
     """In every way, so that the host's time and the device's can be told apart."""
     figures, _ = _moved(device, WAYS)
     about = WAYS_ABOUT if device == "cuda" else f"{WAYS_ABOUT} {STAND_IN} So the three times are one."
@@ -145,7 +145,7 @@ PIN_S: Final = 20.0
 PIN_ABOUT: Final = "Host memory that a GPU is let reach, and a copy of one GB there and back."
 
 
-def _pinned(sheet: Sheet, device: str) -> None:
+def _pinned(sheet: StepSheet, device: str) -> None:
     """On a CPU nothing is pinned, and memory is copied within the host."""
     is_gpu, where = device == "cuda", torch.device(device)
     layout, num_pages = (LAYOUT, PIECE_BYTES // LAYOUT.all_page_bytes) if is_gpu else (TINY_KV, 100)

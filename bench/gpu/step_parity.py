@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.gpu.shape import device_runner, maker_of_graphs, noise, prompt_input, words_of
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import PAGE_SIZE
+from bench.gpu.sheet import StepSheet
+from bench.step.decoding import PAGE_SIZE
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -72,7 +72,7 @@ class Wanted:
     tokens: tuple[tuple[int, ...], ...]
 
 
-def measure_parity(sheet: Sheet, device: str) -> None:
+def measure_parity(sheet: StepSheet, device: str) -> None:
     """Runs the step. On a CPU there is one family; `make test` has them all."""
     size = SIZES[device]
     if torch.backends.cuda.matmul.allow_tf32:
@@ -85,7 +85,7 @@ def measure_parity(sheet: Sheet, device: str) -> None:
     sheet.part("logits in batches", FAMILY_S / 4, partial(_batches, sheet, device, size))
 
 
-def _family(sheet: Sheet, arch: Architecture, device: str, size: Size) -> None:
+def _family(sheet: StepSheet, arch: Architecture, device: str, size: Size) -> None:
     wanted = wanted_of(reference(arch), size)
     for page_size in (1, 16):
         runner = ModelRunner.load(reference(arch).folder, device=device, dtype="float32", page_size=page_size)
@@ -164,7 +164,7 @@ def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: 
 # ---- bfloat16 ----
 
 
-def _logits(sheet: Sheet, arch: Architecture, device: str) -> None:
+def _logits(sheet: StepSheet, arch: Architecture, device: str) -> None:
     found = reference(arch)
     prompt = found.prompts[-1]
     with torch.no_grad():
@@ -209,7 +209,7 @@ ALONE: Final = 8  # decodes that are also computed alone
 
 
 @torch.inference_mode()
-def _batches(sheet: Sheet, device: str, size: Size) -> None:
+def _batches(sheet: StepSheet, device: str, size: Size) -> None:
     runner = device_runner(device, PAGE_SIZE)
     layout = runner.kv_layout(PAGE_SIZE)
     kv = PagedKv(layout, 1 + max(ALONE, *size.batches) * layout.num_pages(size.context + 1), runner.device)

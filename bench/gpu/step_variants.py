@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bench.gpu.kernel_attention import attention_of, decodes_in
 from bench.gpu.kernel_sides import FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
-from bench.gpu.records import Value
 from bench.gpu.shape import DTYPE, QWEN3_8B, TINY, config_of, noise, prompt_input
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.step_kernels import SIZES, words_of_kernels
 from bench.gpu.timing import Limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from model.attention import AttentionBackend
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from protocol.kv_layout import KvLayout
@@ -65,7 +65,7 @@ ABOUT: Final = (
 )
 
 
-def measure_variants(sheet: Sheet, device: str) -> None:
+def measure_variants(sheet: StepSheet, device: str) -> None:
     """Runs the step `variants`."""
     config = config_of(QWEN3_8B if device == "cuda" else TINY)
     at = Setup(config, torch.device(device), replace(SIZES[device], rounds=2, replays=3), Limits(1.0, 1.0))
@@ -152,7 +152,7 @@ def unfit() -> tuple[type[Exception], ...]:
 
 @torch.inference_mode()
 def _variant(
-    sheet: Sheet, at: Setup, table: str, change: Change, sides: dict[str, Side], wanted: dict[str, Tensor]
+    sheet: StepSheet, at: Setup, table: str, change: Change, sides: dict[str, Side], wanted: dict[str, Tensor]
 ) -> None:
     """One line. The first of a table tells what the others must compute."""
     backend, errors = attention_with(at, change), []

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from bench.device_seconds import seconds_each
-from bench.turns import in_turn
+from bench.rounds import in_turn
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream
 
@@ -135,7 +135,7 @@ def why_it_waits(run: Callable[[], object], device: torch.device) -> str:
 
 
 class ReplayedCudaStream(CudaStream):
-    """A forward stream on a device. See bench.overlap.decoding.Replayed."""
+    """A forward stream on a device. See bench.step.decoding.Replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self._own = torch.cuda.Stream(device)

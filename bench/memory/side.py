@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import orjson
@@ -35,11 +34,6 @@ class Answer:
         """Prompt tokens that were computed."""
         return self.num_prompt - self.num_cached
 
-    @property
-    def longest_pause_s(self) -> float:
-        """The longest time between two tokens."""
-        return max((later - earlier for earlier, later in pairwise(self.arrivals)), default=0.0)
-
 
 @dataclass(frozen=True)
 class Side:
@@ -52,15 +46,8 @@ class Side:
 
     async def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
         """A completion of token ids: greedy and of exactly `max_tokens` tokens, unless `fields` say otherwise."""
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **fields}
-        return await self._ask("/v1/completions", body)
-
-    async def chat(self, text: str, **fields: Any) -> Answer:
-        """One turn of a chat."""
-        return await self._ask("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields})
-
-    async def _ask(self, path: str, fields: Mapping[str, Any]) -> Answer:
-        asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **fields}
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        asked |= {"stream": True, "stream_options": {"include_usage": True}, **fields}
         lines: list[tuple[float, bytes]] = []
 
         def keep(now: float, line: bytes) -> bool:
@@ -68,16 +55,10 @@ class Side:
             return line != b"data: [DONE]"
 
         sent_at = self.clock.now()
-        status = await exchange(self.server, self.clock, "POST", path, orjson.dumps(asked), keep)
+        status = await exchange(self.server, self.clock, "POST", "/v1/completions", orjson.dumps(asked), keep)
         if status != 200:
             raise RuntimeError(f"{self.name}: {refusal(status, b' '.join(line for _, line in lines))}")
         return answer_of(sent_at, lines)
-
-    async def flush(self) -> None:
-        """Lets its workers forget all cached KV."""
-        status = await exchange(self.server, self.clock, "POST", "/flush_cache", b"", lambda _now, _line: True)
-        if status != 200:
-            raise RuntimeError(f"{self.name}: POST /flush_cache: HTTP {status}")
 
     async def total(self, metric: str, **labels: str) -> float:
         """The sum of all samples of `metric` with these labels, once everything is counted."""
@@ -101,10 +82,6 @@ class Side:
     async def bytes_moved(self) -> float:
         """KV bytes that have landed at decode workers so far."""
         return await self.total("baton_kv_transfer_bytes_total", role="decode")
-
-    async def num_retracted(self) -> float:
-        """How often a choice has given way so far."""
-        return await self.total("baton_request_retries_total", reason="retracted")
 
 
 def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:

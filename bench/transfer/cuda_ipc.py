@@ -1,14 +1,13 @@
-"""`python -m bench.transfer.cuda_ipc`: KV from one process's device memory into another's, beside a plain copy.
+"""KV from one process's device memory into another's, beside a plain copy: `make gpu STEP=ipc` measures it.
 
     decode's process    offers device memory and sums it afterwards
     prefill's process   maps it and moves a whole prompt there layer by layer, like a sender; also copies within its own
 
 Both also launch the same in other ways (launches.py), which tell the host's time from the device's.
-The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it prints
-"not yet measured". `measure` also takes a CPU with shared memory (host_ipc.py), to show that it runs.
+The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). A CPU with shared memory
+(host_ipc.py) shows that it runs. This file as a program is prefill's process.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,12 +22,10 @@ from typing import IO, Any, Final
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from bench.transfer.host_ipc import HostIpc
-from bench.transfer.launches import NEW_PLAN, WAYS, CudaQueue, HostQueue, Noted, Queue, Times, Ways
+from bench.transfer.launches import NEW_PLAN, CudaQueue, HostQueue, Noted, Queue, Times, Ways
 from loadtest.tied import tied
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
@@ -43,7 +40,6 @@ LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, pa
 NUM_TOKENS: Final = 32 * 1024
 WARM_UP: Final = 3
 ORDERS: Final = ("in order", "scattered")  # of the pages in decode's memory
-NOT_MEASURED: Final = "cuda_ipc: not yet measured: there is no CUDA device here"
 
 
 @dataclass(frozen=True)
@@ -167,7 +163,7 @@ class Writer:
     """The other process. It dies with this one."""
 
     def __init__(self, told: dict[str, Any]) -> None:
-        command = tied((sys.executable, "-m", "bench.transfer.cuda_ipc", "--prefill"))
+        command = tied((sys.executable, "-m", "bench.transfer.cuda_ipc"))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._tell(told)
 
@@ -279,34 +275,5 @@ def medians(times: Sequence[Times]) -> Times:
     return Times(*(median(each) for each in zip(*(astuple(one) for one in times), strict=True)))
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer.cuda_ipc", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-
-    if options.prefill:
-        prefill(sys.stdin, sys.stdout)
-        return 0
-    figures = measure(options.repeat, ways=WAYS)
-    if figures is None:
-        print(NOT_MEASURED)
-        print(json.dumps({"cuda_ipc": None}))
-        return 0
-
-    table = Table("32K tokens of an 8B model", "value")
-    for name, value in figures.items():
-        if isinstance(value, float | int):
-            table.add_row(name, f"{value:.4g}")
-    ways = Table("ms", "order", "way", "wall", "host", "device")
-    for row in figures["ways"]:
-        times = (f"{row[name] * 1e3:.4g}" for name in ("wall", "host", "device"))
-        ways.add_row(row["what"], row["order"], row["way"], *times)
-    Console().print(table, ways)
-    print(json.dumps({"cuda_ipc": figures}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    prefill(sys.stdin, sys.stdout)

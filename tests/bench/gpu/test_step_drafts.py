@@ -6,8 +6,8 @@ import torch
 from bench.gpu.segments import parts_of
 from bench.gpu.shape import TINY, random_runner
 from bench.gpu.step_drafts import SHAPES, STORY, held_out, mean_length, started
-from bench.overlap.decoding import PAGE_SIZE, Decoding
-from bench.spec.costs import measure_costs
+from bench.step.costs import measure_costs
+from bench.step.decoding import PAGE_SIZE, Decoding
 from model.eagle import EagleDraft
 from model.graphs import GraphedRunner
 from model.runner import ModelRunner

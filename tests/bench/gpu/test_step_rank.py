@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu import step_rank
-from bench.gpu.records import Note, Row
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_rank import calls_of, check_values, distance, measure_rank, one_rank
+from bench.records import Note, Row
 from tests.doubles.clock import VirtualClock
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_distance_is_relative() -> None:
 
 
 def measured(folder: Path) -> tuple[list[Row], list[Note]]:
-    sheet = Sheet(Folder(folder), "rank", VirtualClock(), 1000.0, judged=False)
+    sheet = StepSheet(Folder(folder), "rank", VirtualClock(), 1000.0, judged=False)
     measure_rank(sheet, "cpu")
     records = sheet.folder.records()
     return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]

@@ -1,12 +1,11 @@
-"""What is read of a stream, and how requests are kept in a pool's bounds."""
+"""What is read of a stream, and of what a server counts."""
 
 import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from bench.memory.pool import Request, within
-from bench.memory.side import Answer, Side, answer_of, run_jobs
+from bench.memory.side import Side, answer_of, run_jobs
 from loadtest.http_exchange import Server
 from tests.doubles.clock import VirtualClock
 
@@ -20,7 +19,6 @@ def test_an_answer_has_its_tokens_and_its_cached_ones(details: bytes, cached: in
     lines = [(1.0, TOKEN % b""), (2.0, TOKEN % b"5"), (3.5, TOKEN % b"6"), (4.0, b""), (4.0, USAGE % details), DONE]
     answer = answer_of(0.5, lines)
     assert (answer.ids, answer.arrivals, answer.num_computed) == ((5, 6), (1.5, 3.0), 9 - cached)
-    assert answer.longest_pause_s == 1.5
 
 
 @pytest.mark.parametrize("line", [b'data: {"error":{"message":"full"}}', TOKEN % b"5"])
@@ -66,21 +64,3 @@ async def test_so_many_run_at_a_time_and_results_keep_their_order() -> None:
 
     assert await run_jobs([job(index) for index in range(10)], 3) == list(range(10))
     assert most == 3
-
-
-async def test_requests_wait_until_their_context_fits() -> None:
-    used, order = 0, []
-
-    async def send(request: Request) -> Answer:
-        nonlocal used
-        used += request.num_pages
-        assert used <= 6, "the pool's pages"
-        order.append(request.seed)
-        for _ in range(3 + request.seed % 2):
-            await asyncio.sleep(0)
-        used -= request.num_pages
-        return Answer(0.0, (1.0,), (request.seed,), 1, 0, 1)
-
-    requests = [Request(seed, (1,) * 16 * pages, (2,)) for seed, pages in enumerate([1, 2, 3, 1, 4, 1])]
-    answers = await within(requests, 6, send)
-    assert [answer.ids for answer in answers] == [(seed,) for seed in order] == [(seed,) for seed in range(6)]

@@ -1,13 +1,13 @@
 """The exposed transfer: what is read from an answer, and one short run of the real thing."""
 
 import asyncio
-import io
 
 import orjson
 import pytest
-from rich.console import Console
 
-from bench.transfer.exposed import Handover, Plan, _Heard, exposed_table, hand_overs, handover_of, kv_bytes, shares
+from bench.records import Goal, Row
+from bench.sheet import Printed
+from bench.transfer.exposed import Handover, Plan, _Heard, hand_overs, handover_of, kv_bytes, write
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
@@ -38,23 +38,15 @@ def test_an_answer_is_heard_line_by_line() -> None:
     assert heard.line(4.0, b'data: {"error":{"message":"no"}}') and "no" in heard.error
 
 
-def test_the_table_and_shares_are_medians() -> None:
+def test_figures_are_medians() -> None:
     seen = [Handover(100.0, exposed, 20.0, 1.0, exposed - 2.0, 1.0) for exposed in (3.0, 4.0, 50.0)]
-    found = {512: {"shm": seen, "zmq_tcp": seen[:1]}}
-    assert shares(found) == {"512": {"shm": 0.04, "zmq_tcp": 0.03}}
-    said = io.StringIO()
-    Console(width=140, file=said).print(exposed_table(found))
-    row = next(line for line in said.getvalue().splitlines() if "shm" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")][:7] == [
-        "512",
-        "shm",
-        "4.2",
-        "100.0",
-        "4.00",
-        "50.00",
-        "4.0%",
-    ]
-    assert kv_bytes(512) == 512 * 8 * 2 * 4 * 64 * 2
+    sheet = Printed("exposed")
+    write(sheet, {512: {"shm": seen, "zmq_tcp": seen[:1]}})
+    shm, met, zmq, _ = sheet.records
+    assert isinstance(shm, Row) and isinstance(zmq, Row) and isinstance(met, Goal)
+    assert (shm.cells["ttft"], shm.cells["exposed"], shm.cells["exposed, p90"]) == (100.0, 4.0, 50.0)
+    assert (shm.cells["share"], zmq.cells["share"], met.value, met.met) == (0.04, 0.03, 0.04, True)
+    assert shm.cells["KV MB"] == kv_bytes(512) / 1e6 == 512 * 8 * 2 * 4 * 64 * 2 / 1e6
 
 
 @pytest.mark.slow

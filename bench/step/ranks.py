@@ -1,0 +1,92 @@
+"""What a group of ranks costs beside one rank, and what agreeing on a step costs.
+
+agree       agreeing on a step, beside gloo's all-gather of the same row
+idle        one busy rank and idle ones, beside one rank: a forward that sleeps 10 ms and joins its collectives
+model       a decode step of the 29M model, one rank and a group whose ranks all have work; memory of a rank
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+from bench.records import Value
+from bench.rounds import in_rounds, ratios, spread
+from bench.sheet import Sheet
+from bench.step.flags import count
+from bench.step.rank import Order
+from deploy.group_folders import GroupFolders
+from loadtest.tied import tied
+from protocol.messages_group import GroupPlace
+from runtime.process_life import thread_environment
+
+AGREE, IDLE = 1.5, 1.15  # goals
+ABOUT = "Milliseconds of a step, the median of the rounds and their range. *ratio*: the median of the rounds'."
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """What may be asked for."""
+    parser.add_argument("--rounds", type=count, default=5, help="of each side (default 5)")
+    parser.add_argument("--steps", type=count, default=300, help="of each round (default 300)")
+    parser.add_argument("--size", type=count, default=4, help="ranks of the larger group (default 4)")
+
+
+def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
+    """Writes two tables."""
+
+    def compare(what: str, group_s: Callable[[], float], beside: str, beside_s: Callable[[], float]) -> float:
+        found = in_rounds({"group": group_s, beside: beside_s}, asked.rounds)
+        ratio = median(ratios(found["group"], found[beside]))
+        of_group, other = (spread([each * 1e3 for each in times]) for times in found.values())
+        cells: dict[str, Value] = {"what": what, "group": of_group, "beside it": beside, "ms": other, "ratio": ratio}
+        sheet.row("Groups", cells, ABOUT)
+        return ratio
+
+    seconds, size = partial(_seconds, asked.steps), asked.size
+    agree, gather, busy = (partial(seconds, what, size) for what in ("agree", "gather", "serve"))
+    ratio = compare(f"agreeing, {size} ranks", agree, "gloo", gather)
+    sheet.goal("agreeing on a step / gloo's gather", ratio, "at most", AGREE)
+    ratio = compare(f"one busy rank of {size}", busy, "alone", partial(seconds, "serve", 1))
+    sheet.goal("a step of one busy rank / alone", ratio, "at most", IDLE)
+    real: dict[str, Any] = {"model": "real", "all_busy": True}
+    for batch in (1, 16):
+        two, one = (partial(seconds, "serve", ranks, batch=batch, **real) for ranks in (2, 1))
+        compare(f"29M model, 2 ranks, {batch} requests each", two, "1 rank", one)
+    for ranks in (1, 2):
+        weights = group("serve", ranks, 3, **real)["weights"]
+        sheet.row("Weights of one rank", {"ranks": ranks, "MB": weights / 1e6})
+
+
+def _seconds(steps: int, what: str, size: int, **fields: Any) -> float:
+    return group(what, size, steps, **fields)["seconds"]
+
+
+def group(what: str, size: int, steps: int, **fields: Any) -> dict[str, float]:
+    """What rank 0 of a group of `size` processes finds. RuntimeError if it ends without a word."""
+    folders = GroupFolders()  # locked: a launcher beside this one removes folders that nobody holds
+    ranks = []
+    try:
+        folder = folders.make()
+        for rank in range(size):
+            order = Order(what, GroupPlace("bench", 1, rank, size), folder, steps, **fields)
+            command = tied((sys.executable, "-m", "bench.step.rank", order.to_json()))
+            environment = {**os.environ, **thread_environment(1)}
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        first = ranks[0].stdout
+        assert first is not None
+        line = first.readline()
+        if not line:
+            raise RuntimeError(f"rank 0 of {size} ended without a word: {what}")
+        found: dict[str, float] = json.loads(line)
+        return found
+    finally:
+        for each in ranks:
+            each.kill()
+        for each in ranks:
+            each.communicate()
+        folders.close()
