@@ -99,7 +99,9 @@ def without_graphs(runner: ModelRunner) -> GraphedRunner:
 def with_graphs(runner: ModelRunner, kv: PagedKv, max_requests: int, max_context: int) -> GraphedRunner:
     """Graphs for up to so many requests, made for contexts of up to `max_context` tokens. RuntimeError without any."""
     own = without_graphs(runner)
-    warm_up(own, kv, new_stream(runner.device), max_requests=max_requests, max_pages=kv.layout.num_pages(max_context))
+    warm_up(
+        own, kv, new_streams(runner.device)[0], max_requests=max_requests, max_pages=kv.layout.num_pages(max_context)
+    )
     if own.why_none:
         raise RuntimeError(f"no graphs could be captured: {own.why_none}")
     return own
@@ -125,19 +127,18 @@ def decoders(ways: Sequence[Way], kv: PagedKv, case: Case) -> Iterator[list[Deco
 
 
 def _started(way: Way, kv: PagedKv, case: Case, overlap: bool) -> Decoder:
-    stream, device = new_stream(kv.device), kv.device
-    schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
+    stream, schedule = new_streams(kv.device)
     executor = executor_on(kv, way.runner, case.batch, case.plan.max_context, stream, schedule)
     decoding = Decoding.on(executor, stream, MonotonicClock(), overlap=overlap)
     decoding.start(case.batch, case.plan.context, case.plan.num_tokens)
     return Decoder(way, overlap, decoding, stream)
 
 
-def new_stream(device: torch.device) -> Replayed:
-    """A new forward stream."""
+def new_streams(device: torch.device) -> tuple[Replayed, Stream]:
+    """A new forward stream, and the schedule stream of this thread."""
     if device.type == "cuda":
-        return ReplayedCudaStream(device)
-    return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock())
+        return ReplayedCudaStream(device), CudaStream(torch.cuda.current_stream(device))
+    return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock()), InlineStream()
 
 
 def timed(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:

@@ -15,7 +15,7 @@ import torch
 from bench.step.kinds import GREEDY, Guests, Kind
 from model.paged_kv import PagedKv
 from model.runner import Runner
-from protocol.messages_gateway import TO_GATEWAY
+from protocol.messages_gateway import TO_GATEWAY, RequestFailed
 from runtime.clock import Clock
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
@@ -203,6 +203,7 @@ class Decoding:
             self.guests.change(self.worker.planner.num_launches)
         progressed, stepped = self.worker.step(), self.clock.now()
         for message in self.worker.outbox.gateway:
+            assert not isinstance(message, RequestFailed), message
             TO_GATEWAY.encode(message)
         self.worker.outbox.gateway.clear()
         if progressed:

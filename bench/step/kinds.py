@@ -37,6 +37,7 @@ class Kind:
             rules=self.rules,
             logprobs=self.logprobs,
             grammar=grammar_name(self.grammar),
+            eos_token_ids=(0,) if self.grammar else (),
         )
 
     def assign(self, name: str, prompt_ids: tuple[int, ...], num_tokens: int) -> Assign:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.doubles.device_on_host import HostCopies
+from testkit.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import CudaCopies
 from transfer.in_place.device_pools import Copies, Moving, Units
 from transfer.plan import Copy, Runs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import Architecture, greedy_reference, make_checkpoint
 
 VOCAB_SIZE = 307
 NUM_TOKENS = 64

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from protocol.messages_gateway import Role
 from protocol.worker_facts import KvPages
-from tests.doubles.fake_worker import STATS, FakeWorker
+from testkit.fake_worker import STATS, FakeWorker
 
 
 async def test_it_tells_the_stats_that_it_is_given() -> None:

@@ -104,14 +104,14 @@ class FakeWorker:
     graphs: str = ""
     place: GroupPlace | None = None
     instance: int = field(default_factory=lambda: next(_instances))
-    on_assign: Callable[[Assign], None] = lambda assign: None
+    on_assign: Callable[[Assign], None] = lambda _assign: None
 
     def __post_init__(self) -> None:
         self.received: list[ToWorker] = []
         self.welcomed = asyncio.Event()
         self.silent = False
         self.flushes = True
-        self.loses: Callable[[ToGateway], bool] = lambda message: False  # what is lost on the way
+        self.loses: Callable[[ToGateway], bool] = lambda _message: False  # what is lost on the way
         self.num_lost = 0
         self._session = Session(1)
         self._context = zmq.asyncio.Context()
