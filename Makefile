@@ -74,7 +74,7 @@ bench: $(READY) ## baton bench: Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm
 bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
 	@$(PY) -m bench.gateway $(ARGS)
 
-bench-memory: $(READY) ## measure prefix caches: hit rate and TTFT beside vLLM, tokens computed and moved, the cost
+bench-memory: $(READY) ## measure prefix caches: hit rate and TTFT beside vLLM, tokens computed and moved
 	@$(PY) -m bench.memory $(ARGS)
 
 bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks or grammar; ARGS='--help'

@@ -1,7 +1,7 @@
-"""`python -m bench.memory`: what prefix caches save, and what they cost.
+"""`python -m bench.memory`: what prefix caches save.
 
-    system   many requests with one system prompt            trace    hit rate and TTFT on a trace, beside vLLM
-    chat     a chat of ten turns                             served   tokens/s where nothing is shared
+    system   many requests with one system prompt, with the prefix cache and without it
+    trace    hit rate and TTFT on a trace, beside vLLM
 
 The last line of output is one JSON object.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from bench.memory import cost, replay, shared
+from bench.memory import replay, shared
 from bench.memory.part import Setting
 from bench.sheet import Printed
 from loadtest.__main__ import EXIT_CONFIG, ROUNDS, guarded_run
@@ -21,10 +21,8 @@ from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
 PARTS: Final[Mapping[str, Callable[[Setting], Awaitable[None]]]] = {
-    "system": shared.measure_system_prompt,
-    "chat": shared.measure_chat,
+    "system": shared.measure,
     "trace": replay.measure,
-    "served": cost.measure_served,
 }
 
 

@@ -1,16 +1,15 @@
-"""Prompts that begin alike, with the prefix cache and without it: one system prompt of many requests, and a long chat.
+"""Prompts that begin alike, with the prefix cache and without it: one system prompt of many requests.
 
 A pair serves them: prompt tokens that prefill computes, KV bytes that come to decode, and TTFT.
 """
 
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 
 from bench.memory.part import Setting
-from bench.memory.side import Answer, Side, baton_sides, run_jobs
-from bench.records import Value
+from bench.memory.side import Side, baton_sides, run_jobs
 from bench.rounds import ratios, spread, turns
 from loadtest.bench_model import CONFIG
 from loadtest.report import percentile
@@ -18,7 +17,6 @@ from loadtest.scenarios import PAIR
 
 SYSTEM_TOKENS, SUFFIX_TOKENS = 512, 32
 NUM_REQUESTS, AT_A_TIME = 64, 16
-NUM_TURNS, TURN_TOKENS, TURN_OUTPUTS = 10, 64, 48
 OFF = "--disable-radix-cache"
 JUDGED = ("tokens computed", "bytes moved")
 SHARE = 0.1  # of what is computed and moved without the cache, at most
@@ -35,10 +33,7 @@ def prompt_of(rng: random.Random, num_tokens: int) -> tuple[int, ...]:
     return tuple(rng.choices(range(3, CONFIG["vocab_size"]), k=num_tokens))
 
 
-# ---- one system prompt ----
-
-
-async def measure_system_prompt(setting: Setting) -> None:
+async def measure(setting: Setting) -> None:
     """64 requests after a first one has ended. Writes a table."""
     num_requests = 8 if setting.quick else NUM_REQUESTS
     found: dict[str, list[dict[str, float]]] = {name: [] for name in serve(setting)}
@@ -74,38 +69,3 @@ async def one_round(side: Side, rng: random.Random, num_requests: int) -> dict[s
         "TTFT p50 ms": percentile(ttft_ms, 0.5),
         "TTFT max ms": max(ttft_ms),
     }
-
-
-# ---- a chat of ten turns ----
-
-
-async def measure_chat(setting: Setting) -> None:
-    """Each turn repeats all that was said. Writes a table. All rounds compute and move the same."""
-    num_turns = 3 if setting.quick else NUM_TURNS
-    found: dict[str, list[list[tuple[Answer, float]]]] = {name: [] for name in serve(setting)}
-    async with baton_sides(serve(setting), setting.clock) as sides:
-        for side, number in turns(sides, setting.rounds, warm_up=1):
-            chat = [each async for each in turns_of(side, f"chat {number}", num_turns)]
-            found[side.name] += [chat] if number >= 0 else []
-
-    about = f"{TURN_TOKENS} new tokens and {TURN_OUTPUTS} outputs each."
-    for turn in range(num_turns):
-        cells: dict[str, Value] = {"turn": turn + 1, "prompt": found["cache"][0][turn][0].num_prompt}
-        for name, chats in found.items():
-            answer, moved = chats[0][turn]
-            cells |= {f"{name}: computed": answer.num_computed, f"{name}: KB moved": round(moved / 1e3)}
-            cells[f"{name}: TTFT ms"] = spread([chat[turn][0].arrivals[0] * 1e3 for chat in chats])
-        setting.sheet.row(f"A chat of {num_turns} turns", cells, about)
-
-
-async def turns_of(side: Side, seed: str, num_turns: int) -> AsyncIterator[tuple[Answer, float]]:
-    """The answers of one chat, and the KV bytes that each moved."""
-    rng, before = random.Random(seed), await side.bytes_moved()
-    history: tuple[int, ...] = ()
-    for _ in range(num_turns):
-        history += prompt_of(rng, TURN_TOKENS)
-        answer = await side.complete(history, TURN_OUTPUTS, return_token_ids=True)
-        history += answer.ids
-        moved = await side.bytes_moved()
-        yield answer, moved - before
-        before = moved

@@ -1,6 +1,5 @@
 """`python -m bench.step.rank JSON`: one rank of a group that is measured. Its last line of output is one JSON object.
 
-gather    gloo's all-gather of a step row, again and again, each rank in a blocking call
 agree     steps that are announced, agreed on and launched at once, over the sockets of workers
 serve     a unified worker; rank 0 has requests, the others none, or all have some
 """
@@ -12,12 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from statistics import median
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 import zmq
 from torch import Tensor
 
@@ -84,20 +81,6 @@ class SleepingRunner(FakeRunner):
                 own_PE = torch.zeros(inp.step.padded, HIDDEN)
                 self.collectives.exchange(self.collectives.gather(own_PE, inp.step), inp.step)
         return torch.zeros(inp.logit_indices_L.shape[0], self.vocab_size)
-
-
-def gather(order: Order) -> dict[str, float]:
-    """Seconds in which gloo gathers a row of four numbers from all ranks."""
-    place, limit = order.place, timedelta(seconds=TIMEOUT_S)
-    group = dist.ProcessGroupGloo(dist.FileStore(f"{order.folder}/gloo", place.size), place.rank, place.size, limit)
-    clock, row_14 = MonotonicClock(), torch.zeros((1, 4), dtype=torch.int64)
-    rows_R14 = [torch.empty_like(row_14) for _ in range(place.size)]
-    times = []
-    for _ in range(WARM + order.steps):
-        began = clock.now()
-        group.allgather([rows_R14], [row_14]).wait()
-        times.append(clock.now() - began)
-    return {"seconds": median(times[WARM:])}
 
 
 def agree(order: Order) -> dict[str, float]:
@@ -183,7 +166,7 @@ def _runner(order: Order, together: Collectives | None) -> Runner:
 def main(text: str) -> None:
     """Carries out one order, and says what it found."""
     order = Order.from_json(text)
-    found = {"gather": gather, "agree": agree, "serve": serve}[order.what](order)
+    found = {"agree": agree, "serve": serve}[order.what](order)
     print(json.dumps(found), flush=True)
     threading.Event().wait()  # the other ranks may still be in a collective; the parent ends this process
 

@@ -8,7 +8,7 @@ from bench.memory.__main__ import PARTS, main
 from loadtest.peer import VARIABLE
 
 pytestmark = pytest.mark.slow
-ROWS = {"system": 3, "chat": 3, "trace": 1, "served": 2}
+ROWS = {"system": 3, "trace": 1}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -17,4 +17,4 @@ def test_a_part_runs(part: str, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert main(["--quick", "--part", part]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [len(rows) for rows in found["tables"].values()] == [ROWS[part]]
-    assert all(goal["met"] for goal in found["goals"] if "tokens/s" not in goal["words"]), found["goals"]
+    assert all(goal["met"] for goal in found["goals"]), found["goals"]

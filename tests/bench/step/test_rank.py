@@ -14,7 +14,7 @@ def test_an_order_passes_through_a_command_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what, size", [("gather", 2), ("agree", 2), ("serve", 2), ("serve", 1)])
+@pytest.mark.parametrize("what, size", [("agree", 2), ("serve", 2), ("serve", 1)])
 def test_each_kind_of_group_is_measured(what: str, size: int) -> None:
     """In seconds."""
     found = group(what, size, 5)
