@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.memory.part import Setting
-from bench.memory.side import Answer, Side, baton_sides
 from bench.rounds import ratios, spread, turns
+from bench.side import Answer, Side, baton_sides
 from loadtest.bench_model import CONFIG
 from loadtest.drive.server import find_model
 from loadtest.peer import ABSENT, peer_executable, peer_running

@@ -9,8 +9,8 @@ from functools import partial
 from statistics import median
 
 from bench.memory.part import Setting
-from bench.memory.side import Side, baton_sides, run_jobs
 from bench.rounds import ratios, spread, turns
+from bench.side import Side, baton_sides, run_jobs
 from loadtest.bench_model import CONFIG
 from loadtest.report import percentile
 from loadtest.scenarios import PAIR

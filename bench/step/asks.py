@@ -6,21 +6,18 @@ commit instead. Figures are CPU time, so other processes disturb them little.
 """
 
 import argparse
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 
+from bench.child import Child
 from bench.commits import HERE, checked_out
 from bench.records import Value
 from bench.rounds import compared, in_rounds, interval
 from bench.sheet import Sheet
-from bench.step import asks_side
 from bench.step.flags import add_plan, count, model_of
 from bench.step.kinds import GREEDY, KINDS
 
@@ -64,8 +61,8 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
             _rows(sheet, kind, sides, asked.rounds)
 
 
-def _rows(sheet: Sheet, kind: str, sides: "Mapping[str, Side]", rounds: int) -> None:
-    times = in_rounds({name: partial(each.round) for name, each in sides.items()}, rounds, warm_up=1)
+def _rows(sheet: Sheet, kind: str, sides: Mapping[str, Callable[[], float]], rounds: int) -> None:
+    times = in_rounds(sides, rounds, warm_up=1)
     base = next(iter(times.values()))
     for name, found in times.items():
         added = [mine - other for mine, other in zip(found, base, strict=True)]
@@ -74,36 +71,16 @@ def _rows(sheet: Sheet, kind: str, sides: "Mapping[str, Side]", rounds: int) -> 
         sheet.row("A step", cells | {"from, to": f"{low:,.0f}, {high:,.0f}"} | compared(found, base), ABOUT)
 
 
-class Side:
-    """A worker in a process of its own."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        self._line()  # "ready"
-
-    def round(self) -> float:
-        """Microseconds of CPU time of a step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"a measured worker has ended with status {self._process.wait()}; see its last lines")
-        return line
-
-
 @contextmanager
-def side(tree: Path, *arguments: object) -> Iterator[Side]:
-    """Starts `asks_side.py` for the files in `tree`, and ends it."""
-    variables = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", asks_side.__file__, *map(str, arguments)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=variables, cwd=tree, stdin=pipe, stdout=pipe, text=True) as process:
-        yield Side(process)
-        process.communicate()
+def side(tree: Path, *arguments: object) -> Iterator[Callable[[], float]]:
+    """Starts `asks_side.py` for the files in `tree`, and ends it. Each call is a round: microseconds of a step."""
+    variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, "-P", str(tree / "bench/step/asks_side.py"), *map(str, arguments))
+    child = Child(command, variables, str(tree))
+    try:
+        yield lambda: float(child.ask())
+    finally:
+        child.close()
 
 
 @contextmanager

@@ -6,22 +6,19 @@ model       a decode step of the 29M model, one rank and a group whose ranks all
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
 
+from bench.child import Child
 from bench.records import Value
 from bench.rounds import in_rounds, ratios, spread
 from bench.sheet import Sheet
 from bench.step.flags import count
 from bench.step.rank import Order
 from deploy.group_folders import GroupFolders
-from loadtest.tied import tied
 from protocol.messages_group import GroupPlace
 from runtime.process_life import thread_environment
 
@@ -68,26 +65,18 @@ def _seconds(steps: int, what: str, size: int, **fields: Any) -> float:
 
 
 def group(what: str, size: int, steps: int, **fields: Any) -> dict[str, float]:
-    """What rank 0 of a group of `size` processes finds. RuntimeError if it ends without a word."""
+    """What rank 0 of a group of `size` processes finds. BatonError if it ends without a word."""
     folders = GroupFolders()  # locked: a launcher beside this one removes folders that nobody holds
     ranks = []
     try:
         folder = folders.make()
         for rank in range(size):
             order = Order(what, GroupPlace("bench", 1, rank, size), folder, steps, **fields)
-            command = tied((sys.executable, "-m", "bench.step.rank", order.to_json()))
-            environment = {**os.environ, **thread_environment(1)}
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-        first = ranks[0].stdout
-        assert first is not None
-        line = first.readline()
-        if not line:
-            raise RuntimeError(f"rank 0 of {size} ended without a word: {what}")
-        found: dict[str, float] = json.loads(line)
+            command = (sys.executable, "-m", "bench.step.rank", order.to_json())
+            ranks.append(Child(command, thread_environment(1)))
+        found: dict[str, float] = ranks[0].answer()
         return found
     finally:
         for each in ranks:
-            each.kill()
-        for each in ranks:
-            each.communicate()
+            each.close()
         folders.close()

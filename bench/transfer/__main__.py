@@ -7,10 +7,7 @@ process.py lists the sides; `make gpu STEP=ipc` has cuda_ipc. The last line of o
 """
 
 import argparse
-import json
 import os
-import selectors
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +15,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
+from bench.child import Child
 from bench.records import Value
 from bench.rounds import turns
 from bench.sheet import Printed, Sheet
@@ -26,7 +24,6 @@ from bench.transfer.ends import KEYS
 from bench.transfer.exposed import measure as measure_exposed
 from bench.transfer.process import SIDES
 from deploy.keys import GATEWAY_NAME, new
-from loadtest.tied import tied
 from protocol.errors import BatonError
 from runtime.process_life import thread_environment
 
@@ -46,37 +43,19 @@ class Ends:
         self._keys = TemporaryDirectory()  # for the side that encrypts
         new(Path(self._keys.name) / "keys", [])
         keys = str(Path(self._keys.name) / "keys" / GATEWAY_NAME)
-        self._processes = [
-            subprocess.Popen(
-                tied((sys.executable, "-m", "bench.transfer.process", role, str(core))),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **thread_environment(1), KEYS: keys},
+        self._children = [
+            Child(
+                (sys.executable, "-m", "bench.transfer.process", role, str(core)),
+                {**thread_environment(1), KEYS: keys},
             )
             for role, core in zip(("prefill", "decode"), self.cores, strict=True)
         ]
-        self._answers = selectors.DefaultSelector()
-
-        for process in self._processes:
-            assert process.stdout is not None, "it is a pipe"
-            self._answers.register(process.stdout, selectors.EVENT_READ, process)
 
     def both(self, *commands: dict[str, Any]) -> list[dict[str, Any]]:
         """Sends one command to both ends, or one to each. Returns their answers."""
-        for process, command in zip(self._processes, commands * (3 - len(commands)), strict=True):
-            assert process.stdin is not None, "it is a pipe"
-            process.stdin.write(json.dumps(command) + "\n")
-            process.stdin.flush()
-        answers: dict[int, dict[str, Any]] = {}
-        while len(answers) < len(self._processes):
-            for key, _ in self._answers.select():
-                answering: subprocess.Popen[str] = key.data
-                assert answering.stdout is not None, "it is a pipe"
-                if not (line := answering.stdout.readline()):
-                    raise BatonError("one end of the transfer has ended; its error is above")
-                answers[answering.pid] = json.loads(line)
-        return [answers[process.pid] for process in self._processes]
+        for child, command in zip(self._children, commands * (3 - len(commands)), strict=True):
+            child.tell(**command)
+        return [child.answer() for child in self._children]
 
     def open(self, side: str) -> None:
         """Opens both ends of a side and connects them."""
@@ -94,10 +73,8 @@ class Ends:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
-        self._answers.close()
+        for child in self._children:
+            child.close()
         self._keys.cleanup()
 
 

@@ -12,20 +12,14 @@ import argparse
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
-
-import orjson
 
 from bench.records import Value
 from bench.rounds import turns
 from bench.sheet import Printed, Sheet
+from bench.side import Answer, baton_sides
 from loadtest.bench_model import CONFIG, bench_model
-from loadtest.deployment import deployed
-from loadtest.drive.server import find_model
-from loadtest.http_exchange import Server, exchange
 from loadtest.report import percentile
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
@@ -74,57 +68,21 @@ class Handover:
         return self.exposed_ms / self.ttft_ms
 
 
-@dataclass
-class _Heard:
-    """When tokens arrived, and the time line of the last chunk that had one."""
-
-    arrivals: list[float] = field(default_factory=list)
-    moments: dict[str, float] = field(default_factory=dict)
-    error: str = ""
-
-    def line(self, now: float, line: bytes) -> bool:
-        """Takes one line of the answer. False after the last."""
-        if line.strip() == b"data: [DONE]":
-            return False
-        if line.startswith(b"data:"):
-            chunk: dict[str, Any] = orjson.loads(line[5:])
-            self.error = self.error or str(chunk.get("error", ""))
-            if chunk.get("choices"):
-                self.arrivals.append(now)
-            for each in chunk.get("timeline") or ():
-                self.moments[each["name"]] = each["at_ms"]
-        elif line.strip() and not line.startswith(b":"):
-            self.error = self.error or line[:200].decode(errors="replace")
-        return True
-
-
-def handover_of(start: float, arrivals: Sequence[float], moments: Mapping[str, float]) -> Handover:
+def handover_of(answer: Answer) -> Handover:
     """From a client's seconds and the time line's milliseconds. ConfigError if one of them is missing."""
+    moments, arrivals = answer.moments, answer.arrivals
     missing = [name for name in (COMPUTED, FIRST, DELIVERED, READY) if name not in moments]
     if missing or len(arrivals) < 2:
         raise ConfigError(f"{len(arrivals)} tokens came, and the time line lacks {', '.join(missing) or 'nothing'}")
     computed, first, delivered, ready = (moments[name] for name in (COMPUTED, FIRST, DELIVERED, READY))
     return Handover(
-        ttft_ms=(arrivals[0] - start) * 1e3,
+        ttft_ms=arrivals[0] * 1e3,
         exposed_ms=ready - computed,
         gap_ms=(arrivals[1] - arrivals[0]) * 1e3,
         sampled_ms=first - computed,
         delivered_ms=delivered - first,
         joined_ms=ready - delivered,
     )
-
-
-async def hand_over(server: Server, model: str, clock: Clock, prompt: Sequence[int]) -> Handover:
-    """One request with its own prompt. ConfigError if it does not end properly."""
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
-        "stream": True, "timeline": True,
-    }  # fmt: skip
-    heard, start = _Heard(), clock.now()
-    status = await exchange(server, clock, "POST", "/v1/completions", orjson.dumps(body), heard.line)
-    if status != 200 or heard.error:
-        raise ConfigError(f"HTTP {status}: {heard.error}")
-    return handover_of(start, heard.arrivals, heard.moments)
 
 
 Found = dict[int, dict[str, list[Handover]]]  # by prompt tokens and backend
@@ -134,20 +92,15 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
     """Every length and backend. The backends take turns."""
     rng = random.Random(0)
     memory = ("--max-total-tokens", str(plan.kv_tokens), "--max-running-requests", str(plan.at_once))
-    async with AsyncExitStack() as stack:
-        sides = {}
-        for name, backend in BACKENDS.items():
-            arguments = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend", backend)
-            server = Server.at(await stack.enter_async_context(deployed(arguments)), "")
-            sides[name] = server, (await find_model(server, clock, None)).model
-
+    fixed = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend")
+    async with baton_sides({name: (*fixed, backend) for name, backend in BACKENDS.items()}, clock) as sides:
         found: Found = {}
         for num_tokens, repeat in plan.prompts.items():
-            found[num_tokens] = {name: [] for name in sides}
-            for name, number in turns(sides, repeat, WARM_UPS):
+            found[num_tokens] = {side.name: [] for side in sides}
+            for side, number in turns(sides, repeat, WARM_UPS):
                 prompts = [rng.choices(range(plan.vocab_size), k=num_tokens) for _ in range(plan.at_once)]
-                seen = await asyncio.gather(*(hand_over(*sides[name], clock, prompt) for prompt in prompts))
-                found[num_tokens][name] += seen if number >= 0 else []
+                seen = await asyncio.gather(*(side.complete(each, MAX_TOKENS, timeline=True) for each in prompts))
+                found[num_tokens][side.name] += map(handover_of, seen) if number >= 0 else ()
     return found
 
 

@@ -10,13 +10,13 @@
 Commands and answers are lines of JSON.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
+from bench.child import answer_all
 from bench.transfer.blocks import BLOCKS, Blocks, HostPages
 from bench.transfer.ends import DecodeEnd, End, PrefillEnd
 from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
@@ -93,11 +93,7 @@ def main() -> None:
     role, core = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     sys.setswitchinterval(1e-4)  # as a worker does
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries goes to stderr
-    process = EndProcess(role)
-    for line in sys.stdin:
-        print(json.dumps(process.do(json.loads(line))), file=answers, flush=True)
+    answer_all(EndProcess(role).do)
 
 
 if __name__ == "__main__":

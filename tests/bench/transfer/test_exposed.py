@@ -2,20 +2,24 @@
 
 import asyncio
 
-import orjson
 import pytest
 
 from bench.records import Goal, Row
 from bench.sheet import Printed
-from bench.transfer.exposed import Handover, Plan, _Heard, hand_overs, handover_of, kv_bytes, write
+from bench.side import Answer
+from bench.transfer.exposed import Handover, Plan, hand_overs, handover_of, kv_bytes, write
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
 MOMENTS = {"prompt computed": 90.0, "first token": 92.0, "KV delivered": 95.0, "ready to decode": 96.0}
 
 
+def answer(arrivals: tuple[float, ...], moments: dict[str, float]) -> Answer:
+    return Answer(10.0, arrivals, (), 512, 0, len(arrivals), moments)
+
+
 def test_exposed_is_from_the_end_of_the_computation_until_decode_can_start() -> None:
-    seen = handover_of(10.0, [10.12, 10.15, 10.16], MOMENTS)
+    seen = handover_of(answer((0.12, 0.15, 0.16), MOMENTS))
     assert (seen.exposed_ms, seen.sampled_ms, seen.delivered_ms, seen.joined_ms) == (6.0, 2.0, 3.0, 1.0)
     assert (seen.ttft_ms, seen.gap_ms, seen.share) == pytest.approx((120.0, 30.0, 0.05))
 
@@ -23,19 +27,9 @@ def test_exposed_is_from_the_end_of_the_computation_until_decode_can_start() -> 
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_time_line_that_lacks_a_moment_is_no_measurement(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        handover_of(10.0, [10.12, 10.15], {each: at for each, at in MOMENTS.items() if each != name})
+        handover_of(answer((0.12, 0.15), {each: at for each, at in MOMENTS.items() if each != name}))
     with pytest.raises(ConfigError, match="1 tokens came"):
-        handover_of(10.0, [10.12], MOMENTS)
-
-
-def test_an_answer_is_heard_line_by_line() -> None:
-    heard = _Heard()
-    timeline = [{"name": "first token", "at_ms": 3.5, "worker": "prefill-0"}]
-    assert heard.line(1.0, b'data: {"choices":[{"text":"a"}]}') and heard.line(1.5, b"")
-    assert heard.line(2.0, b"data: " + orjson.dumps({"choices": [{"text": "b"}], "timeline": timeline}))
-    assert not heard.line(3.0, b"data: [DONE]")
-    assert (heard.arrivals, heard.moments, heard.error) == ([1.0, 2.0], {"first token": 3.5}, "")
-    assert heard.line(4.0, b'data: {"error":{"message":"no"}}') and "no" in heard.error
+        handover_of(answer((0.12,), MOMENTS))
 
 
 def test_figures_are_medians() -> None:

@@ -5,20 +5,30 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.memory.side import Side, answer_of, run_jobs
+from bench.side import Side, answer_of, run_jobs
 from loadtest.http_exchange import Server
 from tests.doubles.clock import VirtualClock
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":%b}}'
 TOKEN = b'data: {"choices":[{"token_ids":[%b]}]}'
+TIMELINE = b'data: {"choices":[],"timeline":[{"name":"first token","at_ms":3.5}]}'
 DONE = (4.0, b"data: [DONE]")
 
 
 @pytest.mark.parametrize("details, cached", [(b'{"cached_tokens":4}', 4), (b"null", 0), (b"{}", 0)])
 def test_an_answer_has_its_tokens_and_its_cached_ones(details: bytes, cached: int) -> None:
-    lines = [(1.0, TOKEN % b""), (2.0, TOKEN % b"5"), (3.5, TOKEN % b"6"), (4.0, b""), (4.0, USAGE % details), DONE]
+    lines = [
+        (1.0, TOKEN % b""),
+        (1.0, TIMELINE),
+        (2.0, TOKEN % b"5"),
+        (3.5, TOKEN % b"6"),
+        (4.0, b""),
+        (4.0, USAGE % details),
+        DONE,
+    ]
     answer = answer_of(0.5, lines)
     assert (answer.ids, answer.arrivals, answer.num_computed) == ((5, 6), (1.5, 3.0), 9 - cached)
+    assert answer.moments == {"first token": 3.5}
 
 
 @pytest.mark.parametrize("line", [b'data: {"error":{"message":"full"}}', TOKEN % b"5"])

@@ -28,6 +28,7 @@ class Answer:
     num_prompt: int
     num_cached: int
     num_tokens: int
+    moments: Mapping[str, float]  # of its time line, in milliseconds, if it was asked for
 
     @property
     def num_computed(self) -> int:
@@ -89,6 +90,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
     arrivals: list[float] = []
     ids: list[int] = []
     usage: dict[str, Any] = {}
+    moments: dict[str, float] = {}
     for now, line in lines:
         if not line.startswith(b"data: {"):
             continue
@@ -96,6 +98,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
         if "error" in event:
             raise RuntimeError(f"a stream ended with {event['error']}")
         usage = event.get("usage") or usage
+        moments |= {each["name"]: each["at_ms"] for each in event.get("timeline") or ()}
         for choice in event["choices"]:
             new = choice.get("token_ids")
             if new is None or new:  # without ids, each chunk counts
@@ -105,7 +108,8 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
     if not arrivals or not usage or lines[-1][1] != b"data: [DONE]":
         raise RuntimeError(f"a stream ended early, after {len(lines)} lines")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Answer(sent_at, tuple(arrivals), tuple(ids), usage["prompt_tokens"], cached, usage["completion_tokens"])
+    counts = (usage["prompt_tokens"], cached, usage["completion_tokens"])
+    return Answer(sent_at, tuple(arrivals), tuple(ids), *counts, moments)
 
 
 @asynccontextmanager
