@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from loadtest.report import counted
-
 Value = str | int | float | None
 
 
@@ -176,7 +174,7 @@ def _goals(own: Sequence[Record]) -> Iterator[str]:
         if goal.judged:
             yield f"- {'met' if goal.met else '**missed**'}: {goal}"
     if unjudged := sum(not goal.judged for goal in goals):
-        yield f"- {counted(unjudged, 'goal')}, not judged on a CPU"
+        yield f"- {unjudged} goal{'s' * (unjudged != 1)}, not judged on a CPU"
 
 
 def _sentence(note: Note) -> str:

@@ -1,13 +1,14 @@
 """Sides that are compared take turns, so that a drift of the machine affects all alike; and figures of rounds."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
 from bench.records import Value
-from loadtest.report import percentile
+from loadtest.figures.distribution import percentile
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 RESAMPLES = 2000
 
@@ -26,9 +27,9 @@ def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T
             yield side, number
 
 
-def in_rounds(sides: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[str, list[T]]:
+def in_rounds(sides: Mapping[K, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
     """What each round of each side gave."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for name, number in turns(sides, rounds, warm_up):
         result = sides[name]()
         if number >= 0:

@@ -16,7 +16,7 @@ from bench.gateway.fake_pair import FakePair
 from bench.gateway.lone_gateway import cpu_seconds, gateway_process, metrics_of, stream
 from bench.rounds import spread
 from bench.sheet import Printed, Sheet
-from loadtest.report import percentile
+from loadtest.figures.distribution import percentile
 from runtime.clock import MonotonicClock
 
 WARM_UP_TOKENS = 8

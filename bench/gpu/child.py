@@ -44,6 +44,8 @@ def main() -> int:
     sheet = StepSheet(Folder(asked.out), asked.step, clock, deadline_s, judged=asked.device == "cuda")
     module = next(step.module for step in STEPS if step.name == asked.step)
 
+    if asked.device == "cpu":
+        torch.set_num_threads(1)
     try:
         getattr(import_module(f"bench.gpu.{module}"), f"measure_{asked.step}")(sheet, asked.device)
     except Exception as error:  # noqa: BLE001 - the top of the step: the sheet says that it failed, and why

@@ -12,11 +12,10 @@ from typing import Final
 
 import torch
 
-from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
+from bench.gpu.shape import WithoutPrompts, captured, maker_of_graphs, noise
 from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import ReplayedCudaStream
-from bench.rounds import in_turn
-from bench.step.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
+from bench.step.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages, timed
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -102,9 +101,7 @@ def with_graphs(runner: ModelRunner, kv: PagedKv, max_requests: int, max_context
     warm_up(
         own, kv, new_streams(runner.device)[0], max_requests=max_requests, max_pages=kv.layout.num_pages(max_context)
     )
-    if own.why_none:
-        raise RuntimeError(f"no graphs could be captured: {own.why_none}")
-    return own
+    return captured(own)
 
 
 # ---- workers ----
@@ -141,34 +138,13 @@ def new_streams(device: torch.device) -> tuple[Replayed, Stream]:
     return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock()), InlineStream()
 
 
-def timed(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
-    """Times by the names of ways: every worker in turn, round by round. After a round its last launch is timed
-    alone."""
-    steps: list[list[float]] = [[] for _ in found]
-    hosts: list[list[float]] = [[] for _ in found]
-    forwards: dict[str, list[float]] = {each.way.name: [] for each in found}
-
-    for turn in range(plan.rounds):
-        for index in in_turn(range(len(found)), turn):
-            each = found[index]
-            steps[index].append(each.decoding.run(plan.steps))
-            hosts[index].append(each.decoding.host_s / plan.steps)
-            each.stream.record().synchronize()
-            forwards[each.way.name].append(median(each.stream.replay(plan.steps)))
-
+def times_of(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
+    """Milliseconds by the names of ways: every worker in turn."""
+    seconds = timed({(each.way.name, each.overlap): (each.decoding, each.stream) for each in found}, plan)
     times = {}
-    for name, forward in forwards.items():
-        overlap, serial = (_of(found, name, overlap=overlap) for overlap in (True, False))
-        assert overlap is not None, f"{name}: no worker with overlap"
-        times[name] = Times(
-            forward=median(forward) * 1e3,
-            overlap=median(steps[overlap]) * 1e3,
-            serial=None if serial is None else median(steps[serial]) * 1e3,
-            host=None if serial is None else median(hosts[serial]) * 1e3,
-        )
+    for name in dict.fromkeys(each.way.name for each in found):
+        overlap, serial = seconds[name, True], seconds.get((name, False))
+        forward_s = median(each.forward_s for (way, _), each in seconds.items() if way == name)
+        rest = (None, None) if serial is None else (serial.step_s * 1e3, serial.host_s * 1e3)
+        times[name] = Times(forward_s * 1e3, overlap.step_s * 1e3, *rest)
     return times
-
-
-def _of(found: Sequence[Decoder], name: str, *, overlap: bool) -> int | None:
-    places = [index for index, each in enumerate(found) if each.way.name == name and each.overlap == overlap]
-    return places[0] if places else None

@@ -18,8 +18,6 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
-import torch
-
 from bench.gpu.decoders import (
     Case,
     Times,
@@ -27,7 +25,7 @@ from bench.gpu.decoders import (
     decoders,
     fits,
     random_kv,
-    timed,
+    times_of,
     with_graphs,
     without_graphs,
 )
@@ -104,14 +102,10 @@ class Setting:
 
 def measure_decode(sheet: StepSheet, device: str) -> None:
     """Runs the step `decode`."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
     setting = Setting(sheet, runner, size, limits)
-    sheet.note(
-        f"{words_of(runner.config, device)}; a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus"
-        f" written; a large product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s"
-    )
+    sheet.note(f"{words_of(runner.config, device)}; {limits.words}")
 
     products_ms: dict[int, float] = {}
     for rows in dict.fromkeys(batch for batch, _ in size.cases):
@@ -149,7 +143,7 @@ def _one(
     if (case.batch, case.plan.context) in setting.size.eager:
         ways.append(Way(EAGER, without_graphs(runner)))
     with decoders(ways, kv, case) as found:
-        times = timed(found, case.plan)
+        times = times_of(found, case.plan)
 
     for name, each in times.items():
         _step_row(setting.sheet, case, name, each, is_judged=name != EAGER)

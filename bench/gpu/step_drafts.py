@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.gpu.segments import Marked, Parts, marked_stream, parts_of
-from bench.gpu.shape import device_runner, maker_of_graphs, words_of, words_of_graphs
+from bench.gpu.shape import captured, device_runner, maker_of_graphs, words_of, words_of_graphs
 from bench.gpu.sheet import StepSheet
 from bench.records import Value
 from bench.step.costs import geometric, measure_costs, memory_for
@@ -83,7 +83,6 @@ SIZES: Final = {
 
 def measure_drafts(sheet: StepSheet, device: str) -> None:
     """Runs the step."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE, with_draft=True)
     sheet.note(f"{words_of(runner.config, device)}; context {size.context:,}; {words_of_graphs(device)}")
 
@@ -127,8 +126,8 @@ def started(runner: ModelRunner, name: str, batch: int, max_context: int, *, wit
     executor = executor_of(graphed or used, batch, room, stream, schedule=schedule, shape=shape)
     try:
         executor.warm_up(shape)
-        if graphed is not None and graphed.why_none:
-            raise RuntimeError(f"no graphs could be captured: {graphed.why_none}")
+        if graphed is not None:
+            captured(graphed)
         hidden_size = begins_with(used.draft)
         yield Side(executor, stream, Speculation(shape, hidden_size) if hidden_size else Speculation.without_draft())
     finally:
@@ -172,9 +171,7 @@ def _costs(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int) -> Non
     kv = memory_for(runner, batch, size.context, NUM_STEPS)
     graphed = GraphedRunner(runner, maker_of_graphs(runner.device))
     graphed.capture(kv, batch, kv.layout.num_pages(size.context + NUM_STEPS + 1), NUM_STEPS + 1)
-    if graphed.why_none:
-        raise RuntimeError(f"no graphs could be captured: {graphed.why_none}")
-    costs = measure_costs(graphed, batch, size.context, NUM_STEPS, size.rounds, kv=kv, in_a_row=5)
+    costs = measure_costs(captured(graphed), batch, size.context, NUM_STEPS, size.rounds, kv=kv, in_a_row=5)
 
     cells: dict[str, Value] = {"batch": batch, "plain": costs.plain_us / 1e3, "draft step": costs.draft_us / 1e3}
     cells |= {f"verify {num + 2}": each / 1e3 for num, each in enumerate(costs.verify_us)}

@@ -73,7 +73,7 @@ def measure_passes(sheet: StepSheet, device: str) -> None:
     sheet.note(
         f"{words_of_kernels(device)}, {words_of_graphs(device)} of up to {MOST_RUNS} runs, {config.num_heads} heads and"
         f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate {config.intermediate_size:,}, {DTYPE},"
-        f" pages of {PAGE_SIZE}; a device copy moves {at.limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
+        f" pages of {PAGE_SIZE}; {at.limits.words}"
     )
 
     for rows in size.rows:

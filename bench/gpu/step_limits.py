@@ -56,7 +56,7 @@ def measure_prefill(sheet: StepSheet, device: str) -> None:
     """Runs the step `prefill`."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
-    sheet.note(f"{words_of(runner.config, device)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
+    sheet.note(f"{words_of(runner.config, device)}; {limits.words}")
     for tokens, chunk in size.prompts:
         what = f"{tokens:,} tokens in chunks of {chunk:,}"
         sheet.part(what, size.part_s, partial(_one, sheet, runner, limits, tokens, chunk, size.repeat))

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bench.gpu.decoders import new_streams
+from bench.gpu.kernel_sides import relative_error
 from bench.gpu.shape import device_runner, maker_of_graphs, noise, prompt_input, words_of
 from bench.gpu.sheet import StepSheet
 from bench.step.decoding import PAGE_SIZE, executor_on, planner_of
@@ -220,11 +221,6 @@ def our_logits(runner: ModelRunner, prompt: Sequence[int]) -> Tensor:
         max_decode_seq_len=len(prompt),
     )  # fmt: skip
     return torch.cat([first_TV, runner.forward(decode, kv)]).cpu()
-
-
-def relative_error(found_TV: Tensor, exact_TV: Tensor) -> float:
-    """The norm of the difference, divided by the norm of the exact values."""
-    return float((found_TV - exact_TV).norm() / exact_TV.norm())
 
 
 # ---- the same decodes, alone and together ----

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from bench.device_seconds import seconds_each
-from bench.gpu.shape import TINY, maker_of_graphs, noise, random_runner, words_of_graphs
+from bench.gpu.kernel_sides import relative_error
+from bench.gpu.shape import TINY, captured, maker_of_graphs, noise, random_runner, words_of_graphs
 from bench.gpu.sheet import StepSheet
 from bench.records import Value
 from bench.step.costs import decode_rows, memory_for
@@ -177,8 +178,7 @@ def forwards(alone: ModelRunner, of_group: ModelRunner, batch: int, context: int
     graphed, graphed_alone = (GraphedRunner(each, maker_of_graphs(device)) for each in (of_group, alone))
     for each, memory in ((graphed, same_kv), (graphed_alone, kv)):
         each.capture(memory, batch, memory.layout.num_pages(context + 1))
-        if each.why_none:
-            raise RuntimeError(f"no graph: {each.why_none}")
+        captured(each)
     replayed_LV = graphed.forward(by_graph, same_kv).clone()
     if graphed.num_replays != 1:
         raise RuntimeError("no graph was replayed")
@@ -194,9 +194,4 @@ def forwards(alone: ModelRunner, of_group: ModelRunner, batch: int, context: int
         for name, (runner, given, memory) in sides.items()
     }
     distances = {"called": called_LV, "replayed": replayed_LV}
-    return found | {f"distance, {name}": distance(each, expected_LV) for name, each in distances.items()}
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what was expected, in float64."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    return found | {f"distance, {name}": relative_error(each, expected_LV) for name, each in distances.items()}

@@ -96,7 +96,7 @@ def measure_sampler(sheet: StepSheet, device: str) -> None:
     logits_LV = SPREAD * torch.randn(max(size.batches), size.vocab_size, device=where)
     sheet.note(
         f"vocabulary {size.vocab_size:,}, contexts of {CONTEXT:,} tokens, random float32 logits that stay in place;"
-        f" a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
+        f" {limits.words}"
     )
     for kind in KINDS:
         sheet.part(kind.name, size.part_s, partial(_one, sheet, size, limits, kind, logits_LV))

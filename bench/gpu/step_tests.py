@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from bench.gpu.shape import TINY, maker_of_graphs, random_runner
+from bench.gpu.shape import TINY, captured, maker_of_graphs, random_runner
 from bench.gpu.sheet import StepSheet
 from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
@@ -139,16 +139,15 @@ def last_line(text: str) -> str:
     return (raised or lines[-1:])[0][:300]
 
 
-def measure_tests(sheet: StepSheet, device: str) -> None:
+def measure_tests(sheet: StepSheet, device: str, step: str = "tests") -> None:
     """Runs the step `tests`."""
-    for part in PARTS[device]["tests"]:
+    for part in PARTS[device][step]:
         run_part(sheet, part)
 
 
 def measure_handoff(sheet: StepSheet, device: str) -> None:
     """Runs the step `handoff`."""
-    for part in PARTS[device]["handoff"]:
-        run_part(sheet, part)
+    measure_tests(sheet, device, "handoff")
 
 
 def run_part(sheet: StepSheet, part: Part) -> None:
@@ -223,8 +222,7 @@ def _one_graph(device: str) -> str:
     where = torch.device(device)
     runner = GraphedRunner(random_runner(TINY, device, 16), maker_of_graphs(where))
     runner.capture(PagedKv(runner.kv_layout(16), 5, where), 2, 4)
-    if runner.why_none:
-        raise RuntimeError(runner.why_none)
+    captured(runner)
     return "replayed like the forward"
 
 

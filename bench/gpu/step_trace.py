@@ -65,7 +65,6 @@ SIZES: Final = {
 
 def measure_trace(sheet: StepSheet, device: str) -> None:
     """Runs the step `trace`, with graphs and overlap, as a worker decodes."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     copy_bytes_s = measured_copy_bytes_s(runner.device)
     sheet.note(

@@ -39,6 +39,14 @@ class Limits:
     copy_bytes_s: float  # bytes read plus bytes written
     product_flops_s: float  # for square bfloat16 matrices
 
+    @property
+    def words(self) -> str:
+        """For a note."""
+        return (
+            f"a device copy moves {self.copy_bytes_s / 1e9:,.0f} GB/s, read plus written; a large product reaches"
+            f" {self.product_flops_s / 1e12:,.3g} TFLOP/s"
+        )
+
 
 def measured_limits(device: torch.device) -> Limits:
     """A copy far larger than any cache, and a product of 8192 x 8192 matrices; smaller ones on a CPU."""

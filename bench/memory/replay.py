@@ -17,8 +17,8 @@ from bench.rounds import ratios, spread, turns
 from bench.side import Answer, Side, baton_sides
 from loadtest.bench_model import CONFIG
 from loadtest.drive.server import find_model
+from loadtest.figures.distribution import percentile
 from loadtest.peer import ABSENT, peer_executable, peer_running
-from loadtest.report import percentile
 from loadtest.scenarios import OURS, PEER, UNIFIED
 from loadtest.work.trace import BLOCK_TOKENS, TraceRequest, prompt_of, trace
 

@@ -12,7 +12,7 @@ from bench.memory.part import Setting
 from bench.rounds import ratios, spread, turns
 from bench.side import Side, baton_sides, run_jobs
 from loadtest.bench_model import CONFIG
-from loadtest.report import percentile
+from loadtest.figures.distribution import percentile
 from loadtest.scenarios import PAIR
 
 SYSTEM_TOKENS, SUFFIX_TOKENS = 512, 32

@@ -6,12 +6,15 @@ It reads the state of the rooms that it measures. The stream decides which devic
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from statistics import median
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from bench.rounds import in_rounds
 from bench.step.kinds import GREEDY, Guests, Kind
 from model.paged_kv import PagedKv
 from model.runner import Runner
@@ -27,6 +30,7 @@ from scheduler.planning.speculation import Speculation
 from scheduler.speculation.modes import launches_for
 from unified.worker import UnifiedWorker
 
+K = TypeVar("K", bound=Hashable)
 PAGE_SIZE = 16
 WARM_STEPS = 5
 LEAD = 3  # launches of a round before the first that counts: two may be complete, the third fills the pipeline
@@ -211,6 +215,27 @@ class Decoding:
             self.encode_s += self.clock.now() - stepped
         else:
             self.idle()
+
+
+@dataclass(frozen=True)
+class SideTimes:
+    """Seconds of one step: of the worker, of the host's part, and of the launches alone. Medians of rounds."""
+
+    step_s: float
+    host_s: float
+    forward_s: float
+
+
+def timed(sides: Mapping[K, tuple[Decoding, Replayed]], plan: Plan) -> dict[K, SideTimes]:
+    """All sides in turn, round by round. After each round of a side its last launch is timed alone."""
+
+    def one_round(decoding: Decoding, stream: Replayed) -> tuple[float, float, float]:
+        step_s = decoding.run(plan.steps)
+        stream.record().synchronize()
+        return step_s, decoding.host_s / plan.steps, median(stream.replay(plan.steps))
+
+    found = in_rounds({name: partial(one_round, *side) for name, side in sides.items()}, plan.rounds)
+    return {name: SideTimes(*map(median, zip(*rounds, strict=True))) for name, rounds in found.items()}
 
 
 def executor_of(runner: Runner, batch: int, max_context: int, forward: Stream, **more: Any) -> Executor:

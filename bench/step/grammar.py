@@ -94,12 +94,12 @@ def step_times(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, *, ov
     try:
         for num, side in sides.items():
             side.start(BATCH, plan.context, plan.num_tokens, follows, sampled, num)
-        found = in_rounds({str(num): partial(side.run, plan.steps) for num, side in sides.items()}, plan.rounds)
+        found = in_rounds({num: partial(side.run, plan.steps) for num, side in sides.items()}, plan.rounds)
         assert all(side.num_running == BATCH for side in sides.values()), "no request has ended"
     finally:
         for side in sides.values():
             side.executor.close()
-    return {int(num): median(each) * 1e3 for num, each in found.items()}
+    return {num: median(each) * 1e3 for num, each in found.items()}
 
 
 def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clock, *, overlap: bool) -> Decoding:

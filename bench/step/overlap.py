@@ -13,16 +13,14 @@ import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from bench.rounds import in_rounds
 from bench.sheet import Sheet
-from bench.step.decoding import PAGE_SIZE, AtOnce, Decoding, Plan, ReplayedStream, executor_of, pin
+from bench.step.decoding import PAGE_SIZE, AtOnce, Decoding, Plan, ReplayedStream, executor_of, pin, timed
 from bench.step.flags import add_plan, count, model_of, plan_of
 from bench.step.kinds import GREEDY, KINDS, Kind
 from model.fake import FakeRunner
@@ -76,8 +74,7 @@ class StepTimes:
 
 
 def step_times(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind = GREEDY) -> StepTimes:
-    """After each round of a side its last launch is timed alone. With one thread, the forward has one core and the host
-    another, if there are two."""
+    """With one thread, the forward has one core and the host another, if there are two."""
     cores = sorted(os.sched_getaffinity(0))
     is_pinned = num_threads == 1 and len(cores) > 1
     forward_cores = {cores[0]} if is_pinned else set(cores)
@@ -94,22 +91,14 @@ def step_times(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: K
     try:
         for side, _ in sides.values():
             side.start(batch, plan.context, plan.num_tokens, kind)
-        found = in_rounds({name: partial(_round, *side, plan.steps) for name, side in sides.items()}, plan.rounds)
+        found = timed(sides, plan)
     finally:
         for side, _ in sides.values():
             side.executor.close()
         pin(set(cores))
 
-    forwards = [forward for times in found.values() for _, forward in times]
-    steps = {name: median(step for step, _ in times) * 1e3 for name, times in found.items()}
-    return StepTimes(median(forwards) * 1e3, steps["overlap"], steps["serial"])
-
-
-def _round(side: Decoding, stream: ReplayedStream, steps: int) -> tuple[float, float]:
-    """Seconds of a step, and of its forward alone."""
-    step_s = side.run(steps)
-    stream.record().synchronize()
-    return step_s, median(stream.replay(steps))
+    forward_s = median(each.forward_s for each in found.values())
+    return StepTimes(*(seconds * 1e3 for seconds in (forward_s, found["overlap"].step_s, found["serial"].step_s)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bench.rounds import turns
 from bench.sheet import Printed, Sheet
 from bench.side import Answer, baton_sides
 from loadtest.bench_model import CONFIG, bench_model
-from loadtest.report import percentile
+from loadtest.figures.distribution import percentile
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
