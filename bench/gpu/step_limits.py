@@ -90,9 +90,9 @@ COPY_SHARE: Final = 0.8
 TINY_KV: Final = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
 STAND_IN: Final = "Shared memory of the host stands in for device memory, and torch on the CPU for the kernel."
 WAYS_ABOUT: Final = (
-    "All layers of the same prompt, launched in five ways. *new plan*: a call for each layer, as workers make it; the"
+    "All layers of the same prompt, launched in four ways. *new plan*: a call for each layer, as workers make it; the"
     " first call makes the table of units. *known plan*: the same, with the table made. *prepared*: the kernels alone,"
-    " with all arguments made before. *graph*: these kernels as one CUDA graph. *one launch*: one kernel for all."
+    " with all arguments made before. *graph*: these kernels as one CUDA graph."
     " *host*: until it has launched all. *device*: between events before the first kernel and behind the last; *GB/s*"
     " is of it. *wall*: until the host knows that all are done. Where device is hardly longer than host, the host is"
     " the limit."

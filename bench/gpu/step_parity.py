@@ -168,7 +168,7 @@ def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> 
                 num_ended += bool(each.finish)
         worker.outbox.gateway.clear()
 
-    while worker.step():
+    while worker.step() or worker.planner.in_flight:  # a launch behind the last tokens may still run
         idle()
     pages = worker.stats().kv_pages
     if pages.free + pages.cached != pages.total:

@@ -91,7 +91,7 @@ PARTS: Final[Mapping[str, Mapping[str, tuple[Part, ...]]]] = {  # by device and 
             ),
             Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
         ),
-        "handoff": (Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),),
+        "handoff": (Part("one by one, in their place", ("tests/bench/test_records.py",), ("-n", "1", *APART)),),
     },
 }
 

@@ -1,1 +1,1 @@
-"""`make bench-grammar`: what answers in a grammar cost."""
+"""How far two runs of lm-eval are from one another, and small tasks for it."""

@@ -15,7 +15,8 @@ from typing import Final
 from bench.memory import replay, shared
 from bench.memory.part import Setting
 from bench.sheet import Printed
-from loadtest.__main__ import EXIT_CONFIG, ROUNDS, guarded_run
+from loadtest.__main__ import ROUNDS, guarded_run
+from loadtest.bench_command import EXIT_CONFIG
 from loadtest.peer import VARIABLE
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock

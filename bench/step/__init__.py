@@ -1,1 +1,1 @@
-"""`make bench-overlap`: what a decode step costs, and what overlap hides of it."""
+"""`make bench-step`: what a decode step costs."""

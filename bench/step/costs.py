@@ -55,29 +55,12 @@ def geometric(acceptance: float, max_steps: int) -> list[float]:
     return [sum(acceptance**place for place in range(num_steps + 1)) for num_steps in range(1, max_steps + 1)]
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """How rows are sampled. `masks`: with top-p 0.9 and top-k 40."""
-
-    temperature: float = 0.0
-    masks: bool = False
-
-    def rows(self, num_rows: int, device: torch.device) -> SamplingInput:
-        """The sampler's input of that many rows."""
-        rows_L = torch.arange(num_rows, device=device)
-        params = ParamColumns(
-            temperature_L=torch.full((num_rows,), self.temperature, device=device),
-            top_k_L=torch.full((num_rows,), 40 if self.masks else 0, device=device),
-            top_p_L=torch.full((num_rows,), 0.9 if self.masks else 1.0, device=device),
-            min_p_L=torch.zeros(num_rows, device=device),
-            seed_L=rows_L,
-            choice_L=torch.zeros_like(rows_L),
-        )
-        masked = rows_L if self.masks else None
-        return SamplingInput(params, AskingRows(masked, masked, None, self.temperature == 0), rows_L, None)
-
-
-GREEDY: Final = Sampled()
+def greedy_rows(num_rows: int, device: torch.device) -> SamplingInput:
+    """The sampler's input of that many greedy rows."""
+    rows_L = torch.arange(num_rows, device=device)
+    zeros_L, none_L = torch.zeros(num_rows, device=device), torch.zeros_like(rows_L)
+    params = ParamColumns(zeros_L, none_L, torch.ones(num_rows, device=device), zeros_L, rows_L, none_L)
+    return SamplingInput(params, AskingRows(None, None, None, True), rows_L, None)
 
 
 def memory_for(runner: Runner, batch: int, context: int, max_steps: int) -> PagedKv:
@@ -92,24 +75,20 @@ def measure_costs(
     context: int,
     max_steps: int,
     num_rounds: int,
-    drawn: Sampled = GREEDY,
-    proposed: Sampled = GREEDY,
     *,
     kv: PagedKv | None = None,
     in_a_row: int = 1,
 ) -> Costs:
     """Medians. Every part runs `in_a_row` times a round, so that a drift of the machine affects all. Each request has
-    `context` tokens before the launch. `drawn`: how the model draws; `proposed`: how the draft proposes. `kv`: that for
-    which graphs were captured."""
+    `context` tokens before the launch, and all are greedy. `kv`: that for which graphs were captured."""
     draft = runner.draft
     assert draft is not None, "the runner was loaded with a draft"
     kv = kv or memory_for(runner, batch, context, max_steps)
     inputs = [decode_rows(kv, batch, width, context, runner.config.vocab_size) for width in range(1, max_steps + 2)]
     features = [runner.forward_with_features(inp, kv)[1].clone() for inp in inputs]
-    rows = [drawn.rows(batch * width, kv.device) for width in range(1, max_steps + 2)]
+    rows = [greedy_rows(batch * width, kv.device) for width in range(1, max_steps + 2)]
     firsts_B = torch.arange(batch, device=kv.device)
     ends = [replace(inp, logit_indices_L=firsts_B * (len(inp.slots_T) // batch)) for inp in inputs]
-    proposed_rows = proposed.rows(batch, kv.device)
 
     def plain() -> None:
         sample(runner.forward(inputs[0], kv), rows[0])
@@ -121,7 +100,7 @@ def measure_costs(
     def extend(num_steps: int) -> None:
         """Draft-extend and the proposal behind it; with one token of each request, a draft step."""
         logits_LV, _ = first_layer(draft, ends[num_steps], draft.fuse(features[num_steps]), kv)
-        sample(logits_LV, proposed_rows)
+        sample(logits_LV, rows[0])
 
     steps = range(1, max_steps + 1)
     parts: list[Callable[[], None]] = [

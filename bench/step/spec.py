@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from bench.records import Value
 from bench.rounds import in_rounds, ratios, spread
 from bench.sheet import Sheet
-from bench.step.costs import Costs, Sampled, measure_costs
+from bench.step.costs import Costs, measure_costs
 from bench.step.flags import count
 from bench.step.serving import Load, long_prompts, measured
 from model.runner import DraftSource, ModelRunner
@@ -23,7 +23,6 @@ from models.train.draft import KINDS
 from models.train.draft_text import HELD_OUT_SEED, prompts
 from models.train.measure_draft import MAX_STEPS, WAYS
 from models.train.measure_draft import measure as accepted
-from models.train.recipe import SAMPLING
 from models.train.train import STORY_FOLDER
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 
@@ -37,12 +36,6 @@ SHAPES: Final = {
     "tree 4, top-k 4, 16 nodes": DraftShape(4, 4, 16),
 }
 GOALS: Final = {"6 steps": (1, 1.3), "adaptive": (None, 0.95)}  # batch (None: each) and the least ratio
-SAMPLERS: Final = {  # by the names of measure_draft.py
-    "greedy": Sampled(),
-    "most likely": Sampled(),
-    "inverse CDF": Sampled(SAMPLING["temperature"], masks=True),
-    "inverse CDF, no masks": Sampled(SAMPLING["temperature"]),
-}
 COST_ABOUT: Final = "*draft*, *verify*, *extend*: over a step. *xN*: speed with N steps. *best*: steps of the fastest."
 SERVED_ABOUT: Final = "*beside without*: the median of the rounds, and their range. *length*: tokens of a launch."
 
@@ -61,14 +54,10 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
     """Writes two tables."""
     kind = KINDS[asked.draft]
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", draft=DraftSource(asked.draft, kind.folder))
-    ways = [way for way in WAYS if way.draw in SAMPLERS]
-    lengths = {way: figures.lengths for way, figures in accepted(kind, asked.texts, ways).items()}
+    [found] = accepted(kind, asked.texts, WAYS[:1]).values()  # greedy
     for batch in asked.batches:
-        for way in ways:
-            drawn, proposed = SAMPLERS[way.draw], SAMPLERS[way.propose]
-            costs = measure_costs(runner, batch, CONTEXT, MAX_STEPS, asked.rounds, drawn, proposed)
-            cells = cost_cells(costs, lengths[way])
-            sheet.row("Costs of a launch", {"batch": batch, "draws / proposes": way.name, **cells}, COST_ABOUT)
+        costs = measure_costs(runner, batch, CONTEXT, MAX_STEPS, asked.rounds)
+        sheet.row("Costs of a launch", {"batch": batch, **cost_cells(costs, found.lengths)}, COST_ABOUT)
     _serve(sheet, runner, asked.batches, asked.turns)
 
 
