@@ -24,7 +24,7 @@ from bench.gpu.sheet import StepSheet
 from bench.records import Value
 from bench.step.costs import geometric, measure_costs, memory_for
 from bench.step.decoding import LEAD, PAGE_SIZE, WARM_STEPS, Decoding, executor_of
-from bench.step.serving import Load, Run, served
+from bench.step.serving import Load, Run, long_prompts, served
 from model.draft import begins_with
 from model.graphs import GraphedRunner
 from model.runner import DraftSource, ModelRunner, Runner
@@ -199,12 +199,10 @@ def _story(sheet: StepSheet, device: str, size: Size) -> None:
 
 def held_out(runner: ModelRunner, count: int, num_tokens: int) -> Load:
     """Prompts whose answers are so long: a draft has learnt nothing of what lies behind an answer's end."""
-    tokenizer, ends = Tokenizer.from_file(str(STORY / "tokenizer.json")), set(runner.config.eos_token_ids)
+    tokenizer = Tokenizer.from_file(str(STORY / "tokenizer.json"))
     asked = [tuple(each) for each in prompts(tokenizer, HELD_OUT_SEED, 8 * count)]
     answers = _served(runner, "none", Load(asked, num_tokens, ignore_eos=True)).outputs
-    long = [prompt for prompt, answer in zip(asked, answers, strict=True) if not ends & set(answer)]
-    if len(long) < count:
-        raise RuntimeError(f"{len(long)} of {len(asked)} answers have {num_tokens} tokens, expected {count}")
+    long = long_prompts(asked, answers, runner.config.eos_token_ids, count)
     return Load(long, num_tokens, ignore_eos=True)
 
 

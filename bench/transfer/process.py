@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.child import answer_all
 from bench.transfer.blocks import BLOCKS, Blocks, HostPages
 from bench.transfer.ends import DecodeEnd, End, PrefillEnd
-from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
+from bench.transfer.limits import CopyEnd, SocketReceiveEnd, SocketSendEnd
 from protocol import frame
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.agent import is_installed
@@ -34,7 +34,7 @@ def _backend(name: TransferBackend) -> tuple[MakeEnd, MakeEnd]:
 # Both ends of everything that is measured: prefill's, decode's. Names of limits end in "limit".
 SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "shm": _backend("shm"),
-    "shm limit": (CopyEnd, NoEnd),
+    "shm limit": (CopyEnd, End),
     "zmq_tcp": _backend("zmq"),
     "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
     **({"nixl": _backend("nixl")} if is_installed() else {}),
