@@ -49,10 +49,9 @@ TOOLS  := $(PY) -m
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo bench bench-asks bench-client bench-commits bench-gateway bench-grammar bench-memory bench-overlap \
-  bench-ranks bench-rest bench-spec bench-trace bench-transfer soak check test test-slow test-full test-faults test-cluster explore \
-  explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean check-format check-lint check-pages check-types check-imports \
-  check-unit
+.PHONY: help setup serve demo bench bench-commits bench-gateway bench-memory bench-step bench-trace bench-transfer soak check test \
+  test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean \
+  check-format check-lint check-pages check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -75,32 +74,14 @@ bench: $(READY) ## baton bench: Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm
 bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
 	@$(PY) -m bench.gateway $(ARGS)
 
-bench-memory: $(READY) ## measure growth and caches: hit rate and TTFT beside vLLM, tokens computed and moved, the cost
+bench-memory: $(READY) ## measure prefix caches: hit rate and TTFT beside vLLM, tokens computed and moved
 	@$(PY) -m bench.memory $(ARGS)
 
-bench-asks: $(READY) ## measure what each thing that a request may ask for costs; ARGS='--before COMMIT': what the rest pays
-	@$(PY) -m bench.asks $(ARGS)
-
-bench-grammar: $(READY) ## measure what answers in a grammar cost: a decode step with 0 to 16 of them, and compiling by size
-	@$(PY) -m bench.grammar $(ARGS)
-
-bench-overlap: $(READY) ## measure a decode step (forward alone, with overlap, without) and the cost of scheduling
-	@$(PY) -m bench.overlap $(ARGS)
-
-bench-client: $(READY) ## measure what baton bench itself can do, on a server that answers by a fixed schedule
-	@$(PY) -m bench.client $(ARGS)
+bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks or grammar; ARGS='--help'
+	@$(PY) -m bench.step $(or $(PART),overlap) $(ARGS)
 
 bench-commits: $(READY) ## measure served tokens/s beside an earlier commit: BEFORE=COMMIT
 	@$(PY) -m bench.commits $(BEFORE) $(ARGS)
-
-bench-ranks: $(READY) ## measure what a group of ranks costs beside one rank, and agreeing on a step
-	@$(PY) -m bench.ranks $(ARGS)
-
-bench-rest: $(READY) ## measure what the ranks of a group cost without requests, after one rank alone had one
-	@$(PY) -m bench.ranks.rest $(ARGS)
-
-bench-spec: $(READY) ## measure what a speculative launch costs beside a decode step, and the speed that follows
-	@$(PY) -m bench.spec $(ARGS)
 
 bench-trace: $(READY) ## replay ten minutes of conversations on two pairs by each pairing policy: cached share, good share, latencies
 	@$(PY) -m loadtest bench --dataset-name mooncake --dataset-path bench/trace/conversation.jsonl --goodput ttft:2000 itl:100 \

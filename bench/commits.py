@@ -1,24 +1,19 @@
 """`python -m bench.commits BEFORE`: the tokens/s that this checkout serves, beside those of an earlier commit.
 
 The earlier commit is checked out beside this one for the time of the measurement. Both use this environment. The sides
-take turns with a fresh deployment each time, and every second round begins with the other side. The last line of output
-is one JSON object.
+take turns with a fresh deployment each time. The last line of output is one JSON object.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
-from rich.console import Console
-
-from bench.memory.figures import interval, ratios, show_rows, spread
-from bench.turns import in_turn
+from bench.rounds import compared, spread, turns
+from bench.sheet import Printed
 from loadtest.__main__ import guarded_run
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
@@ -55,24 +50,15 @@ async def tokens_per_s(tree: Path, flags: Sequence[str], load: PlainLoad) -> flo
     return found.output_tokens_per_s
 
 
-async def compare(
-    before: Path, rounds: int, flags: Sequence[str], load: PlainLoad, console: Console
-) -> dict[str, object]:
-    """Measures both sides, prints a table and returns the figures."""
+async def compare(before: Path, rounds: int, flags: Sequence[str], load: PlainLoad, sheet: Printed) -> None:
+    """Measures both sides."""
     trees = {"before": before, "now": HERE}
     speeds: dict[str, list[float]] = {side: [] for side in trees}
-    for number in range(rounds):
-        for side in in_turn(trees, number):
-            speeds[side].append(await tokens_per_s(trees[side], flags, load))
-            console.print(f"round {number + 1} of {rounds}, {side}: {speeds[side][-1]:,.0f} tokens/s")
-
-    quotients = ratios(speeds["now"], speeds["before"])
-    low, high = interval(quotients, 0.95)
-    rows = [{"side": side, "tokens/s": spread(found)} for side, found in speeds.items()]
-    show_rows(console, "", rows, markdown=False)
-    console.print(f"now / before: {median(quotients):.3f}, 95% interval of the median {low:.3f} to {high:.3f}")
-    medians = {side: round(median(found), 1) for side, found in speeds.items()}
-    return {"bench": "commits", **medians, "ratio": round(median(quotients), 4), "interval": [low, high]}
+    for side, _ in turns(trees, rounds):
+        speeds[side].append(await tokens_per_s(trees[side], flags, load))
+        sheet.note(f"round {len(speeds[side])} of {rounds}, {side}: {speeds[side][-1]:,.0f} tokens/s")
+    for side, found in speeds.items():
+        sheet.row("Served", {"side": side, "tokens/s": spread(found), **compared(found, speeds["before"])})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,11 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("serve", nargs="*", help="arguments of baton serve, after --")
     asked = parser.parse_args(argv)
 
-    load = PlainLoad(asked.num, asked.concurrency, prompt_tokens=256, output_tokens=asked.out, vocab=512, seed=0)
+    load, sheet = PlainLoad(asked.num, asked.concurrency, 256, asked.out, vocab=512, seed=0), Printed("commits")
     with checked_out(asked.before) as tree:
-        found = guarded_run(compare(tree, asked.rounds, asked.serve, load, Console(highlight=False)))
-    print(json.dumps(found))
-    return 0
+        guarded_run(compare(tree, asked.rounds, asked.serve, load, sheet))
+    return sheet.end()
 
 
 if __name__ == "__main__":

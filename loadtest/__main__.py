@@ -20,10 +20,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvloop
-from rich.console import Console
 
 from loadtest.against_peer import compare_with_peer, show_comparison
-from loadtest.bench_command import compare_command, run_command, sweep_command
+from loadtest.bench_command import EXIT_CONFIG, compare_command, new_console, run_command, sweep_command
 from loadtest.http_exchange import KEY_VARIABLE, KEYS_VARIABLE, Server
 from loadtest.load import PlainLoad, run_load
 from loadtest.peer import VARIABLE
@@ -35,10 +34,8 @@ from runtime.clock import MonotonicClock
 from runtime.keys import read_api_keys
 
 T = TypeVar("T")
-WIDTH = 140  # of tables in a pipe
 ROUNDS = 3
 WORDS = ("run", "sweep", "compare", "drive", "peer")
-EXIT_CONFIG = 2
 
 # What describes a load: the field, its default, the least value, and what it is.
 LOAD: tuple[tuple[str, int, int, str], ...] = (
@@ -81,10 +78,6 @@ def bench(typed: Sequence[str]) -> int:
     return commands[word](rest)
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-
-
 def guarded_run(job: Coroutine[Any, Any, T]) -> T:
     """Runs `job` to its end. SIGTERM ends it like Ctrl-C, with everything that it has started."""
 
@@ -114,7 +107,7 @@ def _compare(typed: Sequence[str]) -> int:
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
 
     asked = parser.parse_args(typed)
-    console = _console()
+    console = new_console()
 
     if asked.compare != "peer":
         if asked.quick:
@@ -158,7 +151,7 @@ def _drive(typed: Sequence[str]) -> int:
     parser.add_argument("--intruder-inp", type=_at_least(1), default=1500, help="their length in tokens (default 1500)")
 
     asked = parser.parse_args(typed)
-    console = _console()
+    console = new_console()
     if asked.rate and asked.concurrency is not None:
         parser.error("--rate sends however many requests still run; got --concurrency too")
     load = _load(asked, asked.rate, asked.intruder_rate, asked.intruder_inp)

@@ -59,7 +59,7 @@ def sweep_command(typed: Sequence[str]) -> int:
 
 def _run(asked: argparse.Namespace, typed: Sequence[str], search: Search | None) -> int:
     """The load on one endpoint; or on each deployment of `--serve`, with their figures side by side."""
-    console = _console()
+    console = new_console()
     if asked.serve is None:
         return uvloop.run(Session(asked, typed, console, search).run())
 
@@ -88,7 +88,7 @@ def compare_command(typed: Sequence[str]) -> int:
 
     (runs_a, rates_a), (runs_b, rates_b) = read_report(asked.a), read_report(asked.b)
     rows = compare(runs_a, runs_b, {name: (rates_a[name], rates_b[name]) for name in rates_a})
-    console = _console()
+    console = new_console()
     console.print(compare_table(rows, markdown=asked.markdown))
     console.print(sentence(rows, (len(runs_a), len(runs_b))))
     return 0
@@ -229,5 +229,6 @@ def _status(runs: Sequence[Measured]) -> int:
     return 0
 
 
-def _console() -> Console:
+def new_console() -> Console:
+    """For tables, also in a pipe."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)

@@ -8,6 +8,7 @@ from statistics import median
 from rich import box
 from rich.table import Table
 
+from loadtest.figures.distribution import percentile, tail
 from loadtest.figures.figures import token_gaps
 from loadtest.figures.record import Ending, Record
 from loadtest.measure import Measured
@@ -39,20 +40,6 @@ class Figures:
     client_cpu_us_per_token: float
     client_late_p99_ms: float
     first_error: str
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of `values` do not exceed (nearest rank); NaN without values."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    rank = max(1, -int(-share * len(ordered) // 1))  # ceiling
-    return ordered[min(rank, len(ordered)) - 1]
-
-
-def tail(values: Sequence[float], share: float) -> float:
-    """`percentile`, or NaN if its nearest rank is the maximum's, as for p99 of 64 values."""
-    return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
 
 
 def figures(measured: Measured) -> Figures:

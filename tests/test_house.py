@@ -16,7 +16,7 @@ from runtime.installation import ROOMS, foreign_owners
 from scheduler.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = [*ROOMS, "bench", "models", "tests"]
+CODE = [*ROOMS, "bench", "models", "testkit", "tests"]
 MAX_LINES = 400
 MAX_LINES_OF_A_CLASS = 250
 ACROSS = {  # tests of what several modules do together, and of pages of the docs
@@ -301,7 +301,7 @@ def modules_for(folder: Path) -> set[str]:
     return {"command" if path.stem == "__main__" else path.stem for path in room.rglob("*.py")}
 
 
-@pytest.mark.parametrize("room", [*ROOMS, "bench"])
+@pytest.mark.parametrize("room", [*ROOMS, "bench", "testkit"])
 def test_tests_are_named_after_their_modules(room: str) -> None:
     """`gateway/pairing.py` is tested by `test_pairing.py` or `test_pairing_ASPECT.py`."""
     strays = set()

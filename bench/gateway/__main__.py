@@ -6,25 +6,26 @@ A real gateway process serves streaming clients from workers without a model. Th
 
 import argparse
 import asyncio
-import json
-import math
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.gateway.crowd import Crowd, CrowdLoad, crowd_json, crowd_table, measure_crowd
+from bench.gateway.crowd import CrowdLoad, measure_crowd
 from bench.gateway.fake_pair import FakePair
 from bench.gateway.lone_gateway import cpu_seconds, gateway_process, metrics_of, stream
-from loadtest.report import counted
+from bench.rounds import spread
+from bench.sheet import Printed, Sheet
+from loadtest.figures.distribution import percentile
 from runtime.clock import MonotonicClock
 
 WARM_UP_TOKENS = 8
+BESIDE = (500_000, 7_900_000)
 TARGET_CPU_US, TARGET_TTFT_MS = 100.0, 5.0
+CPU, ADDED = "CPU us a token", "added to TTFT, ms"
+ABOUT = (
+    "*added to TTFT*: the gateway's own mean; *client*: TTFT as a client sees it. Medians of rounds, and their range."
+)
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,8 @@ class Load:
     vocab_size: int
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One run. Milliseconds are wall-clock time, microseconds the CPU time of all the gateway's threads."""
-
-    cpu_us_per_token: float
-    cpu_us_per_request: float
-    ttft_added_ms: dict[str, float]
-    num_tokens: int
-
-
-async def run(load: Load) -> Cost:
-    """Warms the gateway up, then loads it."""
+async def run(load: Load) -> dict[str, float]:
+    """The figures of one gateway, which is warmed up, then loaded. CPU times are of all its threads."""
     clock = MonotonicClock()
     rng = random.Random(0)
     prompts = [
@@ -62,7 +53,7 @@ async def run(load: Load) -> Cost:
         FakePair(control, clock, load.step_s, load.vocab_size) as pair,
     ):
         await asyncio.gather(*(stream(url, clock, prompt, WARM_UP_TOKENS) for prompt in prompts[: load.clients]))
-        before, cpu_before_s = await metrics_of(url), cpu_seconds(pid)
+        before, cpu_s = await metrics_of(url, clock), cpu_seconds(pid)
 
         async def client(own: list[list[int]]) -> list[float]:
             added = []
@@ -72,104 +63,59 @@ async def run(load: Load) -> Cost:
             return added
 
         seen = await asyncio.gather(*(client(prompts[place :: load.clients]) for place in range(load.clients)))
-        after, cpu_after_s = await metrics_of(url), cpu_seconds(pid)
+        after, cpu_s = await metrics_of(url, clock), cpu_seconds(pid) - cpu_s
         assert len(pair.assigned_at) == len(prompts), "every prompt reached the worker"
-    return _cost(load, before, after, cpu_after_s - cpu_before_s, sorted(ms for own in seen for ms in own))
 
-
-def _cost(load: Load, before: dict[str, float], after: dict[str, float], cpu_s: float, seen_s: list[float]) -> Cost:
-    def grown(name: str) -> float:
-        return after[name] - before[name]
-
-    num_tokens = int(grown("baton_generation_tokens_total"))
-    added = {
-        "client_p50": median(seen_s) * 1e3,
-        "client_p99": seen_s[int(0.99 * (len(seen_s) - 1))] * 1e3,
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    seen_ms = [seconds * 1e3 for own in seen for seconds in own]
+    sides = [f"baton_gateway_{side}_seconds" for side in ("request", "first_token")]
+    return {
+        CPU: cpu_s / grown["baton_generation_tokens_total"] * 1e6,
+        "CPU us a request": cpu_s / len(prompts) * 1e6,
+        ADDED: sum(grown[f"{side}_sum"] / grown[f"{side}_count"] for side in sides) * 1e3,
+        "client p50, ms": median(seen_ms),
+        "client p99, ms": percentile(seen_ms, 0.99),
     }
 
-    for side in ("request", "first_token"):
-        name = f"baton_gateway_{side}_seconds"
-        if name + "_count" in after:
-            added[f"{side}_mean"] = grown(name + "_sum") / grown(name + "_count") * 1e3
-            added[f"{side}_p99"] = _quantile(name, before, after, 0.99) * 1e3
 
-    if "request_mean" in added:
-        added["mean"] = added["request_mean"] + added["first_token_mean"]
-
-    return Cost(
-        cpu_us_per_token=cpu_s / num_tokens * 1e6,
-        cpu_us_per_request=cpu_s / (load.clients * load.requests) * 1e6,
-        ttft_added_ms=added,
-        num_tokens=num_tokens,
+def measure(load: Load, rounds: int, sheet: Sheet) -> None:
+    """Writes a table. Each round has a gateway of its own."""
+    found = [asyncio.run(run(load)) for _ in range(rounds)]
+    figures = {name: [each[name] for each in found] for name in found[0]}
+    title = (
+        f"{load.clients} clients, {load.requests} requests each, {load.prompt_tokens} tokens in,"
+        f" {load.output_tokens} out, a token every {load.step_s * 1e3:g} ms"
     )
-
-
-def _quantile(name: str, before: dict[str, float], after: dict[str, float], share: float) -> float:
-    """The upper edge of the bucket in which the quantile lies, in seconds."""
-    edges = re.compile(re.escape(name) + r'_bucket{le="(.+)"}')
-    grown = {float(found[1]): after[key] - before[key] for key in after if (found := edges.fullmatch(key))}
-    total = max(grown.values())
-    return min(edge for edge, count in grown.items() if count >= share * total)
-
-
-def show(load: Load, costs: Sequence[Cost], crowd: CrowdLoad, rows: Sequence[Crowd], console: Console) -> None:
-    """Prints the tables and a line of JSON: medians of all rounds."""
-    cpu = median(each.cpu_us_per_token for each in costs)
-    added = {name: round(median(each.ttft_added_ms[name] for each in costs), 3) for name in costs[0].ttft_added_ms}
-
-    console.print(
-        f"{load.clients} clients, {load.requests} requests each, {load.prompt_tokens} tokens in, "
-        f"{load.output_tokens} out, a token every {load.step_s * 1e3:g} ms; medians of {counted(len(costs), 'round')}"
-    )
-
-    table = Table("figure", "value", "target")
-    table.add_row("gateway CPU per token (us)", f"{cpu:.1f}", f"<= {TARGET_CPU_US:g}")
-    for name, value in added.items():
-        table.add_row(f"added to TTFT, {name} (ms)", f"{value:.2f}", f"<= {TARGET_TTFT_MS:g}" if name == "mean" else "")
-    console.print(table)
-
-    if rows:
-        console.print(crowd_table(crowd, rows))
-
-    known = {name: value if math.isfinite(value) else None for name, value in added.items()}  # JSON has no infinity
-    figures = {"cpu_us_per_token": round(cpu, 1), "ttft_added_ms": known, "rounds": len(costs)}
-    print(json.dumps({"gateway": figures | {"crowd": crowd_json(rows)}}))
+    sheet.row(title, {name: spread(values) for name, values in figures.items()}, ABOUT)
+    sheet.goal(CPU, median(figures[CPU]), "at most", TARGET_CPU_US)
+    sheet.goal(ADDED, median(figures[ADDED]), "at most", TARGET_TTFT_MS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0. A stream that goes wrong raises."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gateway",
-        description="A gateway alone, with workers that have no model: its CPU per token, what it adds to TTFT, "
-        "and what long prompts do to many streams.",
-    )
-    parser.add_argument("--model", default="models/story", help="folder with a tokenizer (default models/story)")
-    parser.add_argument("--vocab", type=int, default=1024, help="its size (default 1024)")
-    parser.add_argument("--clients", type=int, default=16, help="streams at a time (default 16)")
-    parser.add_argument("--requests", type=int, default=8, help="of each client (default 8)")
-    parser.add_argument("--inp", type=int, default=256, help="prompt tokens (default 256)")
-    parser.add_argument("--out", type=int, default=64, help="output tokens (default 64)")
-    parser.add_argument("--step-ms", type=float, default=10, help="between two tokens of a stream (default 10)")
-    parser.add_argument("--rounds", type=int, default=3, help="each a fresh gateway (default 3)")
-    parser.add_argument("--streams", type=int, default=512, help="beside long prompts; 0: none (default 512)")
-    parser.add_argument("--streams-step-ms", type=float, default=100, help="between two of their tokens (default 100)")
-    parser.add_argument("--streams-s", type=float, default=10, help="how long they run, in seconds (default 10)")
-    parser.add_argument(
-        "--beside", type=int, nargs="*", default=[500_000, 7_900_000], help="bytes of prompts (default 0.5 and 7.9 MB)"
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--model", default="models/story", help="folder with a tokenizer (default models/story)")
+    add("--vocab", type=int, default=1024, help="its size (default 1024)")
+    add("--clients", type=int, default=16, help="streams at a time (default 16)")
+    add("--requests", type=int, default=8, help="of each client (default 8)")
+    add("--inp", type=int, default=256, help="prompt tokens (default 256)")
+    add("--out", type=int, default=64, help="output tokens (default 64)")
+    add("--step-ms", type=float, default=10, help="between two tokens of a stream (default 10)")
+    add("--rounds", type=int, default=3, help="each a fresh gateway (default 3)")
+    add("--streams", type=int, default=512, help="beside long prompts; 0: none (default 512)")
+    add("--streams-step-ms", type=float, default=100, help="between two of their tokens (default 100)")
+    add("--streams-s", type=float, default=10, help="how long they run, in seconds (default 10)")
+    add("--beside", type=int, nargs="*", default=BESIDE, help="bytes of prompts (default 0.5 and 7.9 MB)")
     asked = parser.parse_args(argv)
 
-    load = Load(
-        asked.model, asked.clients, asked.requests, asked.inp, asked.out, asked.step_ms / 1e3, vocab_size=asked.vocab
-    )
-
-    costs = [asyncio.run(run(load)) for _ in range(asked.rounds)]
-    crowd = CrowdLoad(
-        asked.model, asked.vocab, asked.streams, asked.streams_step_ms / 1e3, asked.streams_s, tuple(asked.beside)
-    )
-    rows = asyncio.run(measure_crowd(crowd)) if crowd.streams else []
-    show(load, costs, crowd, rows, Console())
-    return 0
+    sheet, sizes = Printed("gateway"), (asked.clients, asked.requests, asked.inp, asked.out)
+    measure(Load(asked.model, *sizes, asked.step_ms / 1e3, asked.vocab), asked.rounds, sheet)
+    if asked.streams:
+        step_s, beside = asked.streams_step_ms / 1e3, tuple(asked.beside)
+        crowd = CrowdLoad(asked.model, asked.vocab, asked.streams, step_s, asked.streams_s, beside)
+        asyncio.run(measure_crowd(crowd, sheet))
+    return sheet.end()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from bench.gateway.fake_pair import CONTEXT_LENGTH, FakePair
 from bench.gateway.lone_gateway import (
@@ -28,12 +26,15 @@ from bench.gateway.lone_gateway import (
     peak_memory_mb,
     stream,
 )
+from bench.sheet import Sheet
+from loadtest.drive.own_load import OwnWatch
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 TARGET_GAP_MS = 250.0
 SHARE_BESIDE = 0.7  # part of the streams' time in which long prompts are sent
-TICK_S = 0.005
+GAP = "longest gap, ms"
+ABOUT = "The gap is between two reads of one stream. *client late*: the greatest delay of the measuring process itself."
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WORDS = "once upon a time there was a little girl who lived in a village by the forest, and she had 3 cats. "
 
@@ -50,30 +51,23 @@ class CrowdLoad:
     beside_bytes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """One row. `client_late_ms`: the greatest delay of the measuring process itself."""
-
-    beside_bytes: int
-    num_beside: int
-    longest_gap_ms: float
-    client_late_ms: float
-    cpu_us_per_token: float
-    peak_memory_mb: float
-
-
-async def measure_crowd(load: CrowdLoad) -> list[Crowd]:
-    """A row for the streams alone, then one for each length of the prompts beside them. One gateway serves all."""
+async def measure_crowd(load: CrowdLoad, sheet: Sheet) -> None:
+    """A line for the streams alone, then one for each length of the prompts beside them. One gateway serves all."""
     clock = MonotonicClock()
+    title = f"{load.streams} streams, a token every {load.step_s * 1e3:g} ms, beside prompts one at a time"
     with _long_context(Path(load.model)) as folder:
         async with (
             gateway_process(str(folder)) as gateway,
             FakePair(gateway.control, clock, load.step_s, load.vocab_size),
         ):
-            return [await _row(load, gateway, clock, num_bytes) for num_bytes in (0, *load.beside_bytes)]
+            for num_bytes in (0, *load.beside_bytes):
+                cells = await _row(load, gateway, clock, num_bytes)
+                sheet.row(title, cells, ABOUT)
+                if isfinite(gap_ms := cells[GAP]):
+                    sheet.goal(f"{num_bytes:,} bytes: {GAP}", gap_ms, "at most", TARGET_GAP_MS)
 
 
-async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) -> Crowd:
+async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) -> dict[str, float]:
     num_running, all_run = 0, asyncio.Event()
 
     def one_runs() -> None:
@@ -87,23 +81,23 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
         prompts = [[num_bytes % load.vocab_size, place % load.vocab_size, 1] for place in range(load.streams)]
         running = [tasks.create_task(stream(gateway.url, clock, prompt, num_tokens, one_runs)) for prompt in prompts]
         await all_run.wait()
-        lateness = Lateness(clock)
-        ticking = tasks.create_task(lateness.watch())
+        own = OwnWatch(clock)
+        watching = tasks.create_task(own.run())
 
-        begun, cpu_s, before = clock.now(), cpu_seconds(gateway.pid), await metrics_of(gateway.url)
+        begun, cpu_s, before = clock.now(), cpu_seconds(gateway.pid), await metrics_of(gateway.url, clock)
         num_beside = await _prompts_beside(gateway.url, clock, num_bytes, begun + SHARE_BESIDE * load.seconds)
-        ended, cpu_s, after = clock.now(), cpu_seconds(gateway.pid) - cpu_s, await metrics_of(gateway.url)
-        ticking.cancel()
+        ended, cpu_s, after = clock.now(), cpu_seconds(gateway.pid) - cpu_s, await metrics_of(gateway.url, clock)
+        watching.cancel()
 
     name = "baton_generation_tokens_total"
-    return Crowd(
-        num_bytes,
-        num_beside,
-        longest_gap_s([each.result() for each in running], begun, ended) * 1e3,
-        lateness.most_s * 1e3,
-        cpu_s / max(1.0, after[name] - before[name]) * 1e6,
-        peak_memory_mb(gateway.pid),
-    )
+    return {
+        "beside, bytes": num_bytes,
+        "prompts": num_beside,
+        GAP: longest_gap_s([each.result() for each in running], begun, ended) * 1e3,
+        "client late, ms": own.load().lag_max_ms,
+        "CPU us a token": cpu_s / max(1.0, after[name] - before[name]) * 1e6,
+        "peak memory, MiB": peak_memory_mb(gateway.pid),
+    }
 
 
 async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) -> int:
@@ -115,7 +109,7 @@ async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) 
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     body, num_sent = json.dumps({"prompt": text, "max_tokens": 1}).encode(), 0
     while not num_sent or clock.now() < until:  # at least one, however slow the machine is
-        status, answer = await complete(url, body)
+        status, answer = await complete(url, clock, body)
         num_sent += 1
         if status != 200 and answer["error"]["code"] != "context_length_exceeded":
             raise ConfigError(f"a prompt of {num_bytes} bytes went wrong: {answer}")
@@ -128,21 +122,6 @@ def longest_gap_s(streams: Iterable[Streamed], begun: float, ended: float) -> fl
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
 
 
-class Lateness:
-    """How late this process wakes up."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.most_s = 0.0
-
-    async def watch(self) -> None:
-        """Measures until it is cancelled."""
-        while True:
-            due = self._clock.now() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self.most_s = max(self.most_s, self._clock.now() - due)
-
-
 @contextmanager
 def _long_context(model: Path) -> Iterator[Path]:
     """A folder with the model's tokenizer and the workers' context length."""
@@ -153,25 +132,3 @@ def _long_context(model: Path) -> Iterator[Path]:
         config["max_position_embeddings"] = CONTEXT_LENGTH
         (Path(name) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield Path(name)
-
-
-def crowd_table(load: CrowdLoad, rows: Sequence[Crowd]) -> Table:
-    """The rows as a table."""
-    title = f"{load.streams} streams, a token every {load.step_s * 1e3:g} ms, beside prompts one at a time"
-    columns = ("beside (bytes)", "prompts", f"longest gap (ms), <= {TARGET_GAP_MS:g}", "client late (ms)")
-    table = Table(*columns, "CPU per token (us)", "peak memory (MB)", title=title)
-    for row in rows:
-        gaps = (f"{row.longest_gap_ms:.0f}", f"{row.client_late_ms:.0f}")
-        table.add_row(
-            str(row.beside_bytes),
-            str(row.num_beside),
-            *gaps,
-            f"{row.cpu_us_per_token:.0f}",
-            f"{row.peak_memory_mb:.0f}",
-        )
-    return table
-
-
-def crowd_json(rows: Sequence[Crowd]) -> list[dict[str, Any]]:
-    """The rows as JSON, with null if no pause was seen."""
-    return [{name: round(value, 1) if isfinite(value) else None for name, value in asdict(row).items()} for row in rows]

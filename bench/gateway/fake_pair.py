@@ -12,7 +12,7 @@ from typing import Self
 from protocol.messages_gateway import Assign, Role
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.clock import Clock
-from tests.doubles.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker
 
 STATS = WorkerStats(kv_pages=KvPages(total=65536, free=65536), running=0, waiting=0)
 CONTEXT_LENGTH = 1 << 20

@@ -3,24 +3,22 @@
 import asyncio
 import json
 import os
-import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-import aiohttp
-
+from loadtest.drive.server import metrics
+from loadtest.http_exchange import Server, exchange
 from protocol.errors import ConfigError
 from runtime.clock import Clock
 from runtime.process_life import LAUNCHER_PID
 from runtime.settings import GatewaySettings, HttpLimits
 
 START_S = 60.0
-MODEL_LABEL = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
 
 
 class Running(NamedTuple):
@@ -79,7 +77,7 @@ async def _ready(read_fd: int) -> tuple[str, str]:
 
 
 class Streamed(NamedTuple):
-    """When one streamed completion was sent, and when each read brought tokens, in seconds of one clock."""
+    """When one streamed completion was sent, and when each of its events was read, in seconds of one clock."""
 
     sent_at: float
     token_times: list[float]
@@ -95,39 +93,33 @@ async def stream(
     """One streamed completion on its own connection. Calls `on_first` at its first token. ConfigError unless it has all
     its tokens."""
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
-    sent_at, times, parts = clock.now(), list[float](), list[bytes]()
-    async for part in post(url, body):
-        parts.append(part)
-        if b"data: " in part:
-            times.append(clock.now())
+    sent_at, times, lines = clock.now(), list[float](), list[bytes]()
+
+    def take(now: float, line: bytes) -> bool:
+        lines.append(line)
+        if line.startswith(b"data: {"):
+            times.append(now)
             if len(times) == 1:
                 on_first()
+        return True
 
-    answer = b"".join(parts)
+    await exchange(Server.at(url, ""), clock, "POST", "/v1/completions", body, take)
+    answer = b"".join(lines)
     if answer.count(b'"index":') != max_tokens or b"data: [DONE]" not in answer:
         raise ConfigError(f"a stream went wrong: {answer[:300]!r}")
     return Streamed(sent_at, times)
 
 
-async def complete(url: str, body: bytes) -> tuple[int, Any]:
+async def complete(url: str, clock: Clock, body: bytes) -> tuple[int, Any]:
     """Status and JSON of one completion that is not streamed."""
-    answer = b"".join([part async for part in post(url, body)])
-    head, _, content = answer.partition(b"\r\n\r\n")
-    return int(head.split(b" ", 2)[1]), json.loads(content)
+    lines: list[bytes] = []
 
+    def take(_: float, line: bytes) -> bool:
+        lines.append(line)
+        return True
 
-async def post(url: str, body: bytes, path: str = "/v1/completions") -> AsyncIterator[bytes]:
-    """The gateway's answer, part by part."""
-    where = urlsplit(url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
-    while part := await reader.read(1 << 16):
-        yield part
-    writer.close()
+    status = await exchange(Server.at(url, ""), clock, "POST", "/v1/completions", body, take)
+    return status, json.loads(b"".join(lines))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -143,9 +135,9 @@ def peak_memory_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def metrics_of(url: str) -> dict[str, float]:
-    """Every number of /metrics by its name and labels, without the model's label."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        text = await response.text()
-    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    return {MODEL_LABEL.sub("", name).replace("{}", ""): float(value) for name, value in lines}
+async def metrics_of(url: str, clock: Clock) -> dict[str, float]:
+    """Every metric by its name without labels: the sum of its samples."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, value in (await metrics(Server.at(url, ""), clock) or {}).items():
+        found[name.partition("{")[0]] += value
+    return found

@@ -22,8 +22,8 @@ import psutil
 from rich.console import Console
 
 from bench.gpu.plan import CALL_S, START_S, STEPS, TOTAL_S, Step, calls, chosen, limit_s
-from bench.gpu.records import End, Machine, of_step, summary
 from bench.gpu.sheet import Folder
+from bench.records import End, Machine, of_step, summary
 from loadtest.peer import session_members
 from loadtest.report import counted
 from loadtest.tied import tied

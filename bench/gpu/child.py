@@ -20,8 +20,8 @@ from typing import Final
 import torch
 
 from bench.gpu.plan import STEPS, WINDING_UP_S
-from bench.gpu.records import Value
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
+from bench.records import Value
 from runtime.clock import MonotonicClock
 
 MACHINE: Final = "machine"
@@ -41,9 +41,11 @@ def main() -> int:
 
     clock = MonotonicClock()
     deadline_s = clock.now() + asked.seconds - min(WINDING_UP_S, asked.seconds / 4)
-    sheet = Sheet(Folder(asked.out), asked.step, clock, deadline_s, judged=asked.device == "cuda")
+    sheet = StepSheet(Folder(asked.out), asked.step, clock, deadline_s, judged=asked.device == "cuda")
     module = next(step.module for step in STEPS if step.name == asked.step)
 
+    if asked.device == "cpu":
+        torch.set_num_threads(1)
     try:
         getattr(import_module(f"bench.gpu.{module}"), f"measure_{asked.step}")(sheet, asked.device)
     except Exception as error:  # noqa: BLE001 - the top of the step: the sheet says that it failed, and why

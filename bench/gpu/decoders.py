@@ -12,11 +12,10 @@ from typing import Final
 
 import torch
 
-from bench.gpu.shape import WithoutPrompts, maker_of_graphs, noise
-from bench.gpu.sheet import Sheet
+from bench.gpu.shape import WithoutPrompts, captured, maker_of_graphs, noise
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import ReplayedCudaStream
-from bench.overlap.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages
-from bench.turns import in_turn
+from bench.step.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages, timed
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -71,7 +70,7 @@ class Times:
 # ---- memory and graphs ----
 
 
-def fits(sheet: Sheet, runner: ModelRunner, case: Case) -> bool:
+def fits(sheet: StepSheet, runner: ModelRunner, case: Case) -> bool:
     """Whether the device has memory for the KV of this case. A note says so if it has not."""
     if runner.device.type == "cpu":
         return True
@@ -99,10 +98,10 @@ def without_graphs(runner: ModelRunner) -> GraphedRunner:
 def with_graphs(runner: ModelRunner, kv: PagedKv, max_requests: int, max_context: int) -> GraphedRunner:
     """Graphs for up to so many requests, made for contexts of up to `max_context` tokens. RuntimeError without any."""
     own = without_graphs(runner)
-    warm_up(own, kv, new_stream(runner.device), max_requests=max_requests, max_pages=kv.layout.num_pages(max_context))
-    if own.why_none:
-        raise RuntimeError(f"no graphs could be captured: {own.why_none}")
-    return own
+    warm_up(
+        own, kv, new_streams(runner.device)[0], max_requests=max_requests, max_pages=kv.layout.num_pages(max_context)
+    )
+    return captured(own)
 
 
 # ---- workers ----
@@ -125,49 +124,27 @@ def decoders(ways: Sequence[Way], kv: PagedKv, case: Case) -> Iterator[list[Deco
 
 
 def _started(way: Way, kv: PagedKv, case: Case, overlap: bool) -> Decoder:
-    stream, device = new_stream(kv.device), kv.device
-    schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
+    stream, schedule = new_streams(kv.device)
     executor = executor_on(kv, way.runner, case.batch, case.plan.max_context, stream, schedule)
     decoding = Decoding.on(executor, stream, MonotonicClock(), overlap=overlap)
     decoding.start(case.batch, case.plan.context, case.plan.num_tokens)
     return Decoder(way, overlap, decoding, stream)
 
 
-def new_stream(device: torch.device) -> Replayed:
-    """A new forward stream."""
+def new_streams(device: torch.device) -> tuple[Replayed, Stream]:
+    """A new forward stream, and the schedule stream of this thread."""
     if device.type == "cuda":
-        return ReplayedCudaStream(device)
-    return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock())
+        return ReplayedCudaStream(device), CudaStream(torch.cuda.current_stream(device))
+    return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock()), InlineStream()
 
 
-def timed(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
-    """Times by the names of ways: every worker in turn, round by round. After a round its last launch is timed
-    alone."""
-    steps: list[list[float]] = [[] for _ in found]
-    hosts: list[list[float]] = [[] for _ in found]
-    forwards: dict[str, list[float]] = {each.way.name: [] for each in found}
-
-    for turn in range(plan.rounds):
-        for index in in_turn(range(len(found)), turn):
-            each = found[index]
-            steps[index].append(each.decoding.run(plan.steps))
-            hosts[index].append(each.decoding.host_s / plan.steps)
-            each.stream.record().synchronize()
-            forwards[each.way.name].append(median(each.stream.replay(plan.steps)))
-
+def times_of(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
+    """Milliseconds by the names of ways: every worker in turn."""
+    seconds = timed({(each.way.name, each.overlap): (each.decoding, each.stream) for each in found}, plan)
     times = {}
-    for name, forward in forwards.items():
-        overlap, serial = (_of(found, name, overlap=overlap) for overlap in (True, False))
-        assert overlap is not None, f"{name}: no worker with overlap"
-        times[name] = Times(
-            forward=median(forward) * 1e3,
-            overlap=median(steps[overlap]) * 1e3,
-            serial=None if serial is None else median(steps[serial]) * 1e3,
-            host=None if serial is None else median(hosts[serial]) * 1e3,
-        )
+    for name in dict.fromkeys(each.way.name for each in found):
+        overlap, serial = seconds[name, True], seconds.get((name, False))
+        forward_s = median(each.forward_s for (way, _), each in seconds.items() if way == name)
+        rest = (None, None) if serial is None else (serial.step_s * 1e3, serial.host_s * 1e3)
+        times[name] = Times(forward_s * 1e3, overlap.step_s * 1e3, *rest)
     return times
-
-
-def _of(found: Sequence[Decoder], name: str, *, overlap: bool) -> int | None:
-    places = [index for index, each in enumerate(found) if each.way.name == name and each.overlap == overlap]
-    return places[0] if places else None

@@ -7,8 +7,8 @@ Results are compared with torch's: one that is off is a fault.
 Shapes: T tokens, B requests, P pages of a context, S tokens of a context, H query heads, K kv heads, D head_dim.
 """
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.kernel_sides import BANDWIDTH_SHARE, FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
-from bench.gpu.records import Value
 from bench.gpu.shape import DTYPE, noise, prompt_input
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.sheet import Sheet
+from bench.step.decoding import PAGE_SIZE
 from model.attention import AttentionBackend, choose_attention
 from model.inputs import ModelInput, padding
 from model.paged_kv import TORCH_DTYPES, PagedKv
@@ -55,23 +55,56 @@ def decodes_in(pages_BP: Tensor, context: int, width: int) -> ModelInput:
     return replace(lanes, positions_T=lanes.positions_T + context - 1, seq_lens_B=lanes.seq_lens_B + context - 1)
 
 
+@dataclass(frozen=True)
+class Attended:
+    """What attention is given: queries, K and V of as many layers as it takes in turn, and how many bytes of them one
+    run reads."""
+
+    q_THD: Tensor
+    kv: PagedKv
+    num_bytes: int
+
+    def side(self, backend: AttentionBackend, inp: ModelInput) -> Callable[[int], Tensor]:
+        """Its runs by this backend. A run takes the next layer, so that no K and V are in a cache."""
+        plan, layers = backend.plan(inp, self.kv.layout.layer(0)), self.kv.layout.num_layers
+        return lambda index: backend.attend(self.q_THD, self.kv.layer(index % layers), plan)
+
+
+def attended(at: Setup, num_queries: int, num_pages: int, num_bytes: int, count: int) -> Attended:
+    """Random numbers in so many pages of `count` layers."""
+    config = at.config
+    layout = KvLayout.uniform(count, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
+    kv = PagedKv(layout, 1 + num_pages, at.device)
+    noise(kv)
+    shape = (num_queries, config.num_heads, config.head_dim)
+    return Attended(torch.randn(shape, dtype=TORCH_DTYPES[DTYPE], device=at.device), kv, num_bytes)
+
+
+def attended_decodes(at: Setup, batch: int, context: int) -> tuple[Attended, Tensor]:
+    """Decodes of one context, and their pages (B, P)."""
+    config = at.config
+    one = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
+    num_bytes, used = batch * context * one.all_page_bytes // PAGE_SIZE, one.num_pages(context)
+    count = layers_for(num_bytes, config.num_layers, at.size.layers_bytes)
+    pages_BP = (1 + torch.randperm(batch * used, device=at.device)).view(batch, used)
+    return attended(at, batch, batch * used, num_bytes, count), pages_BP
+
+
+def attended_prompt(at: Setup, tokens: int) -> tuple[Attended, ModelInput]:
+    """A whole prompt."""
+    inp = prompt_input(tokens, 0, PAGE_SIZE, at.config.vocab_size, at.device)
+    return attended(at, tokens, inp.page_table_BP.shape[1], 0, 1), inp
+
+
 @torch.inference_mode()
 def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
     """Decodes of one context, compared and timed."""
-    config, one = at.config, KvLayout.uniform(1, at.config.num_kv_heads, at.config.head_dim, PAGE_SIZE, DTYPE)
-    num_bytes = batch * context * one.all_page_bytes // PAGE_SIZE
-    used, count = one.num_pages(context), layers_for(num_bytes, config.num_layers, at.size.layers_bytes)
-    layout = KvLayout.uniform(count, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
-    kv = PagedKv(layout, 1 + batch * used, at.device)
-    noise(kv)
-
-    # Each layer has its own K and V, so that none of them is in a cache.
-    pages_BP = (1 + torch.randperm(batch * used, device=at.device)).view(batch, used)
-    q_THD = torch.randn(batch, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
-    backend = attention_of(at, layout)
-    widths = {"tight": used, "longest": one.num_pages(config.context_length)}
-    plans = {name: backend.plan(decodes_in(pages_BP, context, width), one.layer(0)) for name, width in widths.items()}
-    tight_THD, longest_THD = (backend.attend(q_THD, kv.layer(0), plan) for plan in plans.values())
+    case, pages_BP = attended_decodes(at, batch, context)
+    q_THD, kv, num_bytes = case.q_THD, case.kv, case.num_bytes
+    backend = attention_of(at, kv.layout)
+    widths = {"tight": pages_BP.shape[1], "longest": kv.layout.num_pages(at.config.context_length)}
+    sides = {name: case.side(backend, decodes_in(pages_BP, context, width)) for name, width in widths.items()}
+    tight_THD, longest_THD = (side(0) for side in sides.values())
 
     wanted_THD = by_torch(q_THD, kv.layer(0), pages_BP[:NUM_CHECKED], context)
     error = relative_error(tight_THD[:NUM_CHECKED], wanted_THD)
@@ -81,7 +114,6 @@ def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
     if not torch.equal(tight_THD, longest_THD):
         sheet.fault(f"{where}: attention captured for the longest context gives other bits")
 
-    sides = {name: partial(_attend, backend, q_THD, kv, plan) for name, plan in plans.items()}
     found = timed(sides, runs_for(num_bytes, at.size.graph_bytes), at)
     rate, ratio = num_bytes / found["tight"], found["longest"] / found["tight"]
     share = rate / at.limits.copy_bytes_s
@@ -91,10 +123,6 @@ def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
     sheet.goal(f"{where}: longest / tight", ratio, "at most", LONGEST_RATIO)
     if (batch, context) == at.size.judged_share:
         sheet.goal(f"{where}: share of a device copy", share, "at least", BANDWIDTH_SHARE)
-
-
-def _attend(backend: AttentionBackend, q_THD: Tensor, kv: PagedKv, plan: object, index: int) -> Tensor:
-    return backend.attend(q_THD, kv.layer(index % kv.layout.num_layers), plan)
 
 
 def by_torch(q_BHD: Tensor, kv_layer: Tensor, pages_BP: Tensor, context: int) -> Tensor:
@@ -108,25 +136,20 @@ def by_torch(q_BHD: Tensor, kv_layer: Tensor, pages_BP: Tensor, context: int) ->
 @torch.inference_mode()
 def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
     """A whole prompt, compared and timed."""
-    config = at.config
-    layout = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
-    kv = PagedKv(layout, 1 + layout.num_pages(tokens), at.device)
-    noise(kv)
-    backend = attention_of(at, layout)
-    plan = backend.plan(prompt_input(tokens, 0, PAGE_SIZE, config.vocab_size, at.device), layout.layer(0))
-    q_THD = torch.randn(tokens, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
+    case, inp = attended_prompt(at, tokens)
+    q_THD, kv = case.q_THD, case.kv
+    ours = case.side(attention_of(at, kv.layout), inp)
     k_TKD, v_TKD = (kv.layer(0)[1:, side].flatten(0, 1)[:tokens] for side in (0, 1))
     q_1HTD, k_1KTD, v_1KTD = (each.transpose(0, 1)[None].contiguous() for each in (q_THD, k_TKD, v_TKD))
 
     def torchs(_index: int) -> Tensor:
         return F.scaled_dot_product_attention(q_1HTD, k_1KTD, v_1KTD, is_causal=True, enable_gqa=True)
 
-    ours = partial(_attend, backend, q_THD, kv, plan)
     error = relative_error(ours(0), torchs(0)[0].transpose(0, 1))
     if error > BOUND:
         sheet.fault(f"a prompt of {tokens:,} tokens: attention is off by {error:.3g}")
     found = timed({"ours": ours, "torch": torchs}, FEWEST_RUNS, at)
-    flops = prompt_flops(config, tokens)
+    flops = prompt_flops(at.config, tokens)
     shares = {name: flops / seconds / at.limits.product_flops_s for name, seconds in found.items()}
     cells: dict[str, Value] = {"tokens": tokens, "ours": found["ours"] * 1e6, "torch": found["torch"] * 1e6}
     cells |= {"ours / torch": found["ours"] / found["torch"], "share": shares["ours"], "torch's share": shares["torch"]}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bench.overlap.decoding import Idling, ReplayedStream
+from bench.step.decoding import Idling, ReplayedStream
 from runtime.clock import Clock, MonotonicClock
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream

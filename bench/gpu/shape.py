@@ -212,6 +212,13 @@ def maker_of_graphs(device: torch.device) -> Capture:
     return CudaCapture() if device.type == "cuda" else run_again
 
 
+def captured(graphed: GraphedRunner) -> GraphedRunner:
+    """The runner that was told to capture its graphs. RuntimeError if it could not."""
+    if graphed.why_none:
+        raise RuntimeError(f"no graphs could be captured: {graphed.why_none}")
+    return graphed
+
+
 def words_of_graphs(device: str) -> str:
     """Describes the graphs that `maker_of_graphs` makes."""
     return "graphs" if device == "cuda" else "a stand-in for graphs"

@@ -7,14 +7,14 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from bench.gpu.plan import STEPS
-from bench.gpu.records import End, Goal, Machine, Note, Record, Row, Value, of_lines, of_step, page, to_line
+from bench.records import End, Machine, Record, of_lines, of_step, page, to_line
+from bench.sheet import Sheet
 from runtime.clock import Clock
 
 FIGURES, PAGE = "figures.jsonl", "page.md"
@@ -55,33 +55,20 @@ class Folder:
         unfinished.replace(self.path / name)
 
 
-class Sheet:
-    """One step's part of a folder. The step should end by `deadline_s` of `clock`. `judged`: whether goals count."""
+class StepSheet(Sheet):
+    """One step's part of a folder. The step should end by `deadline_s` of `clock`."""
 
     def __init__(self, folder: Folder, step: str, clock: Clock, deadline_s: float, judged: bool) -> None:
+        super().__init__(step, folder.add, judged)
         self.folder = folder
-        self._step = step
         self._clock = clock
         self._start_s, self._deadline_s = clock.now(), deadline_s
-        self._judged = judged
         self._faults: list[str] = []
-
-    def row(self, table: str, cells: Mapping[str, Value], about: str = "") -> None:
-        """Adds a line to a table."""
-        self.folder.add(Row(self._step, table, dict(cells), about))
-
-    def goal(self, words: str, value: float, sense: Literal["at least", "at most"], bound: float) -> None:
-        """Adds a figure that has a bound."""
-        self.folder.add(Goal(self._step, words, round(value, 4), sense, bound, self._judged))
-
-    def note(self, text: str) -> None:
-        """Adds a sentence."""
-        self.folder.add(Note(self._step, text))
 
     def fault(self, text: str) -> None:
         """Adds a failure. The step goes on but counts as failed."""
         self._faults.append(text)
-        self.folder.add(Note(self._step, text, fault=True))
+        super().fault(text)
 
     @property
     def left_s(self) -> float:
@@ -107,7 +94,7 @@ class Sheet:
         """The step has ended."""
         spent_s = self._clock.now() - self._start_s
         why = self._faults[0] if self._faults else ""
-        self.folder.add(End(self._step, "failed" if why else "ok", round(spent_s, 1), why))
+        self.folder.add(End(self.name, "failed" if why else "ok", round(spent_s, 1), why))
 
 
 def _brief(error: Exception) -> str:

@@ -18,8 +18,6 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
-import torch
-
 from bench.gpu.decoders import (
     Case,
     Times,
@@ -27,16 +25,16 @@ from bench.gpu.decoders import (
     decoders,
     fits,
     random_kv,
-    timed,
+    times_of,
     with_graphs,
     without_graphs,
 )
 from bench.gpu.products import Product, products_of, seconds_of
-from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, step_limits, words_of
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import Limits, measured_limits
-from bench.overlap.decoding import PAGE_SIZE, Plan
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE, Plan
 from model.graphs import GraphedRunner
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.runner import ModelRunner
@@ -91,7 +89,7 @@ SIZES: Final = {
 class Setting:
     """What all parts of the step share."""
 
-    sheet: Sheet
+    sheet: StepSheet
     runner: ModelRunner
     size: Size
     limits: Limits
@@ -102,16 +100,12 @@ class Setting:
         return ("yes", "a server's") if self.runner.device.type == "cuda" else ("stand-in", "stand-in, a server's")
 
 
-def measure_decode(sheet: Sheet, device: str) -> None:
+def measure_decode(sheet: StepSheet, device: str) -> None:
     """Runs the step `decode`."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
     setting = Setting(sheet, runner, size, limits)
-    sheet.note(
-        f"{words_of(runner.config, device)}; a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus"
-        f" written; a large product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s"
-    )
+    sheet.note(f"{words_of(runner.config, device)}; {limits.words}")
 
     products_ms: dict[int, float] = {}
     for rows in dict.fromkeys(batch for batch, _ in size.cases):
@@ -149,7 +143,7 @@ def _one(
     if (case.batch, case.plan.context) in setting.size.eager:
         ways.append(Way(EAGER, without_graphs(runner)))
     with decoders(ways, kv, case) as found:
-        times = timed(found, case.plan)
+        times = times_of(found, case.plan)
 
     for name, each in times.items():
         _step_row(setting.sheet, case, name, each, is_judged=name != EAGER)
@@ -165,7 +159,7 @@ def _cells(case: Case) -> dict[str, Value]:
     return {"batch": case.batch, "context": case.plan.context}
 
 
-def _step_row(sheet: Sheet, case: Case, graphs: str, times: Times, *, is_judged: bool) -> None:
+def _step_row(sheet: StepSheet, case: Case, graphs: str, times: Times, *, is_judged: bool) -> None:
     ratio = times.overlap / times.forward
     sheet.row(
         "A decode step", {**_cells(case), "graphs": graphs, **vars(times), "overlap / forward": ratio}, STEP_ABOUT
@@ -189,7 +183,7 @@ def _limits_row(setting: Setting, case: Case, forward: float, products: float | 
         setting.sheet.goal(f"{case}, graphs: floor / forward", floor / forward, "at least", FLOOR_SHARE)
 
 
-def _server_row(sheet: Sheet, case: Case, tight: float, server: float) -> None:
+def _server_row(sheet: StepSheet, case: Case, tight: float, server: float) -> None:
     cells = {**_cells(case), "for this batch": tight, "for a server": server, "ratio": server / tight}
     sheet.row("Forwards by a server's graphs", cells, SERVER_ABOUT)
     sheet.goal(f"{case}: forward by a server's graphs / by those of the batch", server / tight, "at most", SERVER_RATIO)

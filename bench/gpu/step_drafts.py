@@ -18,13 +18,13 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from bench.gpu.records import Value
 from bench.gpu.segments import Marked, Parts, marked_stream, parts_of
-from bench.gpu.shape import device_runner, maker_of_graphs, words_of, words_of_graphs
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import LEAD, PAGE_SIZE, WARM_STEPS, Decoding, executor_of
-from bench.spec.costs import geometric, measure_costs, memory_for
-from bench.spec.serving import Load, Run, served
+from bench.gpu.shape import captured, device_runner, maker_of_graphs, words_of, words_of_graphs
+from bench.gpu.sheet import StepSheet
+from bench.records import Value
+from bench.step.costs import geometric, measure_costs, memory_for
+from bench.step.decoding import LEAD, PAGE_SIZE, WARM_STEPS, Decoding, executor_of
+from bench.step.serving import Load, Run, long_prompts, served
 from model.draft import begins_with
 from model.graphs import GraphedRunner
 from model.runner import DraftSource, ModelRunner, Runner
@@ -81,9 +81,8 @@ SIZES: Final = {
 }
 
 
-def measure_drafts(sheet: Sheet, device: str) -> None:
+def measure_drafts(sheet: StepSheet, device: str) -> None:
     """Runs the step."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE, with_draft=True)
     sheet.note(f"{words_of(runner.config, device)}; context {size.context:,}; {words_of_graphs(device)}")
 
@@ -124,11 +123,11 @@ def started(runner: ModelRunner, name: str, batch: int, max_context: int, *, wit
     stream = marked_stream(device)
     schedule: Stream = CudaStream(torch.cuda.current_stream(device)) if device.type == "cuda" else InlineStream()
     room = max_context + 2 * max(1, shape.width)
-    executor = executor_of(graphed or used, batch, room, stream, schedule, shape=shape)
+    executor = executor_of(graphed or used, batch, room, stream, schedule=schedule, shape=shape)
     try:
         executor.warm_up(shape)
-        if graphed is not None and graphed.why_none:
-            raise RuntimeError(f"no graphs could be captured: {graphed.why_none}")
+        if graphed is not None:
+            captured(graphed)
         hidden_size = begins_with(used.draft)
         yield Side(executor, stream, Speculation(shape, hidden_size) if hidden_size else Speculation.without_draft())
     finally:
@@ -138,7 +137,7 @@ def started(runner: ModelRunner, name: str, batch: int, max_context: int, *, wit
 # ---- launches of the large shape ----
 
 
-def _launches(sheet: Sheet, runner: ModelRunner, size: Size, batch: int, name: str, graphs: bool) -> None:
+def _launches(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int, name: str, graphs: bool) -> None:
     shape = SHAPES[name]
     num_tokens = (WARM_STEPS + 2 * (LEAD + size.steps) + 8) * max(1, shape.num_computed)
     with started(runner, name, batch, size.context + num_tokens, with_graphs=graphs) as side:
@@ -168,13 +167,11 @@ def mean_length(speculation: Speculation) -> float:
 # ---- costs ----
 
 
-def _costs(sheet: Sheet, runner: ModelRunner, size: Size, batch: int) -> None:
+def _costs(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int) -> None:
     kv = memory_for(runner, batch, size.context, NUM_STEPS)
     graphed = GraphedRunner(runner, maker_of_graphs(runner.device))
     graphed.capture(kv, batch, kv.layout.num_pages(size.context + NUM_STEPS + 1), NUM_STEPS + 1)
-    if graphed.why_none:
-        raise RuntimeError(f"no graphs could be captured: {graphed.why_none}")
-    costs = measure_costs(graphed, batch, size.context, NUM_STEPS, size.rounds, kv=kv, in_a_row=5)
+    costs = measure_costs(captured(graphed), batch, size.context, NUM_STEPS, size.rounds, kv=kv, in_a_row=5)
 
     cells: dict[str, Value] = {"batch": batch, "plain": costs.plain_us / 1e3, "draft step": costs.draft_us / 1e3}
     cells |= {f"verify {num + 2}": each / 1e3 for num, each in enumerate(costs.verify_us)}
@@ -186,7 +183,7 @@ def _costs(sheet: Sheet, runner: ModelRunner, size: Size, batch: int) -> None:
 # ---- the bundled model ----
 
 
-def _story(sheet: Sheet, device: str, size: Size) -> None:
+def _story(sheet: StepSheet, device: str, size: Size) -> None:
     runner = ModelRunner.load(STORY, device=device, draft=EAGLE)
     load = held_out(runner, max(size.batches), size.story_tokens)
     for batch in sorted(size.batches):
@@ -202,12 +199,10 @@ def _story(sheet: Sheet, device: str, size: Size) -> None:
 
 def held_out(runner: ModelRunner, count: int, num_tokens: int) -> Load:
     """Prompts whose answers are so long: a draft has learnt nothing of what lies behind an answer's end."""
-    tokenizer, ends = Tokenizer.from_file(str(STORY / "tokenizer.json")), set(runner.config.eos_token_ids)
+    tokenizer = Tokenizer.from_file(str(STORY / "tokenizer.json"))
     asked = [tuple(each) for each in prompts(tokenizer, HELD_OUT_SEED, 8 * count)]
     answers = _served(runner, "none", Load(asked, num_tokens, ignore_eos=True)).outputs
-    long = [prompt for prompt, answer in zip(asked, answers, strict=True) if not ends & set(answer)]
-    if len(long) < count:
-        raise RuntimeError(f"{len(long)} of {len(asked)} answers have {num_tokens} tokens, expected {count}")
+    long = long_prompts(asked, answers, runner.config.eos_token_ids, count)
     return Load(long, num_tokens, ignore_eos=True)
 
 

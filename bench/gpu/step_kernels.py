@@ -33,11 +33,11 @@ from bench.gpu.kernel_sides import (
     shown,
     timed,
 )
-from bench.gpu.records import Value
 from bench.gpu.shape import DTYPE, QWEN3_8B, TINY, config_of, words_of_graphs
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import measured_limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses, inverse_frequencies
 from model.runner import passes_of
@@ -66,14 +66,14 @@ SIZES: Final = {
 }  # fmt: skip
 
 
-def measure_passes(sheet: Sheet, device: str) -> None:
+def measure_passes(sheet: StepSheet, device: str) -> None:
     """Runs the step `passes`."""
     size, config = SIZES[device], config_of(QWEN3_8B if device == "cuda" else TINY)
     at = Setup(config, torch.device(device), size, measured_limits(torch.device(device)))
     sheet.note(
         f"{words_of_kernels(device)}, {words_of_graphs(device)} of up to {MOST_RUNS} runs, {config.num_heads} heads and"
         f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate {config.intermediate_size:,}, {DTYPE},"
-        f" pages of {PAGE_SIZE}; a device copy moves {at.limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
+        f" pages of {PAGE_SIZE}; {at.limits.words}"
     )
 
     for rows in size.rows:
@@ -188,7 +188,7 @@ def gate_bytes(config: ModelConfig, rows: int, item_bytes: int) -> int:
 
 
 @torch.inference_mode()
-def _pass(sheet: Sheet, at: Setup, make: MakePass, rows: int) -> None:
+def _pass(sheet: StepSheet, at: Setup, make: MakePass, rows: int) -> None:
     """Compares in both dtypes, then times in that of the model."""
     fused = passes_of(at.config, at.device)
     if at.device.type == "cuda" and type(fused) is TorchPasses:

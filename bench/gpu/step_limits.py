@@ -7,24 +7,23 @@
 bench/transfer/cuda_ipc.py moves the KV.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from bench.device_seconds import seconds_each
-from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, prefill_flops, prompt_input, words_of
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import Limits, measured_limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from bench.transfer.cuda_ipc import LAYOUT, NUM_TOKENS
 from bench.transfer.cuda_ipc import measure as moved
-from bench.transfer.launches import NEW_PLAN, WAYS
+from bench.transfer.launches import WAYS
 from model.paged_kv import PagedKv
 from model.pinned_memory import PIECE_BYTES, pin
 from model.runner import ModelRunner
@@ -52,18 +51,18 @@ SIZES: Final = {
 }
 
 
-def measure_prefill(sheet: Sheet, device: str) -> None:
+def measure_prefill(sheet: StepSheet, device: str) -> None:
     """Runs the step `prefill`."""
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     limits = measured_limits(runner.device)
-    sheet.note(f"{words_of(runner.config, device)}; a product reaches {limits.product_flops_s / 1e12:,.3g} TFLOP/s")
+    sheet.note(f"{words_of(runner.config, device)}; {limits.words}")
     for tokens, chunk in size.prompts:
         what = f"{tokens:,} tokens in chunks of {chunk:,}"
         sheet.part(what, size.part_s, partial(_one, sheet, runner, limits, tokens, chunk, size.repeat))
 
 
 @torch.inference_mode()
-def _one(sheet: Sheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: int, repeat: int) -> None:
+def _one(sheet: StepSheet, runner: ModelRunner, limits: Limits, tokens: int, chunk: int, repeat: int) -> None:
     layout, vocab_size = runner.kv_layout(PAGE_SIZE), runner.config.vocab_size
     kv = PagedKv(layout, 1 + layout.num_pages(tokens), runner.device)
     inputs = [
@@ -90,27 +89,30 @@ COPY_SHARE: Final = 0.8
 TINY_KV: Final = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, dtype="bfloat16")
 STAND_IN: Final = "Shared memory of the host stands in for device memory, and torch on the CPU for the kernel."
 WAYS_ABOUT: Final = (
-    "All layers of the same prompt, launched in five ways. *new plan*: a call for each layer, as workers make it; the"
+    "All layers of the same prompt, launched in four ways. *new plan*: a call for each layer, as workers make it; the"
     " first call makes the table of units. *known plan*: the same, with the table made. *prepared*: the kernels alone,"
-    " with all arguments made before. *graph*: these kernels as one CUDA graph. *one launch*: one kernel for all."
+    " with all arguments made before. *graph*: these kernels as one CUDA graph."
     " *host*: until it has launched all. *device*: between events before the first kernel and behind the last; *GB/s*"
     " is of it. *wall*: until the host knows that all are done. Where device is hardly longer than host, the host is"
     " the limit."
 )
-IPC_S: Final = 20.0  # the greatest time of a part, with the start of its other process
+IPC_S: Final = 30.0  # the greatest time of a part, with the start of its other process
 KV_ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
 
 
-def measure_ipc(sheet: Sheet, device: str) -> None:
+def measure_ipc(sheet: StepSheet, device: str) -> None:
     """Runs the step `ipc`."""
-    sheet.part("KV from process to process", IPC_S, partial(_by_calls, sheet, device))
-    sheet.part("the same, launched in other ways", IPC_S, partial(_by_ways, sheet, device))
+    sheet.part("KV from process to process", IPC_S, partial(_kv, sheet, device))
     sheet.part("pinned memory", PIN_S, partial(_pinned, sheet, device))
 
 
-def _by_calls(sheet: Sheet, device: str) -> None:
-    """As workers launch it, beside a copy within the device."""
-    figures, num_tokens = _moved(device, (NEW_PLAN,))
+def _kv(sheet: StepSheet, device: str) -> None:
+    """As workers launch it, beside a copy within the device; then in every way, so that the host's time and the
+    device's can be told apart."""
+    layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if device == "cuda" else (TINY_KV, 512, 2)
+    figures = moved(repeat, num_tokens, layout, device, WAYS)
+    if figures is None:
+        raise RuntimeError("there is no CUDA device")
     for name, key in (("in order", "gb_s"), ("scattered", "scattered_gb_s")):
         share = figures[key] / figures["limit_gb_s"]
         cells = {"pages": name, "tokens": num_tokens, "MB": figures["bytes"] / 1e6, "GB/s": figures[key]}
@@ -119,24 +121,11 @@ def _by_calls(sheet: Sheet, device: str) -> None:
         sheet.row("KV from process to process", cells, KV_ABOUT if device == "cuda" else STAND_IN)
         sheet.goal(f"{name}: share of a device copy", share, "at least", COPY_SHARE)
 
-
-def _by_ways(sheet: Sheet, device: str) -> None:
-    """In every way, so that the host's time and the device's can be told apart."""
-    figures, _ = _moved(device, WAYS)
     about = WAYS_ABOUT if device == "cuda" else f"{WAYS_ABOUT} {STAND_IN} So the three times are one."
     for row in figures["ways"]:
         cells = {"work": row["what"], "pages": row["order"], "way": row["way"]}
         cells |= {f"{name} ms": row[name] * 1e3 for name in ("wall", "host", "device")}
         sheet.row("The host's time and the device's", cells | {"GB/s": figures["bytes"] / row["device"] / 1e9}, about)
-
-
-def _moved(device: str, ways: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """The figures, and the tokens that were moved."""
-    layout, num_tokens, repeat = (LAYOUT, NUM_TOKENS, 15) if device == "cuda" else (TINY_KV, 512, 2)
-    figures = moved(repeat, num_tokens, layout, device, ways)
-    if figures is None:
-        raise RuntimeError("there is no CUDA device")
-    return figures, num_tokens
 
 
 # ---- the twin in host memory ----
@@ -145,7 +134,7 @@ PIN_S: Final = 20.0
 PIN_ABOUT: Final = "Host memory that a GPU is let reach, and a copy of one GB there and back."
 
 
-def _pinned(sheet: Sheet, device: str) -> None:
+def _pinned(sheet: StepSheet, device: str) -> None:
     """On a CPU nothing is pinned, and memory is copied within the host."""
     is_gpu, where = device == "cuda", torch.device(device)
     layout, num_pages = (LAYOUT, PIECE_BYTES // LAYOUT.all_page_bytes) if is_gpu else (TINY_KV, 100)

@@ -9,7 +9,7 @@
 A token that differs fails the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,26 +20,30 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from bench.gpu.decoders import new_streams
+from bench.gpu.kernel_sides import relative_error
 from bench.gpu.shape import device_runner, maker_of_graphs, noise, prompt_input, words_of
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import PAGE_SIZE
+from bench.gpu.sheet import StepSheet
+from bench.step.decoding import PAGE_SIZE, executor_on, planner_of
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
-from protocol.messages_gateway import SamplingParams
+from protocol.messages_gateway import Assign, SamplingParams, Tokens
+from runtime.clock import MonotonicClock
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
-from tests.checkpoints import ARCHITECTURES, Architecture
-from tests.cluster import Cluster
-from tests.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
+from testkit.checkpoints import ARCHITECTURES, Architecture
+from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
+from unified.worker import UnifiedWorker
 
 GREEDY: Final = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 SEEDED: Final = SamplingParams(
     max_tokens=24, temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, seed=1234, ignore_eos=True
 )
 NUM_KV_TOKENS: Final = 4096
+MAX_REQUESTS, MAX_CONTEXT, CHUNK_SIZE = 16, 512, 32
 BFLOAT16_RATIO: Final = 2.0
 FAMILY_S: Final = 60.0
 ABOUT: Final = "Requests whose tokens are those of transformers, of all: greedy ones, then seeded ones."
@@ -72,7 +76,7 @@ class Wanted:
     tokens: tuple[tuple[int, ...], ...]
 
 
-def measure_parity(sheet: Sheet, device: str) -> None:
+def measure_parity(sheet: StepSheet, device: str) -> None:
     """Runs the step. On a CPU there is one family; `make test` has them all."""
     size = SIZES[device]
     if torch.backends.cuda.matmul.allow_tf32:
@@ -85,7 +89,7 @@ def measure_parity(sheet: Sheet, device: str) -> None:
     sheet.part("logits in batches", FAMILY_S / 4, partial(_batches, sheet, device, size))
 
 
-def _family(sheet: Sheet, arch: Architecture, device: str, size: Size) -> None:
+def _family(sheet: StepSheet, arch: Architecture, device: str, size: Size) -> None:
     wanted = wanted_of(reference(arch), size)
     for page_size in (1, 16):
         runner = ModelRunner.load(reference(arch).folder, device=device, dtype="float32", page_size=page_size)
@@ -127,28 +131,49 @@ def _seeded(model: torch.nn.Module, prompt: Sequence[int], params: SamplingParam
 def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap: bool, graphs: bool) -> list[str]:
     """A sentence for each request whose tokens differ."""
     graphed = GraphedRunner(runner, maker_of_graphs(runner.device))
-    num_pages = NUM_KV_TOKENS // page_size
-    cluster = Cluster(graphed, "1U", overlap=overlap, page_size=page_size, num_pages=num_pages, max_requests=16)
+    kv = PagedKv(graphed.kv_layout(page_size), NUM_KV_TOKENS // page_size, runner.device)
+    stream, schedule = new_streams(runner.device)
+    executor = executor_on(kv, graphed, MAX_REQUESTS, MAX_CONTEXT, stream, schedule)
     if graphs:
-        cluster.executor(cluster.unifieds[0]).warm_up()
-
-    for index, (prompt, params) in enumerate(zip(wanted.prompts, wanted.params, strict=True)):
-        cluster.assign(f"r{index}", list(prompt), params)
-    cluster.run()
-    cluster.check()
-    cluster.close()
-
+        executor.warm_up()
+    worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), overlap=overlap, chunk_size=CHUNK_SIZE)
+    try:
+        found = answers(worker, stream.idle, wanted)
+    finally:
+        executor.close()
     if graphs != bool(graphed.num_replays):
         raise RuntimeError(f"graphs were asked for: {graphs}; replayed: {graphed.num_replays} times; the log says why")
-    if cluster.failures:
-        raise RuntimeError(f"requests failed: {next(iter(cluster.failures.values())).message}")
-
-    found = [tuple(cluster.answers[f"r{index}", 0].ids) for index in range(len(wanted.tokens))]
     return [
         difference(index, wanted.params[index], ours, theirs)
         for index, (ours, theirs) in enumerate(zip(found, wanted.tokens, strict=True))
         if ours != theirs
     ]
+
+
+def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> list[tuple[int, ...]]:
+    """The tokens of all requests, which are asked for together. RuntimeError if one fails, or if pages are not given
+    back. `idle` waits for the forward stream."""
+    found: list[tuple[int, ...]] = [() for _ in wanted.tokens]
+    for index, (prompt, params) in enumerate(zip(wanted.prompts, wanted.params, strict=True)):
+        worker.on_gateway(Assign(str(index), 0, prompt, params, num_choices=1, prefill=None))
+    num_ended = 0
+    while num_ended < len(found):
+        if not worker.step():
+            idle()
+        for message in worker.outbox.gateway:
+            if not isinstance(message, Tokens):
+                raise RuntimeError(f"a request failed: {message}")
+            for each in message.choices:
+                found[int(each.request_id)] += tuple(each.token_ids)
+                num_ended += bool(each.finish)
+        worker.outbox.gateway.clear()
+
+    while worker.step() or worker.planner.in_flight:  # a launch behind the last tokens may still run
+        idle()
+    pages = worker.stats().kv_pages
+    if pages.free + pages.cached != pages.total:
+        raise RuntimeError(f"pages are not given back: {pages}")
+    return found
 
 
 def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: Sequence[int]) -> str:
@@ -164,7 +189,7 @@ def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: 
 # ---- bfloat16 ----
 
 
-def _logits(sheet: Sheet, arch: Architecture, device: str) -> None:
+def _logits(sheet: StepSheet, arch: Architecture, device: str) -> None:
     found = reference(arch)
     prompt = found.prompts[-1]
     with torch.no_grad():
@@ -198,18 +223,13 @@ def our_logits(runner: ModelRunner, prompt: Sequence[int]) -> Tensor:
     return torch.cat([first_TV, runner.forward(decode, kv)]).cpu()
 
 
-def relative_error(found_TV: Tensor, exact_TV: Tensor) -> float:
-    """The norm of the difference, divided by the norm of the exact values."""
-    return float((found_TV - exact_TV).norm() / exact_TV.norm())
-
-
 # ---- the same decodes, alone and together ----
 
 ALONE: Final = 8  # decodes that are also computed alone
 
 
 @torch.inference_mode()
-def _batches(sheet: Sheet, device: str, size: Size) -> None:
+def _batches(sheet: StepSheet, device: str, size: Size) -> None:
     runner = device_runner(device, PAGE_SIZE)
     layout = runner.kv_layout(PAGE_SIZE)
     kv = PagedKv(layout, 1 + max(ALONE, *size.batches) * layout.num_pages(size.context + 1), runner.device)

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from bench.device_seconds import seconds_each
-from bench.gpu.records import Value
-from bench.gpu.shape import TINY, maker_of_graphs, noise, random_runner, words_of_graphs
-from bench.gpu.sheet import Sheet
-from bench.overlap.decoding import PAGE_SIZE
-from bench.spec.costs import decode_rows, memory_for
+from bench.gpu.kernel_sides import relative_error
+from bench.gpu.shape import TINY, captured, maker_of_graphs, noise, random_runner, words_of_graphs
+from bench.gpu.sheet import StepSheet
+from bench.records import Value
+from bench.step.costs import decode_rows, memory_for
+from bench.step.decoding import PAGE_SIZE
 from model.collectives import outside_steps
 from model.graphs import GraphedRunner
 from model.group_meeting import AnyCollectives, open_collectives
@@ -71,7 +72,7 @@ def one_rank(device: torch.device) -> Iterator[AnyCollectives]:
             ranks.close()
 
 
-def measure_rank(sheet: Sheet, device: str) -> None:
+def measure_rank(sheet: StepSheet, device: str) -> None:
     """Runs the step `rank`."""
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     sheet.note(f"one rank, with {words_of_graphs(device)}. {'NCCL.' if device == 'cuda' else STAND_IN}")
@@ -83,7 +84,7 @@ def measure_rank(sheet: Sheet, device: str) -> None:
 
 
 @torch.inference_mode()
-def _collectives(sheet: Sheet, device: torch.device) -> None:
+def _collectives(sheet: StepSheet, device: torch.device) -> None:
     with one_rank(device) as ranks:
         for num_tokens, hidden in SIZES[device.type]:
             for name, call in calls_of(ranks, num_tokens).items():
@@ -146,7 +147,7 @@ def _microseconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def _forwards(sheet: Sheet, device: torch.device) -> None:
+def _forwards(sheet: StepSheet, device: torch.device) -> None:
     fields = FIELDS[device.type]
     with one_rank(device) as ranks:
         alone = random_runner(fields, str(device), PAGE_SIZE, dtype="float32")
@@ -177,8 +178,7 @@ def forwards(alone: ModelRunner, of_group: ModelRunner, batch: int, context: int
     graphed, graphed_alone = (GraphedRunner(each, maker_of_graphs(device)) for each in (of_group, alone))
     for each, memory in ((graphed, same_kv), (graphed_alone, kv)):
         each.capture(memory, batch, memory.layout.num_pages(context + 1))
-        if each.why_none:
-            raise RuntimeError(f"no graph: {each.why_none}")
+        captured(each)
     replayed_LV = graphed.forward(by_graph, same_kv).clone()
     if graphed.num_replays != 1:
         raise RuntimeError("no graph was replayed")
@@ -194,9 +194,4 @@ def forwards(alone: ModelRunner, of_group: ModelRunner, batch: int, context: int
         for name, (runner, given, memory) in sides.items()
     }
     distances = {"called": called_LV, "replayed": replayed_LV}
-    return found | {f"distance, {name}": distance(each, expected_LV) for name, each in distances.items()}
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what was expected, in float64."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    return found | {f"distance, {name}": relative_error(each, expected_LV) for name, each in distances.items()}

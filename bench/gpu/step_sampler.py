@@ -21,10 +21,10 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.records import Value
 from bench.gpu.shape import QWEN3_8B, TINY
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import Limits, launched, measured_limits, why_it_waits
+from bench.records import Value
 from model.sampler import Sampled, TorchDraws, sample_scored
 from model.sampling_input import AllowedTokens, Draws
 from protocol.logit_rules import LogitRules
@@ -88,7 +88,7 @@ SIZES: Final = {
 }
 
 
-def measure_sampler(sheet: Sheet, device: str) -> None:
+def measure_sampler(sheet: StepSheet, device: str) -> None:
     """Runs the step `sampler`. The number of kernels comes last, because a profiler may slow what comes behind it."""
     size, where = SIZES[device], torch.device(device)
     limits = measured_limits(where)
@@ -96,7 +96,7 @@ def measure_sampler(sheet: Sheet, device: str) -> None:
     logits_LV = SPREAD * torch.randn(max(size.batches), size.vocab_size, device=where)
     sheet.note(
         f"vocabulary {size.vocab_size:,}, contexts of {CONTEXT:,} tokens, random float32 logits that stay in place;"
-        f" a device copy moves {limits.copy_bytes_s / 1e9:,.0f} GB/s, read plus written"
+        f" {limits.words}"
     )
     for kind in KINDS:
         sheet.part(kind.name, size.part_s, partial(_one, sheet, size, limits, kind, logits_LV))
@@ -140,7 +140,7 @@ class Drawing:
 
 
 @torch.inference_mode()
-def _one(sheet: Sheet, size: Size, limits: Limits, kind: Kind, logits_LV: Tensor) -> None:
+def _one(sheet: StepSheet, size: Size, limits: Limits, kind: Kind, logits_LV: Tensor) -> None:
     wanted: list[int] = Drawing(kind, logits_LV[: size.num_checked].cpu()).draw().tolist()
     for batch in size.batches:
         drawing, plain = Drawing(kind, logits_LV[:batch]), Drawing(kind, logits_LV[:batch], TorchDraws())
@@ -179,7 +179,7 @@ def is_wrong(same: int, count: int, *, is_exact: bool) -> bool:
 
 
 @torch.inference_mode()
-def _kernels(sheet: Sheet, size: Size, logits_LV: Tensor) -> None:
+def _kernels(sheet: StepSheet, size: Size, logits_LV: Tensor) -> None:
     is_gpu = logits_LV.is_cuda
     table, name = ("Kernels of a draw", "kernels and copies") if is_gpu else ("Operations of a draw", "operations")
     for kind in KINDS:

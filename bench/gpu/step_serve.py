@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from bench.gpu.shape import TINY, RandomWeights
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from loadtest.bench_model import CONFIG, write_model
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server, get
@@ -74,7 +74,7 @@ SIZES: Final = {
 }  # fmt: skip
 
 
-def measure_serve(sheet: Sheet, device: str) -> None:
+def measure_serve(sheet: StepSheet, device: str) -> None:
     """Runs the step."""
     size = SIZES[device]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as scratch:
@@ -94,11 +94,11 @@ def random_bytes(name: str, shape: tuple[int, ...], device: str) -> bytes:
     return tensor.cpu().view(torch.int16).numpy().tobytes()
 
 
-def _one(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
+def _one(sheet: StepSheet, name: str, folder: Path, size: Size) -> None:
     asyncio.run(_deployment(sheet, name, folder, size))
 
 
-async def _deployment(sheet: Sheet, name: str, folder: Path, size: Size) -> None:
+async def _deployment(sheet: StepSheet, name: str, folder: Path, size: Size) -> None:
     """One deployment under every load."""
     clock = MonotonicClock()
     async with deployed(["--model", str(folder), *size.serve, *DEPLOYMENTS[name]]) as url:
@@ -128,7 +128,7 @@ def ways_of_kv(workers: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def add_row(
-    sheet: Sheet, table: str, cells: Mapping[str, str | int], load: PlainLoad, found: Figures, about: str
+    sheet: StepSheet, table: str, cells: Mapping[str, str | int], load: PlainLoad, found: Figures, about: str
 ) -> None:
     """Adds a line to a table. An unknown figure is None. Failed requests are a fault."""
     words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"

@@ -21,8 +21,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from bench.gpu.shape import TINY, maker_of_graphs, random_runner
-from bench.gpu.sheet import Sheet
+from bench.gpu.shape import TINY, captured, maker_of_graphs, random_runner
+from bench.gpu.sheet import StepSheet
 from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
 from loadtest.deployment import deployed
@@ -91,7 +91,7 @@ PARTS: Final[Mapping[str, Mapping[str, tuple[Part, ...]]]] = {  # by device and 
             ),
             Part("side by side, in their place", ("tests/bench/gpu/test_plan.py",), ("-n", "2", *APART)),
         ),
-        "handoff": (Part("one by one, in their place", ("tests/bench/gpu/test_records.py",), ("-n", "1", *APART)),),
+        "handoff": (Part("one by one, in their place", ("tests/bench/test_records.py",), ("-n", "1", *APART)),),
     },
 }
 
@@ -99,7 +99,7 @@ PARTS: Final[Mapping[str, Mapping[str, tuple[Part, ...]]]] = {  # by device and 
 class Watch:
     """A pytest plugin: counts outcomes, writes failures, and ends the tests when the step's time is over."""
 
-    def __init__(self, sheet: Sheet) -> None:
+    def __init__(self, sheet: StepSheet) -> None:
         self.counts: Counter[str] = Counter()
         self.collected = 0
         self._sheet = sheet
@@ -139,19 +139,18 @@ def last_line(text: str) -> str:
     return (raised or lines[-1:])[0][:300]
 
 
-def measure_tests(sheet: Sheet, device: str) -> None:
+def measure_tests(sheet: StepSheet, device: str, step: str = "tests") -> None:
     """Runs the step `tests`."""
-    for part in PARTS[device]["tests"]:
+    for part in PARTS[device][step]:
         run_part(sheet, part)
 
 
-def measure_handoff(sheet: Sheet, device: str) -> None:
+def measure_handoff(sheet: StepSheet, device: str) -> None:
     """Runs the step `handoff`."""
-    for part in PARTS[device]["handoff"]:
-        run_part(sheet, part)
+    measure_tests(sheet, device, "handoff")
 
 
-def run_part(sheet: Sheet, part: Part) -> None:
+def run_part(sheet: StepSheet, part: Part) -> None:
     """A row for these tests, and a fault for each that failed."""
     watch, start = Watch(sheet), perf_counter()
     status = pytest.main([*OPTIONS, *part.options, *(str(ROOT / path) for path in part.paths)], plugins=[watch])
@@ -172,7 +171,7 @@ SMOKE_S: Final = 5.0  # of a part; none is begun with less time left
 ONE_ANSWER: Final = PlainLoad(num_requests=1, concurrency=1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
 
 
-def measure_smoke(sheet: Sheet, device: str) -> None:
+def measure_smoke(sheet: StepSheet, device: str) -> None:
     """Runs the step `smoke`. A part that fails is a fault, and the others go on."""
     parts: dict[str, Callable[[], str]] = {
         "imports": import_all,
@@ -184,7 +183,7 @@ def measure_smoke(sheet: Sheet, device: str) -> None:
         sheet.part(what, SMOKE_S, partial(_smoke, sheet, what, run))
 
 
-def _smoke(sheet: Sheet, what: str, run: Callable[[], str]) -> None:
+def _smoke(sheet: StepSheet, what: str, run: Callable[[], str]) -> None:
     start = perf_counter()
     found = run()
     sheet.row("Smoke", {"part": what, "found": found, "seconds": perf_counter() - start})
@@ -223,8 +222,7 @@ def _one_graph(device: str) -> str:
     where = torch.device(device)
     runner = GraphedRunner(random_runner(TINY, device, 16), maker_of_graphs(where))
     runner.capture(PagedKv(runner.kv_layout(16), 5, where), 2, 4)
-    if runner.why_none:
-        raise RuntimeError(runner.why_none)
+    captured(runner)
     return "replayed like the forward"
 
 

@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.decoders import Case, Decoder, Way, decoders, fits, random_kv, with_graphs
 from bench.gpu.kernels import ON_THE_DEVICE, Event, Total, busy_us, by_kind, by_name, device_events, periods, short
 from bench.gpu.kernels import kind_of as kind_of_kernel
-from bench.gpu.records import Value
 from bench.gpu.shape import device_runner, kv_bytes, product_weights, words_of, words_of_graphs
-from bench.gpu.sheet import Sheet
+from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import measured_copy_bytes_s
-from bench.overlap.decoding import LEAD, PAGE_SIZE, Plan
+from bench.records import Value
+from bench.step.decoding import LEAD, PAGE_SIZE, Plan
 from model.paged_kv import TORCH_DTYPES
 from model.runner import ModelRunner
 
@@ -63,9 +63,8 @@ SIZES: Final = {
 }
 
 
-def measure_trace(sheet: Sheet, device: str) -> None:
+def measure_trace(sheet: StepSheet, device: str) -> None:
     """Runs the step `trace`, with graphs and overlap, as a worker decodes."""
-    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
     size, runner = SIZES[device], device_runner(device, PAGE_SIZE)
     copy_bytes_s = measured_copy_bytes_s(runner.device)
     sheet.note(
@@ -79,7 +78,7 @@ def measure_trace(sheet: Sheet, device: str) -> None:
         sheet.part(str(case), size.part_s, partial(_one, sheet, runner, case, copy_bytes_s))
 
 
-def _try_profiler(sheet: Sheet, device: torch.device) -> None:
+def _try_profiler(sheet: StepSheet, device: torch.device) -> None:
     """Loads the profiler, and says so if it sees no kernel even of one operation."""
     numbers = torch.randn(64, 64, device=device)
     with profile(activities=_activities(device)) as found:
@@ -89,7 +88,7 @@ def _try_profiler(sheet: Sheet, device: torch.device) -> None:
         sheet.fault("the profiler sees no kernels on this machine: no times of kernels below")
 
 
-def _one(sheet: Sheet, runner: ModelRunner, case: Case, copy_bytes_s: float) -> None:
+def _one(sheet: StepSheet, runner: ModelRunner, case: Case, copy_bytes_s: float) -> None:
     """Times some steps, traces some more, and writes what the trace says. The file is written first."""
     if not fits(sheet, runner, case):
         return
@@ -210,7 +209,7 @@ def _exported(found: Any) -> tuple[dict[str, Any], bytes]:
     return trace, text
 
 
-def _write(sheet: Sheet, name: str, text: bytes) -> None:
+def _write(sheet: StepSheet, name: str, text: bytes) -> None:
     """Writes the trace, unless it is too large. A note or a fault says which."""
     packed = gzip.compress(text)
     if len(packed) > MAX_BYTES:

@@ -5,8 +5,7 @@ the CPU's attention stands in.
 Shapes: T tokens, B requests, P pages of a context, H query heads, D head_dim.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Final
@@ -14,16 +13,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bench.gpu.kernel_attention import attention_of, decodes_in
+from bench.gpu.kernel_attention import Attended, attended_decodes, attended_prompt, attention_of, decodes_in
 from bench.gpu.kernel_sides import FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
-from bench.gpu.records import Value
-from bench.gpu.shape import DTYPE, QWEN3_8B, TINY, config_of, noise, prompt_input
-from bench.gpu.sheet import Sheet
+from bench.gpu.shape import DTYPE, QWEN3_8B, TINY, config_of
+from bench.gpu.sheet import StepSheet
 from bench.gpu.step_kernels import SIZES, words_of_kernels
 from bench.gpu.timing import Limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Value
+from bench.step.decoding import PAGE_SIZE
 from model.attention import AttentionBackend
-from model.paged_kv import TORCH_DTYPES, PagedKv
+from model.inputs import ModelInput
 from protocol.kv_layout import KvLayout
 
 Change = dict[str, int]  # of fields of Sizes
@@ -65,7 +64,7 @@ ABOUT: Final = (
 )
 
 
-def measure_variants(sheet: Sheet, device: str) -> None:
+def measure_variants(sheet: StepSheet, device: str) -> None:
     """Runs the step `variants`."""
     config = config_of(QWEN3_8B if device == "cuda" else TINY)
     at = Setup(config, torch.device(device), replace(SIZES[device], rounds=2, replays=3), Limits(1.0, 1.0))
@@ -76,10 +75,10 @@ def measure_variants(sheet: Sheet, device: str) -> None:
     # In turn, so that the most promising ones of both have been measured when the time is over.
     wanted: dict[str, Tensor] = {}
     for both in zip_longest(TILES, SPLITS):
-        for table, sides, change in zip(("Prompts", "Decodes"), (prompts, decodes), both, strict=True):
+        for table, cases, change in zip(("Prompts", "Decodes"), (prompts, decodes), both, strict=True):
             if change is not None:
                 what = f"{table}, {words(change)}"
-                sheet.part(what, PART_S, partial(_variant, sheet, at, table, change, sides, wanted))
+                sheet.part(what, PART_S, partial(_variant, sheet, at, table, change, cases, wanted))
 
 
 def words(change: Change) -> str:
@@ -87,46 +86,25 @@ def words(change: Change) -> str:
     return ", ".join(f"{name} {value}" for name, value in change.items()) or "as they are"
 
 
-Side = Callable[[AttentionBackend], tuple[Callable[[int], Tensor], int]]  # a run, and how many are in a graph
+@dataclass(frozen=True)
+class Case:
+    """What is attended, with which input, and how many runs a graph has."""
+
+    attended: Attended
+    inp: ModelInput
+    runs: int
 
 
-def prompt_of(at: Setup, tokens: int) -> Side:
+def prompt_of(at: Setup, tokens: int) -> Case:
     """A whole prompt."""
-    config = at.config
-    layout = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
-    kv = PagedKv(layout, 1 + layout.num_pages(tokens), at.device)
-    noise(kv)
-    q_THD = torch.randn(tokens, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
-    inp = prompt_input(tokens, 0, PAGE_SIZE, config.vocab_size, at.device)
-
-    def side(backend: AttentionBackend) -> tuple[Callable[[int], Tensor], int]:
-        plan = backend.plan(inp, layout.layer(0))
-        return lambda _index: backend.attend(q_THD, kv.layer(0), plan), FEWEST_RUNS
-
-    return side
+    return Case(*attended_prompt(at, tokens), FEWEST_RUNS)
 
 
-def decodes_of(at: Setup, batch: int, context: int) -> Side:
-    """Decodes of one context. Runs take two layers in turn, or more, so that K and V are in no cache."""
-    config = at.config
-    one = KvLayout.uniform(1, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE)
-    used = one.num_pages(context)
-    num_bytes = batch * used * one.all_page_bytes
-    count = max(2, min(config.num_layers, -(-at.size.cold_bytes // num_bytes)))
-    kv = PagedKv(
-        KvLayout.uniform(count, config.num_kv_heads, config.head_dim, PAGE_SIZE, DTYPE), 1 + batch * used, at.device
-    )
-    noise(kv)
-    pages_BP = (1 + torch.randperm(batch * used, device=at.device)).view(batch, used)
-    q_BHD = torch.randn(batch, config.num_heads, config.head_dim, dtype=TORCH_DTYPES[DTYPE], device=at.device)
-    inp = decodes_in(pages_BP, context, used)
-
-    def side(backend: AttentionBackend) -> tuple[Callable[[int], Tensor], int]:
-        plan = backend.plan(inp, one.layer(0))
-        runs = max(FEWEST_RUNS, runs_for(num_bytes, at.size.graph_bytes) // 2)
-        return lambda index: backend.attend(q_BHD, kv.layer(index % count), plan), runs
-
-    return side
+def decodes_of(at: Setup, batch: int, context: int) -> Case:
+    """Decodes of one context."""
+    attended, pages_BP = attended_decodes(at, batch, context)
+    runs = max(FEWEST_RUNS, runs_for(attended.num_bytes, at.size.graph_bytes) // 2)
+    return Case(attended, decodes_in(pages_BP, context, pages_BP.shape[1]), runs)
 
 
 def attention_with(at: Setup, change: Change) -> AttentionBackend:
@@ -152,17 +130,17 @@ def unfit() -> tuple[type[Exception], ...]:
 
 @torch.inference_mode()
 def _variant(
-    sheet: Sheet, at: Setup, table: str, change: Change, sides: dict[str, Side], wanted: dict[str, Tensor]
+    sheet: StepSheet, at: Setup, table: str, change: Change, cases: dict[str, Case], wanted: dict[str, Tensor]
 ) -> None:
     """One line. The first of a table tells what the others must compute."""
     backend, errors = attention_with(at, change), []
-    cells: dict[str, Value] = {"sizes": words(change), **dict.fromkeys(sides)}
-    for name, side in sides.items():
+    cells: dict[str, Value] = {"sizes": words(change), **dict.fromkeys(cases)}
+    for name, case in cases.items():
         try:
-            run, count = side(backend)
+            run = case.attended.side(backend, case.inp)
             found = run(0)
             error = relative_error(found, wanted.setdefault(name, found))
-            cells[name] = timed({name: run}, count, at)[name] * 1e6
+            cells[name] = timed({name: run}, case.runs, at)[name] * 1e6
         except unfit() as why:
             sheet.note(f"{words(change)}: {type(why).__name__}")
             break

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from bench.device_seconds import seconds_each
-from bench.turns import in_turn
+from bench.rounds import in_turn
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream
 
@@ -38,6 +38,14 @@ class Limits:
 
     copy_bytes_s: float  # bytes read plus bytes written
     product_flops_s: float  # for square bfloat16 matrices
+
+    @property
+    def words(self) -> str:
+        """For a note."""
+        return (
+            f"a device copy moves {self.copy_bytes_s / 1e9:,.0f} GB/s, read plus written; a large product reaches"
+            f" {self.product_flops_s / 1e12:,.3g} TFLOP/s"
+        )
 
 
 def measured_limits(device: torch.device) -> Limits:
@@ -135,7 +143,7 @@ def why_it_waits(run: Callable[[], object], device: torch.device) -> str:
 
 
 class ReplayedCudaStream(CudaStream):
-    """A forward stream on a device. See bench.overlap.decoding.Replayed."""
+    """A forward stream on a device. See bench.step.decoding.Replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self._own = torch.cuda.Stream(device)

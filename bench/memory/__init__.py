@@ -1,1 +1,1 @@
-"""What growing contexts and prefix caches save and cost."""
+"""`make bench-memory`: what prefix caches save."""

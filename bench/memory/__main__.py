@@ -1,48 +1,38 @@
-"""`python -m bench.memory`: what growing contexts and prefix caches save, and what they cost.
+"""`python -m bench.memory`: what prefix caches save.
 
-    chats    six chats without max_tokens in a small pool            system   many requests with one system prompt
-    pool     a decode pool for a quarter of the load                 chat     a chat of ten turns
-    trace    hit rate and TTFT on a trace, beside vLLM               served, host   the cost when nothing is shared
+    system   many requests with one system prompt, with the prefix cache and without it
+    trace    hit rate and TTFT on a trace, beside vLLM
 
 The last line of output is one JSON object.
 """
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from rich.console import Console
-
-from bench.memory import chats, cost, pool, replay, shared
+from bench.memory import replay, shared
 from bench.memory.part import Setting
-from loadtest.__main__ import EXIT_CONFIG, ROUNDS, WIDTH, guarded_run
+from bench.sheet import Printed
+from loadtest.__main__ import ROUNDS, guarded_run
+from loadtest.bench_command import EXIT_CONFIG
 from loadtest.peer import VARIABLE
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 
-PARTS: Final[Mapping[str, Callable[[Setting], Awaitable[dict[str, Any]]]]] = {
-    "chats": chats.measure,
-    "pool": pool.measure,
-    "system": shared.measure_system_prompt,
-    "chat": shared.measure_chat,
+PARTS: Final[Mapping[str, Callable[[Setting], Awaitable[None]]]] = {
+    "system": shared.measure,
     "trace": replay.measure,
-    "served": cost.measure_served,
-    "host": cost.measure_host,
 }
 
 
-async def measure_all(names: Sequence[str], setting: Setting) -> dict[str, Any]:
-    """The results of the parts, by name."""
-    found: dict[str, Any] = {}
+async def measure_all(names: Sequence[str], setting: Setting) -> None:
+    """Each part in turn."""
     for name in names:
         start = setting.clock.now()
-        setting.console.print(f"\n{name}")
-        found[name] = await PARTS[name](setting)
-        setting.console.print(f"{name}: {setting.clock.now() - start:.0f} s")
-    return found
+        await PARTS[name](setting)
+        setting.sheet.note(f"{name}: {setting.clock.now() - start:.0f} s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,23 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=PARTS, action="append", help="this part alone; may be given again")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each side (default 3)")
     parser.add_argument("--quick", action="store_true", help="one small round; shows that it works, no more")
-    parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
     asked = parser.parse_args(argv)
     if asked.rounds < 1:
         parser.error(f"--rounds: got {asked.rounds}, expected at least 1")
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    rounds = 1 if asked.quick else asked.rounds
-    setting = Setting(MonotonicClock(), console, rounds, asked.quick, asked.markdown)
+    sheet = Printed("memory")
+    setting = Setting(MonotonicClock(), sheet, 1 if asked.quick else asked.rounds, asked.quick)
     try:
-        found = guarded_run(measure_all(asked.part or list(PARTS), setting))
+        guarded_run(measure_all(asked.part or list(PARTS), setting))
     except ConfigError as error:
         print(f"bench.memory: error: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
     except (KeyboardInterrupt, asyncio.CancelledError):  # all that was started has ended
         return 130
-    print(json.dumps({"bench": "memory", "rounds": rounds, "quick": asked.quick, **found}))
-    return 0
+    return sheet.end()
 
 
 if __name__ == "__main__":

@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
+from bench.sheet import Sheet
 from loadtest.bench_model import bench_model
 from runtime.clock import Clock
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`rounds` of each side, in alternation. `quick`: small sizes, which show that it works, no more."""
+    """`rounds` of each side, in turn. `quick`: small sizes, which show that it works, no more."""
 
     clock: Clock
-    console: Console
+    sheet: Sheet
     rounds: int = 3
     quick: bool = False
-    markdown: bool = False
 
     @property
     def model(self) -> Path:

@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from bench.memory.figures import Goal, ratios, show_goals, show_rows, spread
 from bench.memory.part import Setting
-from bench.memory.side import Answer, Side, baton_sides
-from bench.turns import in_turn
+from bench.rounds import ratios, spread, turns
+from bench.side import Answer, Side, baton_sides
 from loadtest.bench_model import CONFIG
 from loadtest.drive.server import find_model
+from loadtest.figures.distribution import percentile
 from loadtest.peer import ABSENT, peer_executable, peer_running
-from loadtest.report import percentile
 from loadtest.scenarios import OURS, PEER, UNIFIED
 from loadtest.work.trace import BLOCK_TOKENS, TraceRequest, prompt_of, trace
 
@@ -46,11 +44,10 @@ class Replayed:
         return percentile([answer.arrivals[0] * 1e3 for answer in self.answers], share)
 
 
-async def measure(setting: Setting) -> dict[str, Any]:
-    """Prints the table. Returns the same as JSON."""
+async def measure(setting: Setting) -> None:
+    """Writes a table."""
     num_requests, duration_s = (QUICK_REQUESTS, QUICK_S) if setting.quick else (NUM_REQUESTS, DURATION_S)
-    found: dict[str, list[Replayed]] = {}
-    bounds = []
+    traces = [trace(number, num_requests, duration_s) for number in range(setting.rounds + 1)]  # the last one warms up
     async with AsyncExitStack() as stack:
         serve = (*UNIFIED, "--model", str(setting.model), "--page-size", str(PAGE_SIZE))
         ours = {OURS: (*serve, "--max-total-tokens", str(POOL_TOKENS))}
@@ -63,16 +60,11 @@ async def measure(setting: Setting) -> dict[str, Any]:
             model = (await find_model(peer.server, setting.clock, None)).model
             sides.append(Side(PEER, peer.server, model, setting.clock))
 
-        for number in range(-1, setting.rounds):  # the first one warms up
-            requests = trace(number, num_requests, duration_s if number >= 0 else duration_s / 2)
-            for side in in_turn(sides, number):
-                replayed = await replay(side, requests, number)
-                if number >= 0:
-                    found.setdefault(side.name, []).append(replayed)
-            if number >= 0:
-                num_tokens = sum(request.input_length for request in requests)
-                bounds.append(unlimited_hits(requests, PAGE_SIZE) / num_tokens)
-    return show(setting, found, bounds, requests)
+        found: dict[str, list[Replayed]] = {side.name: [] for side in sides}
+        for side, number in turns(sides, setting.rounds, warm_up=1):
+            replayed = await replay(side, traces[number], number)
+            found[side.name] += [replayed] if number >= 0 else []
+    show(setting, found, traces[:-1])
 
 
 async def replay(side: Side, requests: Sequence[TraceRequest], seed: int) -> Replayed:
@@ -105,41 +97,22 @@ def unlimited_hits(requests: Sequence[TraceRequest], page_size: int) -> int:
     return hits
 
 
-def show(
-    setting: Setting, found: Mapping[str, Sequence[Replayed]], bounds: Sequence[float], last: Sequence[TraceRequest]
-) -> dict[str, Any]:
-    """Prints the table and the goals. `last`: the requests of the last round."""
-    rows = [
-        {
-            "side": name,
-            "hit rate": spread([each.hit_rate for each in of_side]),
-            "of the bound": spread(ratios([each.hit_rate for each in of_side], bounds)),
-            "TTFT p50 ms": spread([each.ttft_ms(0.5) for each in of_side]),
-            "TTFT p90 ms": spread([each.ttft_ms(0.9) for each in of_side]),
-        }
-        for name, of_side in found.items()
-    ]
-    num_tokens = sum(request.input_length for request in last)
-    title = (
-        f"{len(last)} requests of the trace's form, {num_tokens:,} prompt tokens; {POOL_TOKENS:,} KV tokens, pages of "
-        f"{PAGE_SIZE}; an unlimited cache has {spread(bounds)} of them"
+def show(setting: Setting, found: Mapping[str, Sequence[Replayed]], traces: Sequence[Sequence[TraceRequest]]) -> None:
+    """Writes the table and the goals."""
+    num_tokens = [sum(request.input_length for request in requests) for requests in traces]
+    hits = [unlimited_hits(requests, PAGE_SIZE) for requests in traces]
+    bounds = [hit / num for hit, num in zip(hits, num_tokens, strict=True)]
+    about = (
+        f"{num_tokens[-1]:,} prompt tokens, {POOL_TOKENS:,} KV tokens, pages of {PAGE_SIZE}; bound: an unlimited cache."
     )
-    show_rows(setting.console, title, rows, setting.markdown)
+    rates = {name: [each.hit_rate for each in of_side] for name, of_side in found.items()}
+    firsts = {name: [each.ttft_ms(0.5) for each in of_side] for name, of_side in found.items()}
+    for name, of_side in found.items():
+        cells = {"side": name, "hit rate": spread(rates[name]), "of the bound": spread(ratios(rates[name], bounds))}
+        lasts = spread([each.ttft_ms(0.9) for each in of_side])
+        setting.sheet.row("The trace", {**cells, "TTFT p50 ms": spread(firsts[name]), "TTFT p90 ms": lasts}, about)
     if PEER not in found:
-        setting.console.print(ABSENT)
-        return {"rows": rows, "bounds": bounds, "goals": []}
-
-    hits = ratios(*([each.hit_rate for each in found[name]] for name in (OURS, PEER)))
-    ttft = ratios(*([each.ttft_ms(0.5) for each in found[name]] for name in (OURS, PEER)))
-    setting.console.print(f"Baton / vLLM: hit rate {spread(hits)}, TTFT p50 {spread(ttft)}")
-    goals = [
-        Goal("hit rate, Baton / vLLM", median(hits), "at least", 0.95),
-        Goal("TTFT p50, Baton / vLLM", median(ttft), "at most", 0.8),
-    ]
-    return {
-        "rows": rows,
-        "bounds": bounds,
-        "hit_ratios": hits,
-        "ttft_ratios": ttft,
-        "goals": show_goals(setting.console, goals),
-    }
+        setting.sheet.note(ABSENT)
+        return
+    setting.sheet.goal("hit rate, Baton / vLLM", median(ratios(rates[OURS], rates[PEER])), "at least", 0.95)
+    setting.sheet.goal("TTFT p50, Baton / vLLM", median(ratios(firsts[OURS], firsts[PEER])), "at most", 0.8)

@@ -5,25 +5,23 @@ and none left behind. The last line of output is one JSON object.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 import psutil
-from rich.console import Console
 
+from bench.records import Value
+from bench.sheet import Printed, Sheet
 from bench.soak.run import Findings, Plan, Soak
 from bench.soak.starts import Starts, endings
 from bench.soak.watch import Growth, Watch
 from bench.soak.work import Verdict
-from loadtest.__main__ import WIDTH, guarded_run
+from loadtest.__main__ import guarded_run
 from loadtest.deployment import SERVE, deployment
 from loadtest.ports import held_port
-from loadtest.report import new_table
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
@@ -58,18 +56,18 @@ class Outcome:
         return [*self.findings.problems(), *extra, *grown, *orphans]
 
 
-async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Console) -> Outcome:
+async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, sheet: Sheet) -> Outcome:
     """Starts a deployment, runs the plan on it and stops it."""
     said: Sequence[bytes] = ()
     with held_port() as port:  # a gateway that is started again must get the same port
         async with deployment(arguments, (*SERVE[:-2], "--port", str(port)), _KEPT_LINES) as running:
             watch = Watch(running.pid)
             watch.look(clock.now())
-            run = Soak(plan, running, clock, watch, tell=lambda line: console.print(line, markup=False))
-            console.print("the known answers, undisturbed")
+            run = Soak(plan, running, clock, watch, tell=sheet.note)
+            sheet.note("the known answers, undisturbed")
             await run.learn()
             faults = f"a fault every {plan.fault_every_s:g} s" if plan.fault_every_s else "no faults"
-            console.print(f"{plan.seconds:g} s of load from {plan.clients} clients, {faults}")
+            sheet.note(f"{plan.seconds:g} s of load from {plan.clients} clients, {faults}")
             await run.run()
             watch.look(clock.now())
             said = running.said
@@ -80,72 +78,48 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, console: Cons
     return Outcome(run.findings, watch.growths(), orphans, words[-_LOG_LINES:], endings(words))
 
 
-def show(outcome: Outcome, plan: Plan, console: Console, markdown: bool) -> dict[str, Any]:
-    """Prints the tables. Returns the same as JSON."""
-    findings, problems = outcome.findings, outcome.problems()
-
-    requests = new_table(markdown, "requests that ended as", "number", "by code")
+def show(outcome: Outcome, plan: Plan, sheet: Sheet) -> None:
+    """Writes the tables, and what is wrong."""
+    findings, problems, starts = outcome.findings, outcome.problems(), outcome.starts
     for verdict in Verdict:
         codes = ", ".join(f"{code} {count}" for code, count in sorted(findings.error_codes.items()))
-        requests.add_row(verdict, str(findings.verdicts[verdict]), codes if verdict is Verdict.ERROR else "")
-    console.print(requests)
+        cells: dict[str, Value] = {"ended as": verdict, "number": findings.verdicts[verdict]}
+        sheet.row("Requests", cells | {"by code": codes if verdict is Verdict.ERROR else ""})
 
-    faults = new_table(markdown, "fault", "of", "number", "landed", "recovered", "median s", "longest s")
     for (fault, role), number in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
         these = [hit for hit in findings.hits if (hit.fault, hit.role) == (fault, role)]
         took = [hit.recovered_s for hit in these if hit.recovered_s is not None]
-        times = (f"{median(took):.1f}", f"{max(took):.1f}") if took else ("-", "-")
-        faults.add_row(fault, role, str(number), str(sum(hit.landed for hit in these)), str(len(took)), *times)
-    console.print(faults)
+        cells = {"fault": fault, "of": role, "number": number, "landed": sum(hit.landed for hit in these)}
+        cells |= {"recovered": len(took), "median s": median(took) if took else None}
+        sheet.row("Faults", cells | {"longest s": max(took, default=None)})
 
-    memory = new_table(markdown, "process", "lives", "seconds", "MiB max", "MiB/min", "fds max", "fds/min", "flat")
     for growth in outcome.growths:
         flat = {True: "yes", False: "NO", None: "too short"}[growth.is_flat]
-        figures = (growth.num_lives, growth.seconds, growth.rss_max_mib, growth.rss_mib_per_min)
-        more = (growth.fds_max, growth.fds_per_min)
-        memory.add_row(growth.name, *(f"{figure:g}" for figure in (*figures, *more)), flat)
-    console.print(memory)
+        sheet.row("Processes", {**asdict(growth), "is_flat": flat})
 
-    events = new_table(markdown, "counted", "in all", "of each")
-    for words, counts in findings.counted.shown().items():
-        events.add_row(words, str(sum(counts.values())), ", ".join(f"{key} {count}" for key, count in counts.items()))
-    starts = outcome.starts
-    events.add_row("kills", str(findings.num_kills), f"{starts.counted} starts that count as failures")
-    events.add_row("pauses", str(findings.num_pauses), f"{starts.after_pauses} starts that do not count")
+    events = {words: (sum(each.values()), each) for words, each in findings.counted.shown().items()}
+    for words, (total, each) in events.items():
+        _event(sheet, words, total, ", ".join(f"{key} {count}" for key, count in each.items()))
+    _event(sheet, "tokens", findings.num_tokens)
+    _event(sheet, "kills", findings.num_kills, f"{starts.counted} starts that count as failures")
+    _event(sheet, "pauses", findings.num_pauses, f"{starts.after_pauses} starts that do not count")
     if plan.is_storm:
-        healed = "not in time" if findings.healed_s is None else f"{findings.healed_s:.1f} s after its last fault"
-        events.add_row("faults for which no process was there", str(findings.num_missed), "")
-        events.add_row("all served after the storm", "", healed)
+        _event(sheet, "faults for which no process was there", findings.num_missed)
+        _event(sheet, "seconds until all served after the storm", findings.healed_s)
     if findings.rests:
-        launches = sum(rest.launches or 0 for rest in findings.rests)
-        seconds = f"{sum(rest.seconds for rest in findings.rests):.0f} s in all, with {launches} launches"
-        events.add_row("times in which nobody asked", str(len(findings.rests)), seconds)
-    console.print(events)
+        seconds = f"{sum(rest.seconds for rest in findings.rests):.0f} s in all"
+        _event(sheet, "times in which nobody asked", len(findings.rests), seconds)
+        _event(sheet, "launches in these", sum(rest.launches or 0 for rest in findings.rests))
 
-    for line in [*outcome.ends, *findings.told, *problems]:
-        console.print(line, markup=False)
-    if problems:
-        console.print("the last lines of its log:", *outcome.said, sep="\n", markup=False)
-    console.print(last_line(outcome), markup=False)
+    for line in [*outcome.ends, *findings.told, *(["the last lines of its log:", *outcome.said] if problems else [])]:
+        sheet.note(line)
+    for problem in problems:
+        sheet.fault(problem)
+    sheet.note(last_line(outcome))
 
-    return {
-        "bench": "soak",
-        "seconds": plan.seconds,
-        "requests": {verdict: findings.verdicts[verdict] for verdict in Verdict},
-        "error_codes": dict(findings.error_codes),
-        "tokens": findings.num_tokens,
-        "faults": [asdict(hit) for hit in findings.hits],
-        "starts": asdict(outcome.starts),
-        "missed": findings.num_missed,
-        "healed_s": findings.healed_s,
-        "at_rest": findings.at_rest,
-        "counted": findings.counted.shown(),
-        "rests": [asdict(rest) for rest in findings.rests],
-        "growth": [asdict(growth) for growth in outcome.growths],
-        "orphans": list(outcome.orphans),
-        "problems": problems,
-        "verdict": "short" if problems else "pass",
-    }
+
+def _event(sheet: Sheet, words: str, total: float | None, of_each: str = "") -> None:
+    sheet.row("Counted", {"what": words, "in all": total, "of each": of_each})
 
 
 def serve_flags(flags: Mapping[str, str], given: Sequence[str]) -> list[str]:
@@ -189,15 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = {**_FLAGS, **{f"--{role}": str(count) for role, count in counts.items()}}
     arguments = [*serve_flags(flags, asked.serve), *asked.serve]
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-
+    sheet = Printed("soak")
     try:
-        outcome = guarded_run(soak(plan, arguments, MonotonicClock(), console))
+        outcome = guarded_run(soak(plan, arguments, MonotonicClock(), sheet))
     except ConfigError as error:
         print(f"soak: error: {error.message}", file=sys.stderr)
         return 2
-    print(json.dumps(show(outcome, plan, console, asked.markdown)))
-    return 1 if outcome.problems() else 0
+    show(outcome, plan, sheet)
+    return sheet.end()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -232,7 +205,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default 2)")
     parser.add_argument("--decode", type=int, default=2, help="decode workers (default 2)")
     parser.add_argument("--unified", type=int, default=0, help="unified workers (default 0)")
-    parser.add_argument("--markdown", action="store_true", help="tables that can be pasted into a page")
     parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
 
     return parser

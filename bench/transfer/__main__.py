@@ -2,41 +2,33 @@
 
     prefill's process, one core  --KV-->  decode's process, another core
 
-Sides and their limits take turns, with and without checksums; figures are medians and their spread. Then exposed.py
-measures the exposed part of a transfer. The last line of output is one JSON object. process.py lists the sides.
+Sides and their limits take turns, with and without checksums. Then exposed.py measures the exposed part of a transfer.
+process.py lists the sides; `make gpu STEP=ipc` has cuda_ipc. The last line of output is one JSON object.
 """
 
 import argparse
-import json
 import os
-import selectors
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.child import Child
+from bench.records import Value
+from bench.rounds import turns
+from bench.sheet import Printed, Sheet
 from bench.transfer.blocks import BLOCKS
-from bench.transfer.cuda_ipc import NOT_MEASURED
-from bench.transfer.cuda_ipc import measure as measure_cuda_ipc
 from bench.transfer.ends import KEYS
-from bench.transfer.exposed import WIDTH
 from bench.transfer.exposed import measure as measure_exposed
 from bench.transfer.process import SIDES
-from bench.turns import in_turn
 from deploy.keys import GATEWAY_NAME, new
-from loadtest.tied import tied
 from protocol.errors import BatonError
 from runtime.process_life import thread_environment
 
-HEADLINE: Final = "8192 tokens"  # its figures appear in the last line
+HEADLINE: Final = "8192 tokens"  # these blocks have a goal
+SHARE: Final = 0.8  # of the limit, at least
 QUICK_REPEATS: Final = 3
 WARM_UP: Final = 2
 LIMIT: Final = " limit"
@@ -51,37 +43,19 @@ class Ends:
         self._keys = TemporaryDirectory()  # for the side that encrypts
         new(Path(self._keys.name) / "keys", [])
         keys = str(Path(self._keys.name) / "keys" / GATEWAY_NAME)
-        self._processes = [
-            subprocess.Popen(
-                tied((sys.executable, "-m", "bench.transfer.process", role, str(core))),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **thread_environment(1), KEYS: keys},
+        self._children = [
+            Child(
+                (sys.executable, "-m", "bench.transfer.process", role, str(core)),
+                {**thread_environment(1), KEYS: keys},
             )
             for role, core in zip(("prefill", "decode"), self.cores, strict=True)
         ]
-        self._answers = selectors.DefaultSelector()
-
-        for process in self._processes:
-            assert process.stdout is not None, "it is a pipe"
-            self._answers.register(process.stdout, selectors.EVENT_READ, process)
 
     def both(self, *commands: dict[str, Any]) -> list[dict[str, Any]]:
         """Sends one command to both ends, or one to each. Returns their answers."""
-        for process, command in zip(self._processes, commands * (3 - len(commands)), strict=True):
-            assert process.stdin is not None, "it is a pipe"
-            process.stdin.write(json.dumps(command) + "\n")
-            process.stdin.flush()
-        answers: dict[int, dict[str, Any]] = {}
-        while len(answers) < len(self._processes):
-            for key, _ in self._answers.select():
-                answering: subprocess.Popen[str] = key.data
-                assert answering.stdout is not None, "it is a pipe"
-                if not (line := answering.stdout.readline()):
-                    raise BatonError("one end of the transfer has ended; its error is above")
-                answers[answering.pid] = json.loads(line)
-        return [answers[process.pid] for process in self._processes]
+        for child, command in zip(self._children, commands * (3 - len(commands)), strict=True):
+            child.tell(**command)
+        return [child.answer() for child in self._children]
 
     def open(self, side: str) -> None:
         """Opens both ends of a side and connects them."""
@@ -99,41 +73,37 @@ class Ends:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
-        self._answers.close()
+        for child in self._children:
+            child.close()
         self._keys.cleanup()
 
 
-@dataclass
-class Rates:
-    """GB/s of one side with some blocks, with checksums and without."""
-
-    checked: list[float] = field(default_factory=list)
-    unchecked: list[float] = field(default_factory=list)
-
-
-def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int) -> dict[str, Rates]:
-    """Measures every side and its limit in turn, `repeat` times."""
+def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int, sheet: Sheet) -> None:
+    """Measures every side and its limit in turn, with checksums and without, and writes a line for each side."""
     blocks = BLOCKS[name]
     measured = [each for side in sides for each in (side, side + LIMIT) if each in SIDES]
-    rates = {side: Rates() for side in measured}
-
     ends.both({"do": "blocks", "name": name})
     for side in measured:
         ends.open(side)
 
-    for turn in range(-WARM_UP, repeat):
-        for side in in_turn(measured, turn):
-            for check in (True, False):
-                gb_s = blocks.num_bytes / ends.seconds(side, check) / 1e9
-                if turn >= 0:
-                    (rates[side].checked if check else rates[side].unchecked).append(gb_s)
+    rates: dict[tuple[str, bool], list[float]] = {}
+    for side, number in turns(measured, repeat, WARM_UP):
+        for check in (True, False):
+            gb_s = blocks.num_bytes / ends.seconds(side, check) / 1e9
+            if number >= 0:
+                rates.setdefault((side, check), []).append(gb_s)
 
     _compare(ends, sides)
     ends.both({"do": "close"})
-    return rates
+    for side in sides:
+        cells: dict[str, Value] = {"blocks": name, "side": side}
+        for words, check in (("", True), ("unchecked ", False)):
+            own, limit = rates[side, check], rates.get((side + LIMIT, check))
+            share = median(own) / median(limit) if limit else None
+            cells |= {f"{words}GB/s": middle(own), f"{words}limit": middle(limit or []), f"{words}share": share}
+            if check and share is not None and name == HEADLINE:
+                sheet.goal(f"{name}, {side}: share of the limit", share, "at least", SHARE)
+        sheet.row("KV from process to process", cells, f"GB/s = 1e9 bytes a second, medians of {repeat} (10-90%).")
 
 
 def _compare(ends: Ends, sides: Sequence[str]) -> None:
@@ -145,41 +115,12 @@ def _compare(ends: Ends, sides: Sequence[str]) -> None:
             raise BatonError(f"{side}: what has landed is not what was sent")
 
 
-def show(console: Console, found: dict[str, dict[str, Rates]], about: str) -> None:
-    """Prints medians and the range of the middle 80%."""
-    columns = ("blocks", "side", "GB/s", "10-90%", "limit", "10-90%", "share", "unchecked", "its limit", "share")
-    table = Table(*columns, title=about)
-    for name, rates in found.items():
-        for side, own in rates.items():
-            if side.endswith(LIMIT):
-                continue
-            limit = rates.get(side + LIMIT)
-            cells = [*_spread(own.checked), *_spread(limit.checked if limit else [])]
-            cells += [_share(own.checked, limit.checked if limit else [])]
-            cells += [*_spread(own.unchecked)[:1], *_spread(limit.unchecked if limit else [])[:1]]
-            table.add_row(name, side, *cells, _share(own.unchecked, limit.unchecked if limit else []))
-        table.add_section()
-    console.print(table)
-
-
-def _spread(rates: Sequence[float]) -> tuple[str, str]:
+def middle(rates: Sequence[float]) -> str:
+    """The median, and the range of the middle 80%."""
     if not rates:
-        return "", ""
+        return ""
     low, *_, high = quantiles(rates, n=10, method="inclusive") if len(rates) > 1 else [*rates, *rates]
-    return f"{median(rates):.2f}", f"{low:.2f}-{high:.2f}"
-
-
-def _share(rates: Sequence[float], limits: Sequence[float]) -> str:
-    return f"{median(rates) / median(limits):.2f}" if limits else ""
-
-
-def summary(rates: dict[str, Rates], sides: Sequence[str]) -> dict[str, dict[str, float | None] | None]:
-    """The part of each side in the last line; None if it was not measured."""
-
-    def gb_s(side: str) -> float | None:
-        return round(median(rates[side].checked), 3) if side in rates else None
-
-    return {side: {"gb_s": gb_s(side), "limit_gb_s": gb_s(side + LIMIT)} if side in rates else None for side in sides}
+    return f"{median(rates):.2f} ({low:.2f}-{high:.2f})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,33 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
     asked = parser.parse_args(argv)
 
-    repeat = QUICK_REPEATS if asked.quick else asked.repeat
-    sides, console = asked.only or products, Console(width=None if sys.stdout.isatty() else WIDTH)
-
-    found: dict[str, dict[str, Rates]] = {}
-    others, ray = [side for side in sides if side != "ray"], [side for side in sides if side == "ray"]
-    for together in filter(None, (others, ray)):
-        with ExitStack() as stack:
-            if together is ray:  # whose cluster would take the others' time
-                from bench.transfer.ray_alone import cluster  # noqa: PLC0415 - Ray takes a second
-
-                stack.enter_context(cluster())
-            ends = stack.enter_context(Ends())
-            for name in asked.blocks or BLOCKS:
-                found.setdefault(name, {}).update(measure(ends, name, together, repeat))
-
-    show(console, found, f"cores {ends.cores[0]} and {ends.cores[1]}, medians of {repeat}, GB/s = 1e9 bytes a second")
-    exposed = cuda_ipc = None
+    repeat, sheet = QUICK_REPEATS if asked.quick else asked.repeat, Printed("transfer")
+    with Ends() as ends:
+        for name in asked.blocks or BLOCKS:
+            measure(ends, name, asked.only or products, repeat, sheet)
     if asked.only or asked.blocks:
-        console.print("exposed transfer: not measured, since only some sides or blocks were asked for")
+        sheet.note("exposed transfer: not measured, since only some sides or blocks were asked for")
     else:
-        exposed = measure_exposed(console, asked.quick)
-        if (cuda_ipc := measure_cuda_ipc(repeat)) is None:
-            console.print(NOT_MEASURED)
-
-    parts = summary(found.get(HEADLINE, {}), products)
-    print(json.dumps({**parts, "cuda_ipc": cuda_ipc, "exposed": exposed}))
-    return 0
+        measure_exposed(sheet, asked.quick)
+    return sheet.end()
 
 
 if __name__ == "__main__":

@@ -1,35 +1,30 @@
-"""`python -m bench.transfer.cuda_ipc`: KV from one process's device memory into another's, beside a plain copy.
+"""KV from one process's device memory into another's, beside a plain copy: `make gpu STEP=ipc` measures it.
 
     decode's process    offers device memory and sums it afterwards
     prefill's process   maps it and moves a whole prompt there layer by layer, like a sender; also copies within its own
 
 Both also launch the same in other ways (launches.py), which tell the host's time from the device's.
-The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). Without a CUDA device it prints
-"not yet measured". `measure` also takes a CPU with shared memory (host_ipc.py), to show that it runs.
+The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). A CPU with shared memory
+(host_ipc.py) shows that it runs. This file as a program is prefill's process.
 """
 
-import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from itertools import product
 from statistics import median
-from time import perf_counter
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from bench.child import Child, answer_all
+from bench.device_seconds import seconds_each
 from bench.transfer.host_ipc import HostIpc
-from bench.transfer.launches import NEW_PLAN, WAYS, CudaQueue, HostQueue, Noted, Queue, Times, Ways
-from loadtest.tied import tied
+from bench.transfer.launches import NEW_PLAN, CudaQueue, HostQueue, Noted, Queue, Times, Ways
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
@@ -43,7 +38,6 @@ LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, pa
 NUM_TOKENS: Final = 32 * 1024
 WARM_UP: Final = 3
 ORDERS: Final = ("in order", "scattered")  # of the pages in decode's memory
-NOT_MEASURED: Final = "cuda_ipc: not yet measured: there is no CUDA device here"
 
 
 @dataclass(frozen=True)
@@ -115,80 +109,43 @@ class Memory:
             torch.cuda.synchronize()
 
 
-def prefill(commands: IO[str], answers: IO[str]) -> None:
-    """The process that writes."""
-    told = json.loads(commands.readline())
-    offer = PoolOffer(**{**told["offer"], "device": DeviceHandle(**told["offer"]["device"])})
-    prompt = Prompt(TypeAdapter(KvLayout).validate_python(told["layout"]), told["num_tokens"], told["device"])
+class Writing:
+    """What prefill's process does: first it is told where to, then it moves, or copies within its own memory."""
 
-    ours = prompt.memory()
-    ours.fill()
-    noted = Noted(ours.queue)
-    pool = DevicePool(AtDevice(ours.pages, noted, ours.ipc), prompt.layout, offer)
-    num_layers = prompt.layout.num_layers
-    ways = {each: Ways(ours.queue, noted, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS}
+    def __init__(self) -> None:
+        self._ways: dict[str, Ways[Copy]] = {}
+        self._pages: Pages | None = None
 
-    for line in commands:
-        command = json.loads(line)
-        answer: dict[str, Any]
-        if command["do"] == "move":
-            order = ways[command["order"]]
-            answer = {"times": asdict(order.timed(command["way"])), "totals": order.totals}
-        else:
-            answer = {"seconds": limit_seconds(ours.pages)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carries out one command and returns its answer."""
+        match command:
+            case {"do": "begin", "offer": offer, "layout": layout, "num_tokens": num_tokens, "device": device}:
+                prompt = Prompt(TypeAdapter(KvLayout).validate_python(layout), num_tokens, device)
+                self._begin(prompt, PoolOffer(**{**offer, "device": DeviceHandle(**offer["device"])}))
+            case {"do": "move", "order": order, "way": way}:
+                ways = self._ways[order]
+                return {"times": asdict(ways.timed(way)), "totals": ways.totals}
+            case _:
+                assert self._pages is not None, "begin comes first"
+                return {"seconds": limit_seconds(self._pages)}
+        return {}
 
-    pool.close()
+    def _begin(self, prompt: Prompt, offer: PoolOffer) -> None:
+        ours, num_layers = prompt.memory(), prompt.layout.num_layers
+        ours.fill()
+        noted = Noted(ours.queue)
+        pool = DevicePool(AtDevice(ours.pages, noted, ours.ipc), prompt.layout, offer)
+        self._pages = ours.pages
+        self._ways = {
+            each: Ways(ours.queue, noted, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS
+        }
 
 
 def limit_seconds(pages: Pages) -> float:
     """Seconds in which the device copies as many bytes within its own memory."""
     source_B = pages.device_bytes[pages.layout.span(pages.num_pages, 0, 0, pages.num_pages)]
     target_B = torch.empty_like(source_B)
-    times = range(pages.layout.num_layers)
-
-    if source_B.device.type == "cpu":
-        start = perf_counter()
-        for _ in times:
-            target_B.copy_(source_B)
-        return perf_counter() - start
-
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in times:
-        target_B.copy_(source_B)
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
-class Writer:
-    """The other process. It dies with this one."""
-
-    def __init__(self, told: dict[str, Any]) -> None:
-        command = tied((sys.executable, "-m", "bench.transfer.cuda_ipc", "--prefill"))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._tell(told)
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        """Sends a command and returns the answer."""
-        self._tell(command)
-        assert self._process.stdout is not None, "it is a pipe"
-        if not (line := self._process.stdout.readline()):
-            raise BatonError("the process that writes has ended; its error is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _tell(self, command: dict[str, Any]) -> None:
-        assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()
+    return sum(seconds_each(lambda: target_B.copy_(source_B), pages.layout.num_layers, source_B.device, warm_up=0))
 
 
 def measure(
@@ -206,9 +163,10 @@ def measure(
     prompt = Prompt(layout, num_tokens, device)
     ours = prompt.memory()
     owner = PoolOwner(SeatFile(ours.pages.num_pages), ours.ipc.export(ours.pages.device_bytes))
-    writer = Writer({**asdict(prompt), "offer": asdict(owner.offer())})
+    writer = Child((sys.executable, "-m", "bench.transfer.cuda_ipc"))
     found = Found()
     try:
+        writer.ask(do="begin", offer=asdict(owner.offer()), **asdict(prompt))
         checks = _checks(prompt, ours, writer)
         for turn in range(WARM_UP + repeat):
             measured = found if turn >= WARM_UP else Found()
@@ -225,7 +183,7 @@ def measure(
     return found.summary(prompt.num_bytes)
 
 
-def _checks(prompt: Prompt, ours: Memory, writer: "Writer") -> dict[str, Ways[Runs]]:
+def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Runs]]:
     """How decode sums what was moved, by order. A first move is needed, because sums of other bytes differ."""
     noted = Noted(ours.queue)
     reader = DeviceReader(ours.pages, noted)
@@ -279,34 +237,5 @@ def medians(times: Sequence[Times]) -> Times:
     return Times(*(median(each) for each in zip(*(astuple(one) for one in times), strict=True)))
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer.cuda_ipc", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--prefill", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-
-    if options.prefill:
-        prefill(sys.stdin, sys.stdout)
-        return 0
-    figures = measure(options.repeat, ways=WAYS)
-    if figures is None:
-        print(NOT_MEASURED)
-        print(json.dumps({"cuda_ipc": None}))
-        return 0
-
-    table = Table("32K tokens of an 8B model", "value")
-    for name, value in figures.items():
-        if isinstance(value, float | int):
-            table.add_row(name, f"{value:.4g}")
-    ways = Table("ms", "order", "way", "wall", "host", "device")
-    for row in figures["ways"]:
-        times = (f"{row[name] * 1e3:.4g}" for name in ("wall", "host", "device"))
-        ways.add_row(row["what"], row["order"], row["way"], *times)
-    Console().print(table, ways)
-    print(json.dumps({"cuda_ipc": figures}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    answer_all(Writing().do)

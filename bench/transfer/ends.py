@@ -8,7 +8,7 @@ process.py runs each in its own process.
 """
 
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
@@ -30,7 +30,7 @@ from protocol.messages_handoff import (
 from runtime.bus import Dealer, Router
 from runtime.clock import MonotonicClock
 from runtime.curve import open_security
-from runtime.keys import Keys, read_keys
+from runtime.keys import read_keys
 from runtime.log import get_log
 from runtime.settings import TransferBackend
 from transfer.backends.table import open_receiver, open_sender
@@ -46,39 +46,52 @@ KEYS = "TRANSFER_BENCH_KEYS"  # the variable that names the folder of keys
 log = get_log("bench")
 
 
-class End(Protocol):
-    """One end of a side. Times are seconds of the host's monotonic clock."""
+class End:
+    """One end of a side; this one does nothing, for a limit that the other end measures alone. Times are seconds of the
+    host's monotonic clock."""
+
+    def __init__(self, memory: HostPages, blocks: Blocks) -> None:
+        self._memory, self._blocks = memory, blocks
 
     @property
     def address(self) -> str:
         """What the other end must be told to connect."""
-        ...
+        return ""
 
     def meet(self, address: str) -> None:
         """Connects the two ends; blocks."""
-        ...
 
     def move(self, check: bool) -> dict[str, float]:
         """Moves everything once; blocks. {"start": when sending began} or {"end": when all had arrived}, or both.
 
         `check`: with checksums. Sides of the product follow `protocol.frame.checksum`, which the caller replaces.
         """
-        ...
+        return {}
 
     def close(self) -> None:
         """Releases everything."""
-        ...
 
 
-class PrefillEnd:
+class ProductEnd(End):
+    """A context of ZeroMQ, encrypted if asked for."""
+
+    def __init__(self, memory: HostPages, blocks: Blocks, encrypted: bool, seed: int) -> None:
+        super().__init__(memory, blocks)
+        self._pages = blocks.pages(memory.layout, seed)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._security = open_security(read_keys(os.environ[KEYS]) if encrypted else None, self._context, log)
+
+    def close(self) -> None:
+        """Releases the context, once its sockets are closed."""
+        self._security.close()
+        self._context.term()
+
+
+class PrefillEnd(ProductEnd):
     """A FrameSender and the ROUTER that decode dials."""
 
     def __init__(self, backend: TransferBackend, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
-        self._memory = memory
-        self._blocks = blocks
-        self._pages = blocks.pages(memory.layout, seed=1)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        super().__init__(memory, blocks, encrypted, seed=1)
         self._router = Router(self._context, HOST, self._security)
         self._sender = open_sender(backend, memory, PREFILL, self._context, self._security)
         self._peer = WorkerAddress(worker_id="decode", instance=DECODE)
@@ -129,8 +142,7 @@ class PrefillEnd:
         """Closes the sender, then the socket."""
         self._sender.close()
         self._router.close()
-        self._security.close()
-        self._context.term()
+        super().close()
 
     def _take(self) -> list[ToPrefill]:
         """One turn of a worker's loop. Returns decode's messages."""
@@ -142,15 +154,11 @@ class PrefillEnd:
         return messages
 
 
-class DecodeEnd:
+class DecodeEnd(ProductEnd):
     """A FrameReceiver and the DEALER to prefill."""
 
     def __init__(self, backend: TransferBackend, memory: HostPages, blocks: Blocks, encrypted: bool = False) -> None:
-        self._memory = memory
-        self._blocks = blocks
-        self._pages = blocks.pages(memory.layout, seed=2)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._security = open_security(_keys() if encrypted else None, self._context, log)
+        super().__init__(memory, blocks, encrypted, seed=2)
         self._receiver = open_receiver(backend, memory, HOST, self._context, self._security)
         self._dealer: Dealer | None = None
         self._sent: KvLayout = memory.layout
@@ -223,13 +231,7 @@ class DecodeEnd:
         self._receiver.close()
         if self._dealer is not None:
             self._dealer.close()
-        self._security.close()
-        self._context.term()
-
-
-def _keys() -> Keys:
-    """The keys of both ends."""
-    return read_keys(os.environ[KEYS])
+        super().close()
 
 
 def _wait(pollables: list[Pollable]) -> None:

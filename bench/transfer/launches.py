@@ -4,7 +4,6 @@
     known plan    the same calls again: the table is on the device already
     prepared      the kernels alone: their arguments and sums are made before
     graph         these kernels captured as one CUDA graph
-    one launch    one kernel for all layers
 
 On a CPU torch copies at once, and the prepared copies stand in for a graph.
 Shapes: W words of a layer, U units, M moves, S sums.
@@ -15,11 +14,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tests.doubles.device_on_host import HostCopies
+from testkit.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import CudaCopies
 from transfer.in_place.device_pools import Copies, Moving, Units
 from transfer.plan import Copy, Runs
@@ -28,8 +26,7 @@ NEW_PLAN: Final = "new plan"
 KNOWN_PLAN: Final = "known plan"
 PREPARED: Final = "prepared"
 GRAPH: Final = "graph"
-ONE_LAUNCH: Final = "one launch"
-WAYS: Final = (NEW_PLAN, KNOWN_PLAN, PREPARED, GRAPH, ONE_LAUNCH)
+WAYS: Final = (NEW_PLAN, KNOWN_PLAN, PREPARED, GRAPH)
 Run = Callable[[], object]
 P = TypeVar("P", Copy, Runs)
 
@@ -51,27 +48,6 @@ class Move:
     source_W: Tensor
     target_W: Tensor | None
     units: Units
-
-
-def joined(moves: Sequence[Move]) -> Move:
-    """One move of what `moves` do, whose layers have the same units and lie one behind the other in the same memory."""
-    units = moves[0].units
-    assert all(each.units.num_words == units.num_words for each in moves), "layers have other units"
-    targets = [each.target_W for each in moves if each.target_W is not None]
-    source_W, sources_M = _whole([each.source_W for each in moves], units.num_words)
-    target_W, targets_M = _whole(targets, units.num_words) if targets else (None, sources_M)
-    sources_U = np.concatenate([first + each.units.sources_U for first, each in zip(sources_M, moves, strict=True)])
-    targets_U = np.concatenate([first + each.units.targets_U for first, each in zip(targets_M, moves, strict=True)])
-    return Move(source_W, target_W, Units(units.num_words, sources_U, targets_U))
-
-
-def _whole(layers: Sequence[Tensor], num_words: int) -> tuple[Tensor, list[int]]:
-    """All layers as one tensor, and the unit in it with which each layer begins."""
-    first, last = layers[0], layers[-1]
-    starts = [(each.data_ptr() - first.data_ptr()) // first.element_size() for each in layers]
-    assert min(starts) == 0 and all(start % num_words == 0 for start in starts), "a layer begins within a unit"
-    whole_W = first.as_strided((starts[-1] + last.numel(),), (1,))
-    return whole_W, [start // num_words for start in starts]
 
 
 class Queue(Copies, Protocol):
@@ -205,10 +181,7 @@ class Ways(Generic[P]):
     def _run(self, way: str) -> Run:
         """What is prepared for this way. It has run once."""
         if way not in self._runs:
-            if way == GRAPH:
-                run = self._queue.captured(self._run(PREPARED))
-            else:
-                run = self._queue.prepared([joined(self._moves)] if way == ONE_LAUNCH else self._moves)
+            run = self._queue.captured(self._run(PREPARED)) if way == GRAPH else self._queue.prepared(self._moves)
             self._queue.timed(run)
             self._runs[way] = run
         return self._runs[way]

@@ -8,40 +8,20 @@ import socket
 import xxhash
 
 from bench.transfer.blocks import Blocks, HostPages
-from bench.transfer.ends import HOST, MOVE_S
+from bench.transfer.ends import HOST, MOVE_S, End
 from runtime.clock import MonotonicClock
 from transfer.plan import FRAME_BYTES
 
 PIECE_BYTES = FRAME_BYTES
 
 
-class NoEnd:
-    """The other end of a limit that one process measures alone."""
-
-    def __init__(self, memory: HostPages, blocks: Blocks) -> None:
-        self.address = ""
-
-    def meet(self, address: str) -> None:
-        """Does nothing."""
-
-    def move(self, check: bool) -> dict[str, float]:
-        """Does nothing."""
-        return {}
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class CopyEnd:
+class CopyEnd(End):
     """memcpy from one memory to another, and one pass of the checksum."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
-        self.address = ""
+        super().__init__(memory, blocks)
         self._pieces = list(memory.pieces(blocks.num_bytes, PIECE_BYTES))
         self._target = HostPages(memory.layout, memory.num_pages)
-
-    def meet(self, address: str) -> None:
-        """Does nothing."""
 
     def move(self, check: bool) -> dict[str, float]:
         """Copies and sums."""
@@ -54,18 +34,20 @@ class CopyEnd:
                 digest.update(piece)
         return {"start": start, "end": clock.now()}
 
-    def close(self) -> None:
-        """Does nothing."""
 
-
-class SocketSendEnd:
+class SocketSendEnd(End):
     """Sends when the other end asks with one byte."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
+        super().__init__(memory, blocks)
         self._pieces = list(memory.pieces(blocks.num_bytes, PIECE_BYTES))
         self._server = socket.create_server((HOST, 0))
-        self.address = str(self._server.getsockname()[1])
         self._socket: socket.socket | None = None
+
+    @property
+    def address(self) -> str:
+        """The port."""
+        return str(self._server.getsockname()[1])
 
     def meet(self, address: str) -> None:
         """Accepts one connection."""
@@ -88,13 +70,13 @@ class SocketSendEnd:
         self._server.close()
 
 
-class SocketReceiveEnd:
+class SocketReceiveEnd(End):
     """recv_into a buffer, checksum, copy to its place."""
 
     def __init__(self, memory: HostPages, blocks: Blocks) -> None:
+        super().__init__(memory, blocks)
         self._pieces = list(memory.pieces(blocks.num_bytes, PIECE_BYTES))
         self._buffer = memoryview(bytearray(PIECE_BYTES))
-        self.address = ""
         self._socket: socket.socket | None = None
 
     def meet(self, address: str) -> None:

@@ -10,18 +10,16 @@
 Commands and answers are lines of JSON.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Final
 
+from bench.child import answer_all
 from bench.transfer.blocks import BLOCKS, Blocks, HostPages
 from bench.transfer.ends import DecodeEnd, End, PrefillEnd
-from bench.transfer.limits import CopyEnd, NoEnd, SocketReceiveEnd, SocketSendEnd
-from bench.transfer.nixl_alone import NixlExportEnd, NixlReadEnd
+from bench.transfer.limits import CopyEnd, SocketReceiveEnd, SocketSendEnd
 from protocol import frame
 from runtime.settings import TransferBackend
 from transfer.backends.nixl.agent import is_installed
@@ -33,27 +31,14 @@ def _backend(name: TransferBackend) -> tuple[MakeEnd, MakeEnd]:
     return partial(PrefillEnd, name), partial(DecodeEnd, name)
 
 
-def _ray_put(memory: HostPages, blocks: Blocks) -> End:
-    from bench.transfer.ray_alone import RayPutEnd  # noqa: PLC0415 - importing Ray takes a second, and only this side needs it
-
-    return RayPutEnd(memory, blocks)
-
-
-def _ray_get(memory: HostPages, blocks: Blocks) -> End:
-    from bench.transfer.ray_alone import RayGetEnd  # noqa: PLC0415 - as above
-
-    return RayGetEnd(memory, blocks)
-
-
 # Both ends of everything that is measured: prefill's, decode's. Names of limits end in "limit".
 SIDES: Final[dict[str, tuple[MakeEnd, MakeEnd]]] = {
     "shm": _backend("shm"),
-    "shm limit": (CopyEnd, NoEnd),
+    "shm limit": (CopyEnd, End),
     "zmq_tcp": _backend("zmq"),
     "zmq_tcp limit": (SocketSendEnd, SocketReceiveEnd),
-    **({"nixl": _backend("nixl"), "nixl limit": (NixlExportEnd, NixlReadEnd)} if is_installed() else {}),
+    **({"nixl": _backend("nixl")} if is_installed() else {}),
     "zmq_curve": (partial(PrefillEnd, "zmq", encrypted=True), partial(DecodeEnd, "zmq", encrypted=True)),
-    **({"ray": _backend("ray"), "ray limit": (_ray_put, _ray_get)} if find_spec("ray") else {}),
 }
 _checksum = frame.checksum
 
@@ -108,11 +93,7 @@ def main() -> None:
     role, core = sys.argv[1:]
     os.sched_setaffinity(0, {int(core)})
     sys.setswitchinterval(1e-4)  # as a worker does
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries goes to stderr
-    process = EndProcess(role)
-    for line in sys.stdin:
-        print(json.dumps(process.do(json.loads(line))), file=answers, flush=True)
+    answer_all(EndProcess(role).do)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Percentiles and their company, of many values. Pure."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ class Distribution:
             count=count, mean=float(ordered.mean()), least=float(ordered[0]), most=float(ordered[-1]), p50=middle,
             p90=found["p90"], p95=found["p95"], p99=found["p99"], p999=found["p999"],
         )  # fmt: skip
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of `values` do not exceed (nearest rank); NaN without values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    rank = max(1, -int(-share * len(ordered) // 1))  # ceiling
+    return ordered[min(rank, len(ordered)) - 1]
+
+
+def tail(values: Sequence[float], share: float) -> float:
+    """`percentile`, or NaN if its nearest rank is the maximum's, as for p99 of 64 values."""
+    return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
 
 
 def jain(values: Iterable[float]) -> float | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model.runner import ModelRunner
-from model.sampler import mask_logits, mix, sample, shift_right
+from model.sampler import sample
 from model.sampling_input import AskingRows, SamplingInput
 from models.train.draft import KINDS, Kind, features_of, load_draft
 from models.train.draft_net import DraftNet
@@ -59,21 +59,11 @@ def without_masks(logits_LV: Tensor, s: SamplingInput) -> Tensor:
     return drawn
 
 
-def gumbel(logits_LV: Tensor, s: SamplingInput) -> Tensor:
-    """The token whose logit is the largest after Gumbel noise keyed by (seed, choice, position, token)."""
-    masked_LV = mask_logits(logits_LV / s.params.temperature_L[:, None], s).double()
-    row_L = mix(mix(mix(s.params.seed_L) ^ s.params.choice_L) ^ s.position_L)
-    hash_LV = mix(row_L[:, None] ^ torch.arange(logits_LV.shape[1]))
-    uniform_LV = (shift_right(hash_LV, 11).double() + 0.5) * 2.0**-53
-    return (masked_LV - (-uniform_LV.log()).log()).argmax(-1)
-
-
 CHOOSE: dict[str, Choose] = {
     "greedy": sample,
     "inverse CDF": sample,
     "inverse CDF, no masks": without_masks,
     "most likely": most_likely,
-    "Gumbel": gumbel,
 }
 WAYS = (
     Way("greedy", "most likely", 0.0),
@@ -81,7 +71,6 @@ WAYS = (
         Way("inverse CDF", each, SAMPLING["temperature"])
         for each in ("most likely", "inverse CDF", "inverse CDF, no masks")
     ),
-    *(Way("Gumbel", each, SAMPLING["temperature"]) for each in ("most likely", "Gumbel")),
 )
 
 

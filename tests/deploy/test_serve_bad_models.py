@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
 from tests.processes import command_line, python_path

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
 from tests.processes import python_path

@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from protocol.errors import WireError
-from tests.doubles.device_on_host import LocalIpc
+from testkit.device_on_host import LocalIpc
 from transfer.in_place.device_pools import AtDevice, Copies, DevicePages, DevicePool, DeviceReader
 from transfer.in_place.pools import IN_PLACE, ON_DEVICE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, SeatFile, Writers

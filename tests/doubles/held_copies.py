@@ -8,7 +8,7 @@ from math import inf
 
 from torch import Tensor
 
-from tests.doubles.device_on_host import HostCopies, Moved
+from testkit.device_on_host import HostCopies, Moved
 from transfer.in_place.device_pools import Moving, Units
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.frame import HEADER_BYTES
+from testkit.device_on_host import HostCopies
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
-from tests.doubles.device_on_host import HostCopies
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed

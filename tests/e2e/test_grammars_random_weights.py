@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from models.train.train import STORY_FOLDER
-from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from testkit.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
 from tests.e2e.asking import answers_to
 from tests.e2e.baton_process import BatonProcess
 

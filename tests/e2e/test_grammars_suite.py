@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from models.train.train import STORY_FOLDER
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.e2e.asking import CHAT, MESSAGES
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess
 from tests.schema_suite import Group, follows, groups

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from testkit.reference import NUM_TOKENS, reference
 from tests.e2e.baton_process import BatonProcess
 from tests.parity.grid import GRID, PAIRWISE, Combination
-from tests.reference import NUM_TOKENS, reference
 from tests.selecting import broad
 
 FEW = [next(each for each in PAIRWISE if each.topology == topology) for topology in ("1P1D", "1U")]

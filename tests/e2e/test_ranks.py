@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from protocol.messages_gateway import SamplingParams
+from testkit.reference import NUM_TOKENS, reference, reference_in_thirds
 from tests.drafts import make_draft
 from tests.e2e.baton_process import BatonProcess
 from tests.parity.margins import margins
-from tests.reference import NUM_TOKENS, reference, reference_in_thirds
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.checkpoints import greedy_reference
+from testkit.checkpoints import greedy_reference
 from tests.e2e.baton_process import PROJECT, BatonProcess
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from protocol.messages_gateway import Role
 from protocol.messages_group import GroupPlace
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.doubles.fake_worker import PATIENCE_S, Behaviour, FakeWorker
+from testkit.fake_worker import PATIENCE_S, Behaviour, FakeWorker
 from tests.gateway.folders import byte_tokenizer, write_folder
 
 

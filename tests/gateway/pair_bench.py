@@ -30,8 +30,8 @@ from protocol.messages_gateway import (
 )
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.session import Envelope
+from testkit.fake_worker import LAYOUT
 from tests.doubles.clock import VirtualClock
-from tests.doubles.fake_worker import LAYOUT
 from tests.gateway.worker_ends import WorkerEnds
 
 PREFILL, DECODE, OTHER = WorkerKey("p", 11), WorkerKey("d", 12), WorkerKey("d2", 13)

@@ -22,7 +22,7 @@ from gateway.times import Times
 from gateway.translate import Prompt
 from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, SamplingParams, ToGateway, Tokens, ToWorker
 from runtime.clock import MonotonicClock
-from tests.doubles.fake_worker import PATIENCE_S
+from testkit.fake_worker import PATIENCE_S
 from tests.gateway.worker_ends import WorkerEnds, register
 
 HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)

@@ -16,8 +16,8 @@ from gateway import answering, logprobs, native_answer, openai_answer, parts
 from gateway.http_app import build_app
 from gateway.http_protocol import SCOPE_KEY
 from gateway.long_answers import STALLED_S, LongAnswers
+from testkit.fake_worker import PATIENCE_S, Behaviour
 from tests.doubles.clock import VirtualClock
-from tests.doubles.fake_worker import PATIENCE_S, Behaviour
 from tests.gateway.conftest import Setting, chunks_of, events, wait_until
 
 SIZES = {"PART_BYTES": 600, "TOKENS": 2, "IDS": 8, "CHARS": 32, "TEXTS": 4, "LONG_BATCH": 1}

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, chunks_of
 
 

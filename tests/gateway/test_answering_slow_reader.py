@@ -16,7 +16,7 @@ import pytest
 from bench.gateway.lone_gateway import gateway_process
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
-from tests.doubles.fake_worker import PATIENCE_S, Behaviour, FakeWorker, letters
+from testkit.fake_worker import PATIENCE_S, Behaviour, FakeWorker, letters
 from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.folders import byte_tokenizer, write_folder
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.unsupported import refuse_unsupported
 from protocol.errors import BadRequest
 from runtime.keys import read_api_keys
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
 from tests.processes import python_path
 

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.messages_gateway import Left, PeerLost, Refused, RegisterAgain, Role
 from protocol.messages_group import GroupPlace
-from tests.doubles.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, wait_until
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.members import WorkerKey
 from protocol.messages_gateway import Heartbeat, RegisterAgain, Role, Tokens
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 from tests.gateway.pair_bench import STATS, PairBench, register
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.control import Control
 from protocol.messages_gateway import Left, Role
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 
 

@@ -18,7 +18,7 @@ from protocol.errors import ConfigError
 from runtime import bus
 from runtime.clock import MonotonicClock
 from runtime.keys import read_keys
-from tests.doubles.fake_worker import PATIENCE_S
+from testkit.fake_worker import PATIENCE_S
 from tests.gateway.conftest import wait_until
 
 

@@ -1,5 +1,5 @@
 from gateway.members import WorkerKey
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.http_errors import status_of
 from protocol.messages_gateway import Assign, RequestFailed, Role
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import running
 from tests.gateway.control_bench import ControlBench
 from tests.gateway.worker_ends import register

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages_gateway import Role
 from runtime.session import SessionLost
-from tests.doubles.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, choices_of, chunks_of, running, wait_until
 from tests.gateway.folders import END, byte_tokenizer, piece_tokenizer, write_folder
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway import control
 from protocol.messages_gateway import CacheFlushed, FlushCache, Left, Role
-from tests.doubles.fake_worker import FakeWorker
+from testkit.fake_worker import FakeWorker
 from tests.gateway.conftest import Setting, wait_until
 
 

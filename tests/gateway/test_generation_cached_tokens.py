@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages_gateway import Role
 from protocol.worker_facts import KvPages, WorkerStats
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, choices_of, chunks_of
 
 PROMPT = [65, 66, 67, 68, 69, 70]

@@ -11,7 +11,7 @@ from gateway.schemas import parse_json
 from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running
 from tests.gateway.folders import EOS, write_folder
 

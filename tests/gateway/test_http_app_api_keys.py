@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.http_app import build_app
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running
 
 KEYS = ("key-one", "key-two")

@@ -8,7 +8,7 @@ from gateway.http_app import build_app
 from protocol.messages_gateway import Role
 from protocol.worker_facts import DraftInfo
 from runtime.installation import baton_version
-from tests.doubles.fake_worker import STATS
+from testkit.fake_worker import STATS
 from tests.gateway.conftest import Setting, running
 from tests.gateway.folders import byte_tokenizer, write_folder
 

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from protocol.messages_gateway import Role
-from tests.doubles.fake_worker import PATIENCE_S
+from testkit.fake_worker import PATIENCE_S
 from tests.gateway.conftest import Setting
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from gateway.http_protocol import FRAMING_BYTES, MAX_PIPELINED
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
-from tests.doubles.fake_worker import PATIENCE_S, Behaviour
+from testkit.fake_worker import PATIENCE_S, Behaviour
 from tests.gateway.conftest import Setting, running, wait_until
 
 pytestmark = pytest.mark.slow

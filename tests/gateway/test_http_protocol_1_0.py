@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.doubles.fake_worker import PATIENCE_S, Behaviour
+from testkit.fake_worker import PATIENCE_S, Behaviour
 from tests.gateway.conftest import Setting
 
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4, "stream": True}).encode()

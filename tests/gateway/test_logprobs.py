@@ -10,7 +10,7 @@ from gateway.logprobs import LogprobWriter, PackedTokens, ScoredToken
 from gateway.stop_strings import StopSet
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, chunks_of
 from tests.gateway.folders import EOS, byte_tokenizer
 

@@ -13,7 +13,7 @@ from gateway import metrics
 from protocol.messages_gateway import Heartbeat, Left, Role
 from protocol.worker_facts import TimeSpread
 from runtime.settings import GatewaySettings
-from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
+from testkit.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting
 from tests.gateway.folders import EOS
 

@@ -15,7 +15,7 @@ from gateway.limits import Limits
 from protocol.errors import QueueFull
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running, wait_until
 from tests.gateway.folders import END, EOS, byte_tokenizer, write_folder
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from protocol.logprobs import PromptLogprobsAsked
-from tests.doubles.fake_worker import prompt_scores
+from testkit.fake_worker import prompt_scores
 from tests.gateway.conftest import Setting, events
 
 

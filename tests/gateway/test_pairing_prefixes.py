@@ -11,7 +11,7 @@ from gateway.prefixes import KnownPrefixes
 from protocol.messages_gateway import Heartbeat, Left, Role, Welcome
 from protocol.prefixes import HASH_KEY_BYTES, packed, prefix_hashes
 from protocol.worker_facts import CacheNews
-from tests.doubles.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running, wait_until
 
 PREFIX = [65 + place % 26 for place in range(256)]

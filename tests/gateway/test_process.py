@@ -21,7 +21,7 @@ from protocol.errors import CheckpointError, ConfigError
 from protocol.messages_gateway import Heartbeat, Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
-from tests.doubles.fake_worker import PATIENCE_S, STATS, FakeWorker
+from testkit.fake_worker import PATIENCE_S, STATS, FakeWorker
 from tests.gateway.conftest import running, wait_until
 from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 

@@ -23,7 +23,7 @@ from protocol.messages_gateway import (
     Tokens,
     Welcome,
 )
-from tests.doubles.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
+from testkit.fake_worker import PATIENCE_S, STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running, wait_until
 from tests.gateway.folders import byte_tokenizer, write_folder
 

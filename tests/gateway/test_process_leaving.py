@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from protocol.messages_gateway import ChoiceTokens, Role, Tokens
-from tests.doubles.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, events, running, wait_until
 
 BOUND_S = 600.0  # nothing here waits for its end

@@ -8,7 +8,7 @@ pytest.importorskip("openai", reason="the package `openai` is not installed")
 
 import openai
 
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
 from tests.gateway.folders import EOS
 

@@ -7,7 +7,7 @@ from gateway.prompt_part import EchoedTokens, PromptPart, PromptWriter, echo_of
 from protocol.errors import WireError
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs
-from tests.doubles.fake_worker import prompt_scores
+from testkit.fake_worker import prompt_scores
 from tests.gateway.folders import BOS, byte_tokenizer
 
 TOKEN_BYTES = TokenBytes(byte_tokenizer(), frozenset({256, 257, 258}))

@@ -8,7 +8,7 @@ import pytest
 from gateway import openai_answer
 from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import ChoiceTokens, PromptLogprobs, Role, Tokens
-from tests.doubles.fake_worker import Behaviour, FakeWorker, letters, prompt_scores
+from testkit.fake_worker import Behaviour, FakeWorker, letters, prompt_scores
 from tests.gateway.conftest import Setting, chunks_of, wait_until
 
 TEXT = "xyz!"

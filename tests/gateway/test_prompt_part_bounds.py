@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway import translate
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events
 
 FOUND = re.compile(r"(\w+): the answer would tell (\d+) log-probabilities of prompts, expected at most (\d+)")

@@ -13,7 +13,7 @@ from gateway.tokenizer import TextTokenizer
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
-from tests.doubles.fake_worker import Behaviour
+from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, running, wait_until
 
 

@@ -22,7 +22,7 @@ from model.runner import ModelRunner
 from protocol.errors import WireError
 from protocol.messages_gateway import SamplingParams
 from runtime.shared_memory import is_ending
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import PROJECT, BatonProcess

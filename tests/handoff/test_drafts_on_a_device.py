@@ -15,7 +15,7 @@ from model.graphs import GraphedDraft, GraphedRunner
 from model.runner import DraftSource, ModelRunner
 from protocol.messages_gateway import SamplingParams
 from scheduler.draft_shape import DraftShape
-from tests.checkpoints import greedy_reference, make_checkpoint
+from testkit.checkpoints import greedy_reference, make_checkpoint
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import add_mtp, make_draft

@@ -13,10 +13,10 @@ from scheduler.execution.executor import Executor
 from scheduler.plan import Operation, Outcome, Plan
 from scheduler.planning.kv_book import CacheKey
 from scheduler.planning.planner import Executes
+from testkit.device_on_host import HostCopies
 from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork
-from tests.doubles.device_on_host import HostCopies
 
 PAGE = 4
 SYSTEM = prompt_of("system", 40)

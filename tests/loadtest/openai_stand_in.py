@@ -15,14 +15,14 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 class StandIn:
     """`answer` makes the pieces of a completion's body; between two pieces it waits for `pause_s`."""
 
-    def __init__(self, answer: Answer, status: bytes = STREAM, pause_s: float = 0.0) -> None:
-        self.answer, self.status, self.pause_s = answer, status, pause_s
+    def __init__(self, answer: Answer, status: bytes = STREAM, pause_s: float = 0.0, has_metrics: bool = False) -> None:
+        self.answer, self.status, self.pause_s, self.has_metrics = answer, status, pause_s, has_metrics
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[str] = []
         self.asked: asyncio.Queue[None] = asyncio.Queue()  # one entry for each completion
         self.left: asyncio.Queue[None] = asyncio.Queue()  # one for each client that did not wait for the end
         self.serving: set[asyncio.Task[None]] = set()
-        self.unanswered = self.most_at_once = 0
+        self.unanswered = self.most_at_once = self.num_pieces = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called by the listener; `serving` is kept so that nothing outlives the test."""
@@ -45,7 +45,9 @@ class StandIn:
         body = json.loads(await reader.readexactly(length) or b"{}")
         try:
             if head.startswith("GET"):
-                writer.write(STREAM + chunked(b'{"data": [{"id": "stand-in"}]}') + chunked(b""))
+                is_counted = self.has_metrics and "/metrics" in head
+                page = b"pieces_total %d" % self.num_pieces if is_counted else b'{"data": [{"id": "stand-in"}]}'
+                writer.write(STREAM + chunked(page) + chunked(b""))
                 await writer.drain()
             else:
                 self.bodies.append(body)
@@ -63,6 +65,7 @@ class StandIn:
         for piece in self.answer(body):
             if piece is None:
                 return
+            self.num_pieces += 1
             self.unanswered -= b"[DONE]" in piece  # from here on the client may send its next one
             writer.write(chunked(piece))
             await writer.drain()

@@ -1,4 +1,4 @@
-"""`baton bench` on an echo server: its exit status, its files, Ctrl-C, and a comparison of two of its reports."""
+"""`baton bench` on a stand-in: its exit status, its files, Ctrl-C, and a comparison of two of its reports."""
 
 import asyncio
 import io
@@ -17,7 +17,6 @@ from rich.console import Console
 
 from loadtest.bench_command import EXIT_CTRL_C, EXIT_FAILED, Session, compare_command
 from loadtest.bench_flags import bench_parser
-from loadtest.deployment import deployed
 from loadtest.drive.own_load import OwnLoad
 from loadtest.drive.server import PROBE_TOKENS
 from loadtest.http_exchange import Server
@@ -50,7 +49,7 @@ async def test_a_load_is_run_as_often_as_asked_and_reported(tmp_path: Path) -> N
             server, "--num-prompts 12 --max-concurrency 3 --repeat 2 --goodput e2e:60000", str(tmp_path)
         )
         assert await one.run() == 0
-    assert "echo: random, 8 tokens in, 5 out; as soon as a place is free, at most 3 at a time" in said.getvalue()
+    assert "stand-in: random, 8 tokens in, 5 out; as soon as a place is free, at most 3 at a time" in said.getvalue()
     assert said.getvalue().count("12 done") == 2 and f"report: {tmp_path}/report.html" in said.getvalue()
     report = json.loads((tmp_path / "report.json").read_text())
     assert [run["figures"]["good_share"] for run in report["runs"]] == [1, 1] and report["valid"]
@@ -133,7 +132,8 @@ def test_two_reports_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.slow
 async def test_the_command_runs_as_a_process_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    async with deployed(("--ttft-ms", "5", "--itl-ms", "2"), (sys.executable, "-m", "bench.client.echo")) as url:
+    async with echoing() as server:
+        url = f"http://{server.host}:{server.port}"
         command = (sys.executable, "-P", "-m", "deploy", "bench", "--url", url, "--out", str(tmp_path), *SMALL.split())
         whole = await asyncio.create_subprocess_exec(*command, "--num-prompts", "9", stdout=asyncio.subprocess.PIPE)
         said, _ = await whole.communicate()

@@ -2,30 +2,12 @@
 
 import math
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from loadtest.figures.record import Ending
-from loadtest.report import figures_of, median_figures, percentile, ratios, tail
+from loadtest.report import figures_of, median_figures, ratios
 from tests.loadtest.records import answered, failed, recorded
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
-def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert sum(value < found for value in values) < share * len(values) + 1e-9
-
-
-def test_percentile_of_nothing_is_not_a_number() -> None:
-    assert math.isnan(percentile([], 0.5))
-
-
 def test_a_tail_of_too_few_values_is_left_to_the_maximum() -> None:
-    sixty_four = [float(value) for value in range(64)]
-    assert math.isnan(tail(sixty_four, 0.99)) and math.isnan(tail([], 0.99))
-    assert tail([float(value) for value in range(100)], 0.99) == 98
     few = figures_of([answered(0.1, (0.01, 0.02))], 1.0)
     assert math.isnan(few.ttft_p99_ms) and few.ttft_max_ms == 100
     assert median_figures([few])["ttft_p99_ms"] is None

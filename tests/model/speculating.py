@@ -14,7 +14,7 @@ from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
-from tests.checkpoints import Architecture, make_checkpoint
+from testkit.checkpoints import Architecture, make_checkpoint
 from tests.drafts import DraftReference, add_mtp
 from tests.model.driving import Lanes
 

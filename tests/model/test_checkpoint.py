@@ -13,7 +13,7 @@ from model.checkpoint import INDEX_FILE, Part, SafetensorsFile, open_checkpoint
 from model.linear import Linear
 from model.runner import ModelRunner
 from protocol.errors import CheckpointError, ConfigError
-from tests.checkpoints import greedy_reference, make_checkpoint
+from testkit.checkpoints import greedy_reference, make_checkpoint
 from tests.model.driving import Lanes
 
 CPU = torch.device("cpu")

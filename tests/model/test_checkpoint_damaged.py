@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from model.checkpoint import CHECKED_VALUES, INDEX_FILE, SINGLE_FILE, count_not_finite
 from model.runner import ModelRunner
 from protocol.errors import CheckpointError
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 
 Damage = Callable[[Path], Any]
 NAN, INF = math.nan, math.inf

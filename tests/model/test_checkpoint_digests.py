@@ -19,7 +19,7 @@ from model.checkpoint import (
 )
 from model.runner import ModelRunner
 from protocol.fingerprint import MAX_TENSORS, Fingerprint, difference
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 

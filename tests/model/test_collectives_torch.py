@@ -22,7 +22,7 @@ from model.group_meeting import open_collectives
 from model.runner import ModelRunner
 from protocol.errors import ConfigError
 from protocol.messages_group import GroupPlace
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.model.driving import Lanes, random_prompt
 from tests.model.ranks import LIMIT_S, in_threads, over_gloo
 from tests.model.speculating import again

@@ -29,7 +29,7 @@ from model.cpu_kernels import CpuKernels, load_kernels
 from model.fake import FakeRunner
 from model.passes import TorchPasses
 from model.runner import ModelRunner
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.model.driving import Lanes
 
 

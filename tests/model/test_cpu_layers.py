@@ -11,7 +11,7 @@ from model.attention_cpu import CpuPlan
 from model.inputs import ModelInput
 from model.linear import has_fast_bfloat16
 from model.runner import ModelRunner
-from tests.checkpoints import Architecture, make_checkpoint
+from testkit.checkpoints import Architecture, make_checkpoint
 from tests.model.driving import Lanes, random_prompt
 
 

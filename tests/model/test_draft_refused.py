@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import CheckpointError
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.drafts import make_draft
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"

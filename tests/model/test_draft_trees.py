@@ -9,7 +9,7 @@ import torch
 
 from model.draft import first_layer
 from model.runner import ModelRunner
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.model.driving import Lanes, random_prompt
 from tests.model.speculating import Chain

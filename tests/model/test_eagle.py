@@ -11,7 +11,7 @@ from model.draft import first_layer
 from model.runner import DraftSource, ModelRunner
 from protocol.fingerprint import difference
 from protocol.kv_layout import LayerGroup
-from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import Architecture, greedy_reference, make_checkpoint
 from tests.drafts import DraftReference, make_draft
 from tests.model.driving import Lanes, random_prompt
 from tests.model.speculating import Chain, assert_near, true_features

@@ -16,7 +16,7 @@ from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.kv_sizing import graph_bytes
 from model.runner import DraftSource, ModelRunner, Runner
-from tests.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from testkit.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lane, Lanes, random_prompt

@@ -15,7 +15,7 @@ from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import GroupBroken
 from protocol.messages_group import StepShape
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lane, Lanes, random_prompt

@@ -15,7 +15,7 @@ from model.linear import Linear, pack
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import add_mtp, make_draft
 

@@ -12,7 +12,7 @@ from model.runner import DraftSource, ModelRunner
 from protocol.errors import CheckpointError
 from protocol.fingerprint import difference
 from protocol.kv_layout import LayerGroup
-from tests.checkpoints import Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import Architecture, greedy_reference, make_checkpoint
 from tests.drafts import add_mtp
 from tests.model.driving import Lanes, random_prompt
 from tests.model.speculating import (

@@ -14,7 +14,7 @@ from model.passes import Passes, TorchPasses
 from model.runner import ModelRunner, Runner, choose_device
 from protocol.errors import ConfigError
 from protocol.kv_layout import KvLayout
-from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from testkit.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.model.driving import Lanes, random_prompt
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model.runner import ModelRunner
-from tests.checkpoints import ARCHITECTURES, Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import ARCHITECTURES, Architecture, greedy_reference, make_checkpoint
 from tests.model.driving import Lane, Lanes, random_prompt
 from tests.selecting import first
 

@@ -14,7 +14,7 @@ from model.mlp import Mlp, ShardedMlp
 from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
-from tests.checkpoints import Architecture, make_checkpoint
+from testkit.checkpoints import Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lanes, random_prompt

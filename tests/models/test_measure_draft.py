@@ -1,10 +1,9 @@
 """Counting of accepted proposals, and the noise that both sides share."""
 
 import pytest
-import torch
 
-from models.train.draft_text import Text, sampling
-from models.train.measure_draft import MAX_STEPS, accepted, figures, gumbel
+from models.train.draft_text import Text
+from models.train.measure_draft import MAX_STEPS, accepted, figures
 
 TEXT = Text(ids=(5, 6, 7, 8, 9, 10, 11), num_prompt=2)  # prefill draws token 2, launches the tokens 3 to 6
 
@@ -35,14 +34,3 @@ def test_figures_count_tokens_per_launch() -> None:
     found = figures([right((0, 1)), right()], [TEXT, TEXT])
     assert found.lengths == [8 / 7] * MAX_STEPS
     assert found.shares == [1 / 7, *[0.0] * (MAX_STEPS - 1)]
-
-
-def test_gumbel_noise_draws_as_the_distribution_says() -> None:
-    logits_LV = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(4000, -1)
-    s = sampling([1.0] * 4000, range(4000), [7] * 4000)
-    counts = torch.bincount(gumbel(logits_LV, s), minlength=4)
-    wanted = logits_LV[0].softmax(-1)
-    kept = wanted[:3] / wanted[:3].sum()  # top-p 0.9 drops the last
-    assert counts[3] == 0
-    assert (counts[:3] / 4000 - kept).abs().max() < 0.03
-    assert torch.equal(gumbel(logits_LV, s), gumbel(logits_LV.clone(), s))

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations, product
 
-from tests.checkpoints import ARCHITECTURES, Architecture
+from testkit.checkpoints import ARCHITECTURES, Architecture
 
 TOPOLOGIES = ("1P1D", "2P2D", "1U")
 PAGE_SIZES = (1, 16)

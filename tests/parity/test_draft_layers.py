@@ -12,7 +12,7 @@ from model.loaded_draft import LoadedDraft
 from protocol.messages_gateway import SamplingParams
 from scheduler.draft_shape import DraftShape
 from scheduler.speculation import layers as draft_layers
-from tests.checkpoints import Architecture, greedy_reference
+from testkit.checkpoints import Architecture, greedy_reference
 from tests.cluster import Cluster
 from tests.model.driving import random_prompt
 from tests.model.speculating import again, assert_near, loaded_mtp, true_features

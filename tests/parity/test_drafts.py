@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
-from tests.checkpoints import Architecture
+from testkit.checkpoints import Architecture
+from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
 from tests.parity.margins import check_logprobs, margins
-from tests.reference import NUM_TOKENS, reference
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import pytest
 
 from model.runner import ModelRunner
 from protocol.messages_gateway import SamplingParams
-from tests.checkpoints import Architecture
+from testkit.checkpoints import Architecture
+from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.parity.grid import GRID, PAIRWISE, Combination
-from tests.reference import NUM_TOKENS, reference
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from model.runner import ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
+from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.parity.margins import check_logprobs
-from tests.reference import reference
 
 pytestmark = pytest.mark.slow
 

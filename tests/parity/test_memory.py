@@ -20,9 +20,9 @@ from bench.gpu.step_parity import our_logits
 from model.runner import DraftSource, ModelRunner
 from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
+from testkit.reference import VOCAB_SIZE, reference
 from tests.cluster import Cluster
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
-from tests.reference import VOCAB_SIZE, reference
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow

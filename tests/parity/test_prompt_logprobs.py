@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
-from tests.checkpoints import Architecture
+from testkit.checkpoints import Architecture
+from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.drafts import make_draft
 from tests.parity.margins import check_logprobs, check_prompt_logprobs
-from tests.reference import reference
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import pytest
 
 from model.runner import ModelRunner, Runner
 from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens
+from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.parity.grid import TOPOLOGIES
-from tests.reference import reference
 
 NUM_TOKENS = 12
 PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]

@@ -8,9 +8,9 @@ import pytest
 
 from model.runner import ModelRunner
 from protocol.messages_gateway import SamplingParams
+from testkit.reference import VOCAB_SIZE, reference
 from tests.cluster import Cluster
 from tests.parity.grid import TOPOLOGIES
-from tests.reference import VOCAB_SIZE, reference
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow

@@ -23,9 +23,9 @@ from protocol.messages_gateway import Assign, PeerLost, RankEndpoint, WorkerAddr
 from protocol.messages_handoff import CancelJob, Hello, HelloAccepted, HelloRefused, PrefillJob
 from runtime.shared_memory import is_taken
 from scheduler.execution.streams import InlineStream
+from testkit.device_on_host import LocalIpc
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
-from tests.doubles.device_on_host import LocalIpc
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.held_copies import HeldCopies
 from tests.prefill.driving import PREFILL
@@ -243,7 +243,7 @@ def test_a_mapping_that_cannot_be_used_is_closed_and_its_seat_is_free(
         raise WireError("torch cannot use it")
 
     at = {
-        "open": "tests.doubles.device_on_host.LocalIpc.open",
+        "open": "testkit.device_on_host.LocalIpc.open",
         "words": "transfer.in_place.device_pools.words_by_layer",
     }
     monkeypatch.setattr(at[fails_at], fails)

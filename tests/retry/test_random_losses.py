@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from model.runner import ModelRunner
 from protocol.frame import HEADER_BYTES
 from protocol.messages_gateway import SamplingParams
+from testkit.reference import reference
 from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of
 from tests.decode.driving import reference as fake_reference
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
 from tests.doubles.hash_model import FakeRunner
-from tests.reference import reference
 from tests.retry.controlled import Controlled, Loss
 
 LOSSES: tuple[Loss, ...] = get_args(Loss)

@@ -16,7 +16,7 @@ from protocol.messages_gateway import Role
 from runtime.settings import WorkerSettings
 from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from worker.boot import build_executor, choose_decode_threads, costs_of, draft_source, load_runner, speculation_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway.crowd import Crowd, _long_context, crowd_json, longest_gap_s
+from bench.gateway.crowd import _long_context, longest_gap_s
 from bench.gateway.lone_gateway import Streamed
 
 STREAMS = [Streamed(0.0, [1.0, 1.5, 4.0, 4.1]), Streamed(0.0, [2.0, 3.0, 3.2])]
@@ -29,9 +29,3 @@ def test_a_context_as_long_as_the_workers() -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert config["max_position_embeddings"] == 1 << 20 and (folder / "tokenizer.json").exists()
     assert not folder.exists()
-
-
-def test_rows_for_programs() -> None:
-    row, empty = crowd_json([Crowd(500, 2, 1.26, 3.0, 4.0, 5.04), Crowd(0, 0, math.nan, 3.0, 4.0, 5.0)])
-    assert empty["longest_gap_ms"] is None
-    assert row["longest_gap_ms"] == 1.3 and row["beside_bytes"] == 500 and row["peak_memory_mb"] == 5.0

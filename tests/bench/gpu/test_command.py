@@ -14,8 +14,8 @@ from rich.console import Console
 
 from bench.gpu.__main__ import main, report, run_limited, run_steps
 from bench.gpu.plan import STEPS, Step, chosen
-from bench.gpu.records import End
 from bench.gpu.sheet import FIGURES, PAGE, Folder
+from bench.records import End
 
 PROJECT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 900  # each step may take so long: on a busy machine, some minutes

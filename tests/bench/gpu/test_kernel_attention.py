@@ -12,12 +12,12 @@ from torch import Tensor
 from bench.gpu import kernel_attention
 from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, layers_for, prompt, prompt_flops
 from bench.gpu.kernel_sides import Setup
-from bench.gpu.records import Goal, Note, Row
 from bench.gpu.shape import TINY, config_of
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_kernels import SIZES
 from bench.gpu.timing import Limits
-from bench.overlap.decoding import PAGE_SIZE
+from bench.records import Goal, Note, Row
+from bench.step.decoding import PAGE_SIZE
 from model.attention_cpu import CpuAttention
 from model.graphs import Lanes
 from tests.doubles.clock import VirtualClock
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 AT = Setup(config_of(TINY), CPU, SIZES["cpu"], Limits(1e9, 1e9))
 
 
-def sheet_in(tmp_path: Path) -> Sheet:
-    return Sheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=False)
+def sheet_in(tmp_path: Path) -> StepSheet:
+    return StepSheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=False)
 
 
-def faults_in(sheet: Sheet) -> list[str]:
+def faults_in(sheet: StepSheet) -> list[str]:
     return [each.text for each in sheet.folder.records() if isinstance(each, Note) and each.fault]
 
 

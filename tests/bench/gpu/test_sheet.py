@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.records import End, Goal, Machine, Note, Record, Row
-from bench.gpu.sheet import FIGURES, PAGE, Folder, Sheet
+from bench.gpu.sheet import FIGURES, PAGE, Folder, StepSheet
+from bench.records import End, Goal, Machine, Note, Record, Row
 from tests.doubles.clock import VirtualClock
 
 
-def sheet_in(tmp_path: Path, seconds: float = 100.0) -> tuple[Sheet, VirtualClock]:
+def sheet_in(tmp_path: Path, seconds: float = 100.0) -> tuple[StepSheet, VirtualClock]:
     clock = VirtualClock()
-    return Sheet(Folder(tmp_path), "decode", clock, clock.now() + seconds, judged=True), clock
+    return StepSheet(Folder(tmp_path), "decode", clock, clock.now() + seconds, judged=True), clock
 
 
 def test_a_row_is_in_figures_and_page_before_the_next(tmp_path: Path) -> None:

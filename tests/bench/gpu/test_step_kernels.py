@@ -11,9 +11,8 @@ from torch import Tensor
 
 from bench.gpu import step_kernels
 from bench.gpu.kernel_sides import Setup, inputs_for
-from bench.gpu.records import Goal, Note, Row
 from bench.gpu.shape import QWEN3_8B, TINY, config_of
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_kernels import (
     BOUNDS,
     SIZES,
@@ -30,6 +29,7 @@ from bench.gpu.step_kernels import (
     words_of_kernels,
 )
 from bench.gpu.timing import Limits
+from bench.records import Goal, Note, Row
 from model.paged_kv import PagedKv
 from model.passes import Rotation, Rows, TorchPasses
 from tests.doubles.clock import VirtualClock
@@ -176,11 +176,11 @@ def test_a_wrong_pass_is_told_from_a_right_one(
 # ---- the step ----
 
 
-def sheet_in(tmp_path: Path) -> Sheet:
-    return Sheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=True)
+def sheet_in(tmp_path: Path) -> StepSheet:
+    return StepSheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=True)
 
 
-def faults_in(sheet: Sheet) -> list[str]:
+def faults_in(sheet: StepSheet) -> list[str]:
     return [each.text for each in sheet.folder.records() if isinstance(each, Note) and each.fault]
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu import step_rank
-from bench.gpu.records import Note, Row
-from bench.gpu.sheet import Folder, Sheet
-from bench.gpu.step_rank import calls_of, check_values, distance, measure_rank, one_rank
+from bench.gpu.sheet import Folder, StepSheet
+from bench.gpu.step_rank import calls_of, check_values, measure_rank, one_rank
+from bench.records import Note, Row
 from tests.doubles.clock import VirtualClock
 
 CPU = torch.device("cpu")
@@ -34,14 +34,8 @@ def test_a_call_that_gives_something_else_is_noticed_also_if_only_its_replay_doe
         check_values(as_recorded, given_RPE, CPU)
 
 
-def test_distance_is_relative() -> None:
-    expected = torch.tensor([3.0, 4.0])
-    assert distance(expected, expected) == 0.0
-    assert distance(torch.tensor([3.0, 4.5]), expected) == pytest.approx(0.1)
-
-
 def measured(folder: Path) -> tuple[list[Row], list[Note]]:
-    sheet = Sheet(Folder(folder), "rank", VirtualClock(), 1000.0, judged=False)
+    sheet = StepSheet(Folder(folder), "rank", VirtualClock(), 1000.0, judged=False)
     measure_rank(sheet, "cpu")
     records = sheet.folder.records()
     return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]
@@ -57,7 +51,7 @@ def test_the_step_has_a_row_for_each_call_and_each_batch(tmp_path: Path) -> None
 def test_logits_that_are_far_from_those_without_a_group_are_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_rank, "distance", lambda found, expected: float("1e-3"))
+    monkeypatch.setattr(step_rank, "relative_error", lambda found, expected: float("1e-3"))
     _, notes = measured(tmp_path)
     faults = [note.text for note in notes if note.fault]
     assert len(faults) == 4 and faults[0] == "batch 1, called: logits differ by 0.001 from those without a group"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.gpu import step_sampler
-from bench.gpu.records import Note, Row
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, is_wrong, measure_sampler, num_events, num_same
 from bench.gpu.timing import Limits
+from bench.records import Note, Row
 from model.sampling_input import Draws
 from tests.doubles.clock import VirtualClock
 from tests.model.driving import random_logits
@@ -93,7 +93,7 @@ FEW = KINDS[::3]
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Row], list[Note]]:
     monkeypatch.setattr(step_sampler, "measured_limits", lambda _: Limits(1e9, 1e9))
     monkeypatch.setattr(step_sampler, "KINDS", FEW)
-    sheet = Sheet(Folder(tmp_path), "sampler", VirtualClock(), 1000.0, judged=False)
+    sheet = StepSheet(Folder(tmp_path), "sampler", VirtualClock(), 1000.0, judged=False)
     measure_sampler(sheet, "cpu")
     records = sheet.folder.records()
     return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]

@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from bench.gpu import step_tests
-from bench.gpu.records import Note, Row
 from bench.gpu.sheet import Folder
 from bench.gpu.step_tests import ONE_BY_ONE, OPTIONS, PARTS, ROOT, SIDE_BY_SIDE, import_all, last_line
+from bench.records import Note, Row
 
 MARK = ".".join(("mark", "gpu"))
 # What a GPU machine has for these tests: its own packages, and those that are brought along as wheels.
@@ -22,12 +22,12 @@ BROUGHT: Final = {"jiter", "llguidance", "msgpack", "psutil", "pydantic", "rich"
 SCRIPT = """
 import sys
 from pathlib import Path
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_tests import APART, Part, run_part
 from tests.doubles.clock import VirtualClock
 
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
-sheet = Sheet(Folder(folder), "tests", VirtualClock(), seconds, judged=True)
+sheet = StepSheet(Folder(folder), "tests", VirtualClock(), seconds, judged=True)
 run_part(sheet, Part("these", (str(folder / "test_it.py"),), ("-n", "1", *APART)))
 """
 TESTS = """

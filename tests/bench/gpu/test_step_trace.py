@@ -6,7 +6,7 @@ from bench.gpu.decoders import Case
 from bench.gpu.kernels import Event
 from bench.gpu.shape import TINY, product_weights, random_runner
 from bench.gpu.step_trace import NUM_ROWS, floors, kernel_rows, kind_rows, step_cells
-from bench.overlap.decoding import LEAD, Plan
+from bench.step.decoding import LEAD, Plan
 
 NUM_STEPS = LEAD + 2
 STEP = (("_place", 0.0, 10.0), ("nvjet_head", 12.0, 20.0), ("_place", 32.0, 10.0), ("Memcpy HtoD", 36.0, 4.0))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu import step_variants
-from bench.gpu.records import Note, Row
-from bench.gpu.sheet import Folder, Sheet
+from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_variants import SPLITS, TILES, measure_variants, words
+from bench.records import Note, Row
 from model.attention_cpu import CpuAttention
 from tests.doubles.clock import VirtualClock
 
@@ -34,7 +34,7 @@ class Odd(CpuAttention):
 
 
 def records_of(tmp_path: Path) -> tuple[list[Row], list[Note]]:
-    sheet = Sheet(Folder(tmp_path), "variants", VirtualClock(), 1000.0, judged=False)
+    sheet = StepSheet(Folder(tmp_path), "variants", VirtualClock(), 1000.0, judged=False)
     measure_variants(sheet, "cpu")
     records = sheet.folder.records()
     return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]

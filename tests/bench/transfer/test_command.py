@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.transfer.__main__ import Rates, main, summary
+from bench.transfer.__main__ import LIMIT, main, middle
 from bench.transfer.blocks import BLOCKS, Blocks, HostPages, equal_blocks
 from bench.transfer.process import SIDES
 from protocol.kv_layout import KvLayout
@@ -44,19 +44,16 @@ def test_a_digest_is_of_tokens_whatever_pages_they_lie_in() -> None:
     assert wide.digest(wide_pages, 7) != narrow.digest(narrow_pages, 7)
 
 
-def test_what_was_not_measured_is_null() -> None:
-    rates = {"shm": Rates([4.0, 1.0, 2.0], []), "shm limit": Rates([5.0], []), "ray": Rates([1.0], [])}
-    assert summary(rates, ["shm", "ray", "zmq_tcp"]) == {
-        "shm": {"gb_s": 2.0, "limit_gb_s": 5.0},
-        "ray": {"gb_s": 1.0, "limit_gb_s": None},
-        "zmq_tcp": None,
-    }
+def test_the_middle_of_rates() -> None:
+    assert middle([]) == "" and middle([2.0]) == "2.00 (2.00-2.00)"
+    assert middle([float(each) for each in range(11)]) == "5.00 (1.00-9.00)"
 
 
 @pytest.mark.slow
 def test_a_short_run_measures_both_sides_and_their_limits(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--repeat", "2", "--blocks", "8192 tokens", "--blocks", "64 x 16 KiB"]) == 0
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])
-    for side in {"shm", "zmq_tcp", "nixl", "ray"} & set(SIDES):
-        assert found[side]["gb_s"] > 0 and found[side]["limit_gb_s"] > 0
-    assert found["exposed"] is None, "it takes minutes, and only some blocks were asked for"
+    [rows] = json.loads(capfd.readouterr().out.splitlines()[-1])["tables"].values()
+    assert {row["side"] for row in rows} == {side for side in SIDES if not side.endswith(LIMIT)}
+    assert {row["blocks"] for row in rows} == {"8192 tokens", "64 x 16 KiB"}
+    assert all(float(row["GB/s"].split()[0]) > 0 for row in rows)
+    assert all((row["share"] is not None) == (row["side"] + LIMIT in SIDES) for row in rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.transfer.launches import WAYS, HostQueue, Move, Noted, Ways, joined
+from bench.transfer.launches import WAYS, HostQueue, Noted, Ways
 from protocol.kv_layout import KvLayout
 from transfer.in_place.device_pools import Moving, Units, units_to_write, words_by_layer
 from transfer.plan import Copy, Runs, Shard, moves_of
@@ -62,14 +62,3 @@ def test_a_plan_whose_bytes_have_changed_is_noticed() -> None:
     words_W[3] = 9
     with pytest.raises(AssertionError, match="the sums of the same bytes differ"):
         ways.timed(WAYS[0])
-
-
-def test_layers_of_other_units_are_not_joined() -> None:
-    memory_W = torch.arange(24)
-    units, other = Units(4, np.arange(2), np.arange(2)), Units(2, np.arange(2), np.arange(2))
-    with pytest.raises(AssertionError, match="layers have other units"):
-        joined([Move(memory_W[:8], None, units), Move(memory_W[8:16], None, other)])
-    with pytest.raises(AssertionError, match="a layer begins within a unit"):
-        joined([Move(memory_W[:8], None, units), Move(memory_W[10:18], None, units)])
-    both = joined([Move(memory_W[:8], None, units), Move(memory_W[16:], None, units)])
-    assert both.units.sources_U.tolist() == [0, 1, 4, 5] and both.source_W.numel() == 24 and both.target_W is None

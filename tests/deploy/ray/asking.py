@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from testkit.reference import Reference
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode
-from tests.reference import Reference
 
 
 def until(what: Callable[[], object], cluster: HeadNode) -> None:

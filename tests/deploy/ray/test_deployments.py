@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
 
+from testkit.reference import reference
 from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
-from tests.reference import reference
 
 pytestmark = pytest.mark.slow
 

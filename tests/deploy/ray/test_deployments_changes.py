@@ -11,9 +11,9 @@ pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
 import yaml
 
 from deploy.ray.config_text import POLICY
+from testkit.reference import Reference, reference
 from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, streamed, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
-from tests.reference import Reference, reference
 
 pytestmark = [pytest.mark.slow, pytest.mark.broad]
 

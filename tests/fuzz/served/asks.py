@@ -10,8 +10,8 @@ from functools import cache
 from random import Random
 from typing import Any, Final
 
-from bench.grammar.hostile import hostile
 from tests.fuzz.mutations import WORDS
+from tests.fuzz.served.hostile import hostile
 from tests.fuzz.served.patterns import is_common, pattern
 from tests.fuzz.served.rules import Rules, as_gbnf, as_lark, rules
 from tests.fuzz.served.schemas import schema
@@ -175,7 +175,7 @@ def _tags(rng: Random) -> Made:
 
 
 def _hostile(rng: Random) -> Made:
-    """Those of the measurement beside a neighbour that fit into a body."""
+    """Those that fit into a body."""
     fields = rng.choice([each for each in hostile(rng.randrange(10**6)).values() if len(str(each)) < MAX_BODY])
     (name,) = (each for each in fields if each not in CALM_FIELDS)
     return {name: fields[name]}, Rule()

@@ -18,12 +18,12 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from bench.grammar.neighbour import BOUND_MS, Stream
 from bench.soak.watch import Growth, Watch
 from runtime.clock import Clock, MonotonicClock
 from tests.e2e.baton_process import PROJECT, BatonProcess, environment
 from tests.fuzz.served.asks import ask
 from tests.fuzz.served.client import Done, Order
+from tests.fuzz.served.neighbour import BOUND_MS, Stream
 
 NUM_NEIGHBOURS: Final = 2
 MAX_STORED: Final = 20  # findings of one kind and family

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tokenizers import Tokenizer
 
 from protocol.messages_gateway import Assign, Heartbeat, Role
-from tests.doubles.fake_worker import STATS, Behaviour, FakeWorker
+from testkit.fake_worker import STATS, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, running
 from tests.gateway.golden.asks import Ask, all_asks
 

@@ -1,8 +1,12 @@
 """Percentiles are values that were measured, and only those that enough values support."""
 
-import pytest
+import math
 
-from loadtest.figures.distribution import Distribution, jain
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.figures.distribution import Distribution, jain, percentile, tail
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -22,3 +26,21 @@ def test_fairness_is_one_for_equals_and_one_nth_for_a_monopoly() -> None:
     assert jain([4, 4, 4]) == pytest.approx(1)
     assert jain([9, 0, 0]) == pytest.approx(1 / 3)
     assert jain([]) is jain([0]) is None
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values) + 1e-9
+
+
+def test_percentile_of_nothing_is_not_a_number() -> None:
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_a_tail_of_too_few_values_is_not_a_number() -> None:
+    sixty_four = [float(value) for value in range(64)]
+    assert math.isnan(tail(sixty_four, 0.99)) and math.isnan(tail([], 0.99))
+    assert tail([float(value) for value in range(100)], 0.99) == 98

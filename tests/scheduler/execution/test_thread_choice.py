@@ -22,7 +22,7 @@ from scheduler.execution.thread_choice import (
     choose_threads,
     wake_beside_layers,
 )
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 

@@ -10,7 +10,7 @@ from scheduler.execution.streams import InlineStream
 from scheduler.plan import Plan, StepResult
 from scheduler.speculation.draft_launches import DraftLaunches
 from scheduler.speculation.modes import launches_for
-from tests.checkpoints import make_checkpoint
+from testkit.checkpoints import make_checkpoint
 from tests.drafts import add_mtp, make_draft
 from worker.boot import open_streams
 

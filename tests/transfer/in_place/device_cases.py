@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protocol.kv_layout import LayerLayout
-from tests.doubles.device_on_host import HostCopies
+from testkit.device_on_host import HostCopies
 from transfer.in_place.device_pools import WORDS, Units, units_to_write, word_bytes
 from transfer.plan import Copy, Shard, moves_of
 

@@ -12,8 +12,8 @@ from protocol.frame import Check, FrameHeader, pack_header, seal, unpack_header
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from runtime.shared_memory import is_taken
+from testkit.device_on_host import HostCopies, LocalIpc
 from tests.doubles.backend_inproc import InprocNetwork, Parcel
-from tests.doubles.device_on_host import HostCopies, LocalIpc
 from tests.doubles.held_copies import HeldCopies
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protocol.kv_layout import LayerLayout
-from tests.doubles.device_on_host import HostCopies, total_of
+from testkit.device_on_host import HostCopies, total_of
 from tests.transfer.in_place.device_cases import CASES, Case
 from tests.transfer.plan.moves import listed
 from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, units_to_read, units_to_write, word_bytes

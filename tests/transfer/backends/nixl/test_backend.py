@@ -192,4 +192,5 @@ def test_between_two_processes(transports: str) -> None:
     done = subprocess.run(
         [*command, *blocks], env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
     )
-    assert json.loads(done.stdout.splitlines()[-1])["nixl"]["gb_s"] > 0
+    [rows] = json.loads(done.stdout.splitlines()[-1])["tables"].values()
+    assert [row["side"] for row in rows] == ["nixl"] * 2 and all(float(row["GB/s"].split()[0]) > 0 for row in rows)

@@ -1,1 +1,0 @@
-"""`make bench-asks`: what each thing that a request may ask for costs."""

@@ -1,1 +1,0 @@
-"""`make bench-grammar`: what answers in a grammar cost."""

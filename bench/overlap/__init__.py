@@ -1,1 +1,0 @@
-"""`make bench-overlap`: what a decode step costs, and what overlap hides of it."""

@@ -1,1 +1,0 @@
-"""`make bench-ranks`: what a group of ranks costs."""

@@ -1,0 +1,63 @@
+"""Sides that are compared take turns, so that a drift of the machine affects all alike; and figures of rounds."""
+
+import random
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import TypeVar
+
+from bench.records import Value
+from loadtest.figures.distribution import percentile
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+RESAMPLES = 2000
+
+
+def in_turn(sides: Iterable[T], number: int) -> list[T]:
+    """The sides in the order of round `number`: every second round begins with the last side."""
+    ordered = list(sides)
+    return ordered if number % 2 == 0 else ordered[::-1]
+
+
+def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T, int]]:
+    """Each side once a round, and the round's number. Those before round 0 warm up, and do not count."""
+    ordered = list(sides)
+    for number in range(-warm_up, rounds):
+        for side in in_turn(ordered, number):
+            yield side, number
+
+
+def in_rounds(sides: Mapping[K, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
+    """What each round of each side gave."""
+    found: dict[K, list[T]] = {name: [] for name in sides}
+    for name, number in turns(sides, rounds, warm_up):
+        result = sides[name]()
+        if number >= 0:
+            found[name].append(result)
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median and, of several values, the lowest and the highest."""
+    found = (min(values), median(values), max(values))
+    shown = [f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in found]
+    return shown[1] if len(values) == 1 else f"{shown[1]} ({shown[0]}-{shown[2]})"
+
+
+def ratios(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Round by round, so that a drift of the machine cancels."""
+    return [mine / other for mine, other in zip(ours, baseline, strict=True)]
+
+
+def interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float]:
+    """Bounds that hold the median with a probability of `share`, by resampling (Efron's bootstrap)."""
+    rng = random.Random(0)
+    medians = [median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES)]
+    return percentile(medians, (1 - share) / 2), percentile(medians, (1 + share) / 2)
+
+
+def compared(ours: Sequence[float], baseline: Sequence[float]) -> dict[str, Value]:
+    """Cells of a row: the median ratio of the rounds, and its 95% interval."""
+    found = ratios(ours, baseline)
+    low, high = interval(found)
+    return {"ratio": median(found), "95% interval": f"{low:.3f} to {high:.3f}"}

@@ -1,1 +1,0 @@
-"""`make bench-spec`: what speculative decoding costs and saves."""

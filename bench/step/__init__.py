@@ -1,0 +1,1 @@
+"""`make bench-step`: what a decode step costs."""

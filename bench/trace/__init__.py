@@ -1,1 +1,0 @@
-"""A small trace in Mooncake's format, conversation.jsonl, and the script that makes it: python -m bench.trace."""
