@@ -178,9 +178,7 @@ class Control:
         model_limits: Limits = NO_LIMITS,
         blame: Callable[[str], None] = lambda _grammar: None,
     ) -> None:
-        self._socket = socket
-        self._clock, self._model_limits = clock, model_limits
-
+        self._socket, self._clock, self._model_limits = socket, clock, model_limits
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self.refusals = Refusals(log, "message refused")
@@ -191,7 +189,9 @@ class Control:
 
         self.membership = membership
         self.presence = Presence(clock.now())
-        self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame)
+        self.dispatch = Dispatch(
+            membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame, self.presence.awaited_since
+        )
 
     def start(self) -> None:
         """Begins to receive messages. Call it on the running loop."""

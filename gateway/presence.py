@@ -23,6 +23,10 @@ class Presence:
         self._without_since: dict[Role, float] = {}  # roles that had a worker, and now have none that gets requests
         self._unserved_since: float | None = now
         self._last_loss = ""
+        self._lost_at: dict[
+            Role, float
+        ] = {}  # when the worker that was lost last was heard last; not of those that left
+        self._awaited_since: float | None = None
 
     def note(self, membership: Membership, change: Change, now: float) -> None:
         """The membership has changed, or a worker has begun to leave."""
@@ -30,6 +34,8 @@ class Presence:
             self._note_process(member.key, str(member.role), (member.registered.host, member.registered.pid))
         for member in change.lost:
             self._last_loss = membership.losses[member.key].says
+            if not change.is_orderly:
+                self._lost_at[member.role] = member.last_seen
 
         roles = {member.role for member in membership.ready}
         self._seen |= roles
@@ -39,6 +45,13 @@ class Presence:
             self._unserved_since = None
         elif self._unserved_since is None:
             self._unserved_since = now
+        lost_at = [at for role, at in self._lost_at.items() if role not in roles]
+        self._awaited_since = None if membership.missing is None else max(lost_at, default=None)
+
+    def awaited_since(self) -> float | None:
+        """When a worker was last heard that requests lack and that may be started again, because it was lost; None if
+        they lack none, or only workers that have left or have never been there."""
+        return self._awaited_since
 
     def _note_process(self, key: WorkerKey, role: str, process: tuple[str, int]) -> None:
         before = self._processes.pop(key.worker_id, process)

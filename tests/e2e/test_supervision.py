@@ -14,6 +14,7 @@ import pytest
 from runtime.clock import MonotonicClock
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.faults.client import Client
 from tests.processes import command_line
 from tests.selecting import broad
 
@@ -50,6 +51,13 @@ def is_whole(baton: BatonProcess) -> bool:
         return False
 
 
+def in_flight(baton: BatonProcess) -> int:
+    """The prompts that are being answered."""
+    found = re.search(r"^baton_requests_in_flight(?:{.*})? (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
 def expect_exact_again(baton: BatonProcess) -> None:
     assert baton.wait_until(lambda: is_whole(baton))
     assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
@@ -68,6 +76,35 @@ def test_a_worker_that_is_killed_is_started_again(baton: BatonProcess, name: str
     assert re.search(
         rf"Z error baton {name} was killed by SIGKILL(; its last line: .*)?; it is started again", baton.log_text()
     )
+
+
+@pytest.mark.parametrize("name", [broad("prefill-0"), "decode-0"])
+def test_no_client_notices_the_kill_of_the_only_worker_of_a_role(name: str, fake_folder: Path, tmp_path: Path) -> None:
+    """Those that it had and those that come while it is away wait for the next one, and all answers are exact."""
+    flags = ("--port", "0", "--page-size", "4", "--max-total-tokens", "32768", "--retry-wait", "600")
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+        clients = [Client(baton.url, [number, *range(50)], 1500).start() for number in range(4)]
+        assert all(client.has_begun() for client in clients)
+        killed = pid_of(baton, name)
+        baton.process.send_signal(signal.SIGSTOP)  # so that nothing starts it again yet
+        try:
+            os.kill(killed, signal.SIGKILL)
+            assert baton.wait_until(lambda: baton.instance(name) == 0)
+            assert baton.http.get("/health").status_code == 503
+            num_running = in_flight(baton)
+            assert num_running > 0 or name == "prefill-0", "it was killed when nobody needed it"
+            clients += [Client(baton.url, [number, *range(90)], 20).start() for number in range(3)]
+            assert baton.wait_until(lambda: in_flight(baton) >= 3 and "request failed" not in baton.log_text())
+            assert not any(client.tokens or client.error for client in clients[4:])
+        finally:
+            baton.process.send_signal(signal.SIGCONT)
+
+        assert all(client.has_ended() for client in clients)
+        assert [client.verdict(RUNNER.expected_tokens) for client in clients] == ["exact"] * 7
+        assert pid_of(baton, name) not in (0, killed)
+        assert baton.log_text().count(" request has waited ") == 3
+        assert name == "prefill-0" or baton.log_text().count(" request retried ") >= num_running
+        expect_exact_again(baton)
 
 
 def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> None:
@@ -162,7 +199,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
 
 @pytest.mark.broad
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
-    flags = ("--port", "0", "--max-restarts", "1")
+    flags = ("--port", "0", "--max-restarts", "1", "--retry-wait", "0")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         for _ in range(2):
             old = pid_of(baton, "decode-0")
