@@ -58,6 +58,13 @@ def in_flight(baton: BatonProcess) -> int:
     return int(float(found[1]))
 
 
+def supervised(baton: BatonProcess, role: str, state: str) -> int:
+    """The workers of a role that the launcher has in this state, as the gateway knows it."""
+    labels = rf'{{[^}}]*role="{role}",state="{state}"}}'
+    found = re.search(rf"^baton_supervised_workers{labels} (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
 def expect_exact_again(baton: BatonProcess) -> None:
     assert baton.wait_until(lambda: is_whole(baton))
     assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
@@ -72,6 +79,8 @@ def test_a_worker_that_is_killed_is_started_again(baton: BatonProcess, name: str
     assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
     expect_exact_again(baton)
     assert pid_of(baton, "gateway") == control
+    assert baton.wait_until(lambda: supervised(baton, name.partition("-")[0], "running") == 1)
+    assert baton.get("/health") == {"status": "ok"}
     assert baton.wait_until(lambda: re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text()))
     assert re.search(
         rf"Z error baton {name} was killed by SIGKILL(; its last line: .*)?; it is started again", baton.log_text()
@@ -116,6 +125,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, old))
     expect_exact_again(baton)
     assert {name: pid_of(baton, name) for name in before} == before
+    assert baton.wait_until(lambda: supervised(baton, "decode", "running") == 1), "the new gateway is told, too"
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
@@ -212,6 +222,9 @@ def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path
         assert re.search(said, baton.log_text())
         assert baton.wait_until(lambda: [row["id"] for row in baton.workers()] == ["prefill-0"])
         assert baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 503
+        assert baton.wait_until(lambda: supervised(baton, "decode", "given up") == 1)
+        health = baton.http.get("/health").json()["error"]["message"]
+        assert health.endswith("; a decode worker is given up after 1 restart in a row"), "as the console says"
         assert len(baton.children()) == 2
 
 

@@ -10,6 +10,7 @@ from gateway.translate import Prompt
 from protocol.errors import Unavailable
 from protocol.messages_gateway import Assign, Leaving, Left, Role
 from runtime.settings import GatewaySettings, HttpLimits
+from runtime.supervision import STATES, UnitNews, UnitState
 from tests.gateway.conftest import running, wait_until
 from tests.gateway.control_bench import PROMPT, ControlBench
 from tests.retry.controlled import Client
@@ -107,6 +108,19 @@ def test_it_waits_for_no_worker_that_has_left_or_was_never_there() -> None:
     with pytest.raises(Unavailable, match=r"^no worker is ready$"):
         ask(bench, "r")
     bench.expect_rest()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_it_does_not_wait_for_what_the_launcher_has_given_up(state: UnitState) -> None:
+    bench = pair()
+    bench.control.presence.heard(UnitNews("p", Role.PREFILL, "running", 0.0))
+    bench.control.presence.heard(UnitNews("d", Role.DECODE, state, 0.0))
+    bench.lose("d")
+    if state in ("given up", "left"):
+        with pytest.raises(Unavailable, match=r"^no decode worker is ready$"):
+            ask(bench, "r")
+        bench.control.presence.heard(UnitNews("d1", Role.DECODE, "starting", 0.0))
+    assert ask(bench, "r").error is None, "another one may come"
 
 
 @pytest.mark.parametrize("choice", [-1, 0])
