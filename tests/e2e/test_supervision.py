@@ -209,7 +209,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
 
 @pytest.mark.broad
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
-    flags = ("--port", "0", "--max-restarts", "1", "--retry-wait", "0")
+    flags = ("--port", "0", "--max-restarts", "1", "--retry-wait", "600")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         for _ in range(2):
             old = pid_of(baton, "decode-0")
@@ -221,8 +221,9 @@ def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path
         said = r"decode-0 was killed by SIGKILL.*; it is given up after 1 restart in a row. No decode worker"
         assert re.search(said, baton.log_text())
         assert baton.wait_until(lambda: [row["id"] for row in baton.workers()] == ["prefill-0"])
-        assert baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 503
         assert baton.wait_until(lambda: supervised(baton, "decode", "given up") == 1)
+        refused = baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2})
+        assert refused.status_code == 503, "it does not wait for a worker that does not come"
         health = baton.http.get("/health").json()["error"]["message"]
         assert health.endswith("; a decode worker is given up after 1 restart in a row"), "as the console says"
         assert len(baton.children()) == 2
