@@ -38,6 +38,9 @@ READY   :=
 SUITE   :=
 endif
 
+# A plan needs no set-up: Python itself prints it.
+PLAN_GPU = $(if $(filter lease,$(PLAN)),$(PYTHON) -m bench.gpu.lease --step '$(STEP)',$(error PLAN: got $(PLAN), expected lease))
+
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
 # Only files with slow tests are imported: each process would take seconds to import the others.
 SLOW   = $(shell grep -rlE --include='test_*.py' 'mark\.(slow|broad)|tests\.selecting' tests)
@@ -147,8 +150,8 @@ fuzz-grammars: $(READY) ## random, changed and public grammars on a running pair
 mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
 
-gpu: $(READY) ## on a GPU machine, 15 minutes: tests, a trace, speeds beside limits, service, parity (STEP= OUT= DEVICE=cpu PLAN=lease)
-	@$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(if $(filter file,$(origin MINUTES)),15,$(MINUTES))' $(if $(PLAN),--plan '$(PLAN)')
+gpu: $(if $(PLAN),,$(READY)) ## on a GPU machine, 15 minutes: tests, a trace, speeds beside limits, service, parity (STEP= OUT= DEVICE=cpu PLAN=lease)
+	@$(if $(PLAN),$(PLAN_GPU),$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(if $(filter file,$(origin MINUTES)),15,$(MINUTES))')
 
 test-gpu: $(READY) ## the tests that need a CUDA device
 	@$(PY) -m pytest -q -m gpu -n 0

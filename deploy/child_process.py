@@ -84,13 +84,17 @@ class ChildProcess:
 
             self.popen = subprocess.Popen(
                 [*spec.command, "--status-fd", str(status_write)],
-                stdin=subprocess.DEVNULL,
+                bufsize=0,
+                stdin=subprocess.PIPE if spec.is_told else subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
                 pass_fds=(status_write,),
                 env=child_environment(spec),
                 process_group=0,
             )
+            if self.popen.stdin is not None:
+                os.set_blocking(self.popen.stdin.fileno(), False)
+                undo.callback(self.popen.stdin.close)
             undo.callback(self.popen.wait)
             undo.callback(self.popen.kill)  # the last to be given, so the first to be called
 
@@ -123,6 +127,14 @@ class ChildProcess:
         self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
         return lines
 
+    def tell(self, line: bytes) -> bool:
+        """Writes a short line to its standard input, whole or not at all. False if it cannot take it now, or ever."""
+        assert self.popen.stdin is not None, f"{self.name} is told nothing"
+        try:
+            return os.write(self.popen.stdin.fileno(), line) == len(line)
+        except (BlockingIOError, BrokenPipeError):
+            return False
+
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP) has stopped it, and none has let it go on."""
         if self.popen.poll() is not None:
@@ -141,6 +153,8 @@ class ChildProcess:
         """Kills the group, reaps the process, closes the pipes. Call it once."""
         self.kill_group()
         self.popen.wait()
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
         self._status.close()
         self._log.close()
         os.close(self.exit_fd)

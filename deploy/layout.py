@@ -40,6 +40,7 @@ class ProcessSpec:
     environment: Mapping[str, str]
     cpus: tuple[int, ...] | None = None  # cores it may run on; None: the launcher's cores
     group: str = ""  # of a rank: the group that it belongs to
+    is_told: bool = False  # its standard input is a pipe, on which the launcher tells it of other processes
 
     @property
     def unit(self) -> str:
@@ -224,7 +225,7 @@ def threads_per_worker(cores: int, num_workers: int) -> int:
 
 def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
     """The process of a gateway."""
-    return ProcessSpec(GATEWAY, _python(GATEWAY, settings), thread_environment(1))
+    return ProcessSpec(GATEWAY, _python(GATEWAY, settings), thread_environment(1), is_told=True)
 
 
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:

@@ -23,7 +23,9 @@ from enum import StrEnum
 
 from deploy.sentences import Ended
 from protocol.errors import GroupBroken, Unavailable
+from protocol.messages_gateway import Role
 from runtime.process_life import EXIT_REFUSED
+from runtime.supervision import UnitNews, describe_unit
 
 FIRST_WAIT_S = 0.5  # before the second restart in a row; each further wait doubles
 MAX_WAIT_S = 30.0
@@ -103,16 +105,13 @@ def wait_before_restart_s(failures: int) -> float:
 
 def describe_restart(life: Life, max_restarts: int | None, who: str = "it", paused: Collection[str] = ()) -> str:
     """What follows the end of a unit, by its state in `life`. `paused`: the processes whose pause has ended it."""
-    if life.state is State.GIVEN_UP:
-        if max_restarts == 0:
-            return f"{who} is not started again (--max-restarts 0)"
-        assert max_restarts is not None, "only a limit gives a unit up"
-        return f"{who} is given up after {max_restarts} restart{'s' * (max_restarts > 1)} in a row"
-    if paused:
+    follows = describe_unit(news_of("", Role.UNIFIED, life, max_restarts), who, life.since)
+    if paused and life.state is not State.GIVEN_UP:
         were = "was" if len(paused) == 1 else "were"
-        return f"{', '.join(paused)} {were} paused, so this does not count; {who} is started again at once"
-    wait_s = life.start_at - life.since
-    if wait_s <= 0:
-        return f"{who} is started again at once"
-    of_how_many = "" if max_restarts is None else f" of {max_restarts}"
-    return f"{who} is started again in {wait_s:g} s, restart {life.failures}{of_how_many} in a row"
+        return f"{', '.join(paused)} {were} paused, so this does not count; {follows}"
+    return follows
+
+
+def news_of(unit: str, role: Role, life: Life, max_restarts: int | None) -> UnitNews:
+    """What the gateway is told of a unit."""
+    return UnitNews(unit, role, life.state.value, life.since, life.start_at, life.failures, max_restarts)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deploy.console import Console
@@ -197,7 +198,7 @@ def run_plan(
             lambda role: replacement(role, control, flags, len(plan.worker_settings), flags_like(unit, role)),
         )
 
-    return run(start, console, GATEWAY, rules, tell)
+    return run(start, console, GATEWAY, rules, tell, {unit: ranks[0].role for unit, ranks in ranks_of.items()})
 
 
 def unit_of(settings: WorkerSettings) -> str:
@@ -296,15 +297,22 @@ def lone_worker(config: Config, console: Console, worker_id: str) -> tuple[Proce
     return specs
 
 
-def run(start: Start, console: Console, needed: str, rules: Rules, tell: Gone = lambda _name, _given_up: "") -> int:
+def run(
+    start: Start,
+    console: Console,
+    needed: str,
+    rules: Rules,
+    tell: Gone = lambda _name, _given_up: "",
+    roles: Mapping[str, Role] = MappingProxyType({}),
+) -> int:
     """Calls `start`, prints its lines, and supervises the processes until a signal (exit status 0) or until the unit
-    `needed` is given up (exit status 1) or has left (0)."""
+    `needed` is given up (exit status 1) or has left (0). `roles`: see Supervisor."""
     clock = MonotonicClock()
     with StopSignal() as stop, Launcher(console, stop, clock, epochs_after=time.time_ns() // 10**6) as launcher:
         try:
             specs, lines = start(launcher)
             console.serving(lines)
-            supervisor = Supervisor(launcher, specs, rules, clock, console, tell)
+            supervisor = Supervisor(launcher, specs, rules, clock, console, tell, roles)
             while not stop.is_set():
                 supervisor.turn()
                 if needed in supervisor.given_up:

@@ -3,15 +3,17 @@
 life.py decides what follows the end of a unit: another start, at once or after a wait, or none.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from deploy.child_process import ChildProcess
 from deploy.console import Console
 from deploy.launcher import SILENCE_S, Launcher
-from deploy.layout import ProcessSpec, by_unit
-from deploy.life import Life, State, describe_restart, is_of_pause
+from deploy.layout import GATEWAY, ProcessSpec, by_unit
+from deploy.life import Life, State, describe_restart, is_of_pause, news_of
 from deploy.options import Rules
 from deploy.sentences import Ended, describe_end
+from protocol.messages_gateway import Role
 from runtime.clock import Clock
 
 TURN_S = 1.0
@@ -22,7 +24,7 @@ Gone = Callable[[str, Collection[str]], str]  # (unit, all units that are gone f
 
 class Supervisor:
     """Supervises started processes, unit by unit. `tell` returns the sentence for a unit that is given up or
-    has left."""
+    has left. `roles` are those of the units of workers, whose lives the gateway among the processes is told of."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Supervisor:
         clock: Clock,
         console: Console,
         tell: Gone = lambda _name, _given_up: "",
+        roles: Mapping[str, Role] = MappingProxyType({}),
     ) -> None:
         self._launcher = launcher
         self._units = by_unit(specs)
@@ -42,6 +45,9 @@ class Supervisor:
         self._tell = tell
         self._turned_at = clock.now()
         self._lives = dict.fromkeys(self._units, Life(State.RUNNING, self._turned_at))
+        self._roles = roles
+        self._told: dict[str, Life] = {}  # what the gateway knows
+        self._gateway: ChildProcess | None = None  # the process that knows it
 
     @property
     def given_up(self) -> set[str]:
@@ -83,6 +89,21 @@ class Supervisor:
             for child in self._launcher.children.values():
                 child.heard_at = now
         self._turned_at = now
+        if self._roles:
+            self._tell_gateway()
+
+    def _tell_gateway(self) -> None:
+        """Tells the gateway what it does not know of the lives of workers. What it cannot take now is told later."""
+        gateway = self._launcher.children[GATEWAY]
+        if gateway is not self._gateway:
+            self._gateway, self._told = gateway, {}
+        if gateway.ready is None:
+            return
+        for unit, role in self._roles.items():
+            life = self._lives[unit]
+            news = news_of(unit, role, life, self._rules.max_restarts)
+            if self._told.get(unit) != life and gateway.tell(news.to_line()):
+                self._told[unit] = life
 
     def _timeout_s(self) -> float:
         due = [life.start_at for life in self._lives.values() if life.state is State.BACKING_OFF]

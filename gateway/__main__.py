@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from gateway.launcher_news import LauncherNews
 from gateway.process import SPARE, Gateway, allow_connections
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(GC_YOUNG)
     sys.setswitchinterval(SWITCH_S)
 
-    uvloop.run(_run(gateway, status))
+    news = LauncherNews(sys.stdin.fileno(), gateway.control.presence.heard) if status_fd is not None else None
+    uvloop.run(_run(gateway, status, news))
     return 0
 
 
@@ -60,8 +62,10 @@ def _make_room(max_connections: int) -> None:
         )
 
 
-async def _run(gateway: Gateway, status: StatusPipe) -> None:
+async def _run(gateway: Gateway, status: StatusPipe, news: LauncherNews | None) -> None:
     gateway.leave_on_signals()
+    if news is not None:
+        news.start()
     gateway.on_leaving = status.leaving
     log = get_log("gateway")
 

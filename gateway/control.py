@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     DeclaredLost,
     FirstToken,
     FlushCache,
+    GatewayLeft,
     Heartbeat,
     Leaving,
     Left,
@@ -55,10 +56,9 @@ MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them rea
 LEAST_PAUSE_S = 0.001  # timers fire up to so much too soon
 MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
 DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
+LINGER_MS = 200  # for the last messages to workers, when the gateway ends
 FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
-
-
 Report = PromptLogprobs | FirstToken | Tokens | RequestFailed | Retracted | CacheFlushed
 
 
@@ -108,11 +108,11 @@ class ControlSocket:
             self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
 
     def close(self) -> None:
-        """Closes the socket and drops what is queued."""
+        """Closes the socket. What is queued has LINGER_MS to leave."""
         if self._loop is not None and not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
         self._on_message = None
-        self._socket.close(0)
+        self._socket.close(LINGER_MS)
         self._security.close()
         self._context.term()
 
@@ -178,9 +178,7 @@ class Control:
         model_limits: Limits = NO_LIMITS,
         blame: Callable[[str], None] = lambda _grammar: None,
     ) -> None:
-        self._socket = socket
-        self._clock, self._model_limits = clock, model_limits
-
+        self._socket, self._clock, self._model_limits = socket, clock, model_limits
         self._ticker: asyncio.Task[None] | None = None
         self._limits: Limits | None = None
         self.refusals = Refusals(log, "message refused")
@@ -188,10 +186,10 @@ class Control:
         self._sessions: dict[bytes, Session] = {}  # of members, by the routing id of their sockets
         self._flushes = Flushes(self._ask_to_flush)
         self.joined = Counter({str(role): 0 for role in Role})  # workers that became members, by role
-
-        self.membership = membership
-        self.presence = Presence(clock.now())
-        self.dispatch = Dispatch(membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame)
+        self.membership, self.presence = membership, Presence(clock.now())
+        self.dispatch = Dispatch(
+            membership, clock, pairing, rules, self._send, self._lose, self.refusals, blame, self.presence.awaited_since
+        )
 
     def start(self) -> None:
         """Begins to receive messages. Call it on the running loop."""
@@ -199,10 +197,12 @@ class Control:
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def close(self) -> None:
-        """Fails every request in flight and closes the socket."""
+        """Fails every request in flight, tells the workers that this gateway ends, and closes the socket."""
         if self._ticker is not None:
             self._ticker.cancel()
         self.dispatch.stop("the gateway has stopped")
+        for member in self.membership.members:
+            self._send(member.key, GatewayLeft())
         self._socket.close()
 
     @property

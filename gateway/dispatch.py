@@ -46,7 +46,7 @@ log = get_log("gateway.dispatch")
 class Dispatch:
     """Requests in flight and their load on the workers. `send` returns False if that worker is not connected. Then
     `lose` is called: it removes the worker from the membership and calls `lost`. `refusals` counts invalid messages.
-    `blame` gets the name of a grammar that has probably ended workers."""
+    `blame` gets the name of a grammar that has probably ended workers. `awaited_since`: see Presence."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Dispatch:
         lose: Callable[[WorkerKey], None],
         refusals: Refusals,
         blame: Callable[[str], None] = lambda _grammar: None,
+        awaited_since: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._membership = membership
-        self._clock = clock
-        self._send = send
+        self._membership, self._clock = membership, clock
+        self._send, self._awaited_since = send, awaited_since
         self._rules, self._refusals, self._blame = rules, refusals, blame
 
         self._attempts = Attempts(clock, send, lose)
@@ -81,8 +81,8 @@ class Dispatch:
     def assign(
         self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False, first_choice: int = 0
     ) -> RequestRecord:
-        """Gives a request to a pair of workers. Unavailable if there is none. `listener` numbers its choices from
-        `first_choice`."""
+        """Gives a request to a pair of workers. Without one, it waits for workers that may come back soon, as requests
+        of a lost worker do; else Unavailable. `listener` numbers its choices from `first_choice`."""
         if self._stopped is not None:
             raise Unavailable(self._stopped)
 
@@ -93,23 +93,23 @@ class Dispatch:
             if self._attempts.begin(record, everything, pair):
                 return record
 
-        self.requests.remove(record)
-        raise Unavailable(self._membership.missing or "no workers are ready that can hold this request")
+        error = Unavailable(self._membership.missing or "no workers are ready that can hold this request")
+        since = self._awaited_since()
+        if since is None or self._clock.now() - since >= self._rules.wait_s:
+            self.requests.remove(record)
+            raise error
+        self._wait(Stranded(record, everything, error, since))
+        return record
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         """Cancels one choice, or (-1) the whole request. Does nothing after its end."""
         record = self.requests.find(request_id)
-        if record is None:
+        if record is None or (choice >= 0 and record.choices[choice].closed):
             return
-
         if choice >= 0:
-            if record.choices[choice].closed:
-                return
             self._attempts.cancel_choice(record, choice)
-            if not record.is_done:
-                return
-
-        self._attempts.forget(record)
+        if choice < 0 or record.is_done:
+            self._attempts.forget(record)
 
     def _fail(self, record: RequestRecord, error: BatonError) -> None:
         self._attempts.forget(record)
@@ -157,12 +157,15 @@ class Dispatch:
                 if final is not None:
                     self._fail(record, final)
                 elif pair is None:
-                    waiting = replace(stranded, choices=choices)
-                    self._stranded.add(waiting, waiting.since, record.prompt.priority, resumes=first.gave_way)
+                    self._wait(replace(stranded, choices=choices))
                     break
                 elif self._attempts.begin(record, choices, pair):
                     self.retries.note(record, stranded.error)
                     break
+
+    def _wait(self, stranded: Stranded) -> None:
+        record, first = stranded.record, stranded.record.choices[stranded.choices[0]]
+        self._stranded.add(stranded, stranded.since, record.prompt.priority, resumes=first.gave_way)
 
     def rescue(self) -> None:
         """Looks again for workers for the stranded choices."""
@@ -174,8 +177,7 @@ class Dispatch:
 
     def on_prompt_logprobs(self, identity: bytes, message: PromptLogprobs) -> None:
         """Takes what the worker at `identity` tells of a prompt. Once that is whole, tokens that came before count."""
-        found = self._attempt_of(identity, message)
-        if found is None:
+        if (found := self._attempt_of(identity, message)) is None:
             return
         record, attempt = found
         try:
@@ -237,14 +239,12 @@ class Dispatch:
 
     def on_failed(self, identity: bytes, message: RequestFailed) -> None:
         """The worker at `identity` has given up an attempt."""
-        found = self._attempt_of(identity, message)
-        if found is not None:
+        if (found := self._attempt_of(identity, message)) is not None:
             self._attempt_failed(*found, error_from_code(message.code, message.message))
 
     def on_retracted(self, identity: bytes, message: Retracted) -> None:
         """The worker at `identity` has no memory for a choice any more. It begins again where there is room."""
-        found = self._attempt_of(identity, message)
-        if found is None:
+        if (found := self._attempt_of(identity, message)) is None:
             return
         record, attempt = found
         if message.choice not in attempt.running or record.choices[message.choice].closed:

@@ -262,7 +262,7 @@ class Generation:
         error, records = self.error, self.prompts.records
         fields = {
             "request_id": ",".join(record.request_id for record in records[:MAX_LOGGED]),
-            "attempt": max((record.num_attempts for record in records), default=1) - 1,
+            "attempt": max((1, *(record.num_attempts for record in records))) - 1,
             "worker": ",".join(dict.fromkeys(pair for record in records[:MAX_LOGGED] for pair in record.pairs)),
             "x_request_id": self._x_request_id,
             "prompt_tokens": self.prompts.num_tokens,

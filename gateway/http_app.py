@@ -107,7 +107,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
         """200 when requests can be served: a prefill and a decode worker, or a unified one, are ready."""
         missing = service.control.membership.missing
         if missing is None:
-            return json_response({"status": "ok"})
+            troubles = service.control.presence.troubles(service.clock.now())
+            return json_response({"status": "ok", **({"not_running": troubles} if troubles else {})})
         raise Unavailable(service.control.presence.describe(missing, service.clock.now()))
 
     @app.get("/workers", responses=errors())

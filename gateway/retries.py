@@ -32,7 +32,8 @@ log = get_log("gateway.retries")
 @dataclass(frozen=True)
 class RetryRules:
     """`max_attempts` counts the first one. `wait_s`: how long choices may wait for workers, counted from when their
-    lost worker was last heard. A restarted worker is back by then."""
+    lost worker was last heard, or the last one of the role that a new request lacks. A worker that is started again
+    should be back by then."""
 
     max_attempts: int
     wait_s: float
@@ -40,8 +41,8 @@ class RetryRules:
 
 @dataclass(frozen=True, eq=False)
 class Stranded:
-    """Choices whose attempt failed with `error` and that wait for workers. `since`: when the lost worker was last
-    heard, or when the attempt failed if none was lost."""
+    """Choices that wait for workers because their attempt failed with `error`, or because there was no worker for them
+    from the start. `since`: when the lost worker was last heard, or when the attempt failed if none was lost."""
 
     record: RequestRecord
     choices: Sequence[int]
@@ -74,7 +75,11 @@ class Retries:
         return GrammarFault(f"{most} workers have ended while they followed its grammar, so it is not tried again")
 
     def note(self, record: RequestRecord, error: BatonError) -> None:
-        """Counts and logs that another attempt has begun after one that ended with `error`."""
+        """Counts and logs that another attempt has begun after one that ended with `error`, or logs that the first one
+        has begun after a wait for workers."""
+        if record.num_attempts == 1:
+            log.info("request has waited", request_id=record.request_id, worker=record.pairs[-1], why=error.message)
+            return
         self.counts[error.code] += 1
         tell, event = log.warning, "request retried"
         if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken

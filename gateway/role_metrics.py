@@ -11,6 +11,7 @@ from gateway.control import Control
 from gateway.metrics import PREFIX, Tally
 from protocol.messages_gateway import Role
 from runtime.clock import Clock
+from runtime.supervision import STATES
 
 
 class RoleCollector(Collector):
@@ -30,7 +31,15 @@ class RoleCollector(Collector):
         without = GaugeMetricFamily(PREFIX + "role_without_worker_seconds", text, labels=["role"])
         for role, seconds in self._control.presence.seconds_without(self._clock.now()).items():
             without.add_metric([str(role)], seconds)
-        return [workers, without]
+
+        text = "Workers that the launcher keeps alive, groups counted once, by what it does with them."
+        kept = GaugeMetricFamily(PREFIX + "supervised_workers", text, labels=["role", "state"])
+        units = self._control.presence.units.values()
+        count = Counter((news.role, news.state) for news in units)
+        for role in sorted({news.role for news in units}):
+            for state in STATES:
+                kept.add_metric([str(role), state], count[role, state])
+        return [workers, without, kept]
 
 
 def add_roles(registry: CollectorRegistry, control: Control, clock: Clock) -> None:

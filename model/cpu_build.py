@@ -97,11 +97,12 @@ def built_library(defines: Sequence[str]) -> Path:
     return _own(path)
 
 
-def build_level(level: Level, defines: Sequence[str]) -> Path:
-    """The path of a library for all CPUs of `level`. Builds it unless it is there. Raises NoKernels."""
+def build_level(level: Level, defines: Sequence[str]) -> tuple[Path, bool]:
+    """The path of a library for all CPUs of `level`, and whether this call has built it: it may be there already.
+    Raises NoKernels."""
     path = cache_folder() / _name(_texts(), level.name, *defines)
-    _build_once(find_compiler(), [*level.flags, *defines], path)
-    return _own(path)
+    is_new = _build_once(find_compiler(), [*level.flags, *defines], path)
+    return _own(path), is_new
 
 
 def find_compiler() -> list[str]:
@@ -179,17 +180,19 @@ def _texts() -> str:
 # ---- building ----
 
 
-def _build_once(compiler: list[str], options: Sequence[str], path: Path) -> None:
-    """Builds the library unless it is there. Of workers that start together one builds, and the others wait for it."""
+def _build_once(compiler: list[str], options: Sequence[str], path: Path) -> bool:
+    """Builds the library unless it is there; returns whether it did. Of workers that start together one builds, and the
+    others wait for it."""
     if path.exists():
-        return
+        return False
     try:
         with _locked(path.parent / LOCK):
             if path.exists():
-                return
+                return False
             for left in path.parent.glob(f"{UNFINISHED}*"):  # by a worker that was killed
                 shutil.rmtree(left)
             _build(compiler, options, path)
+            return True
     except OSError as error:
         raise NoKernels(f"{path} cannot be written: {error.strerror}") from None
 

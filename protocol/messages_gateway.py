@@ -344,6 +344,12 @@ class Leave(Message):
 
 
 @dataclass(frozen=True)
+class GatewayLeft(Message):
+    """The last message of a gateway that ends in good order: what clients have asked is answered, or has failed. The
+    worker takes the end of the connection for no fault. It dials until a gateway answers."""
+
+
+@dataclass(frozen=True)
 class Retracted(Message):
     """Sent by the decode or unified worker after a choice's last Tokens: it has no memory for more. The gateway begins
     the choice again, with its outputs, where there is room."""
@@ -379,7 +385,8 @@ ToGateway = (
     | Left
     | CacheFlushed
 )
-ToWorker = Welcome | Refused | DeclaredLost | RegisterAgain | Assign | CancelRequest | PeerLost | FlushCache | Leave
+ToMember = Assign | CancelRequest | PeerLost | FlushCache | Leave | GatewayLeft
+ToWorker = Welcome | Refused | DeclaredLost | RegisterAgain | ToMember
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
@@ -388,5 +395,5 @@ TO_GATEWAY: Boundary[ToGateway] = Boundary(
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(
     "gateway to worker",
-    (Welcome, Refused, DeclaredLost, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache, Leave),
+    (Welcome, Refused, DeclaredLost, RegisterAgain, Assign, CancelRequest, PeerLost, FlushCache, Leave, GatewayLeft),
 )

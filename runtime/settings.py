@@ -314,8 +314,8 @@ class GatewaySettings(ProcessSettings):
         "times that a request is given to workers before its client gets an error; 1: no retry",
         group=Group.LOSS)] = 3
     retry_wait_s: Annotated[float, Field(ge=0), _flag(
-        "how long a request may lack workers, from when its lost worker was last heard",
-        group=Group.LOSS)] = 4
+        "how long a request may lack workers, from when a lost one was last heard",
+        group=Group.LOSS)] = 30  # a worker of a small model is back in 10; proxies often give up after 60
     silence_limit_s: Annotated[Seconds, _flag("a worker whose heartbeats are missing for so long counts as lost",
         group=Group.LOSS)] = 2  # heartbeats come four times a second
     launch_deadline_s: Annotated[Seconds, _flag("a worker that computes one batch for so long counts as lost",

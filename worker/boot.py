@@ -45,7 +45,7 @@ from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
 from scheduler.execution.streams_cuda import CudaStream
 from scheduler.execution.thread_choice import choose_threads, wake_beside_layers
-from scheduler.execution.warm_requests import sizes_for, warm_requests
+from scheduler.execution.warm_requests import WarmUp, warm_requests
 from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
@@ -134,7 +134,8 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         speculation=speculation_of(runner, executor, settings),
     )
 
-    warm_requests(executor, sizes_for(runner.device, settings.max_running_requests), draft_shape(runner, settings))
+    asked = WarmUp.of(runner.device, settings.max_running_requests)
+    warm_requests(executor, asked, draft_shape(runner, settings))
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     security = open_security(keys, context, log)

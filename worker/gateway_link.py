@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from protocol.errors import Unavailable, WireError
-from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, ToGateway, ToWorker
+from protocol.messages_gateway import TO_GATEWAY, TO_WORKER, GatewayLeft, ToGateway, ToWorker
 from runtime.bus import REDIAL_S, Dealer
 from runtime.clock import Clock
 from runtime.log import Refusals, get_log
@@ -31,10 +31,12 @@ class GatewayLink:
     silence_may_mean: str = ""  # why a gateway that runs may not answer, for logs and errors
     refusal_means: Mapping[str, str] = field(default_factory=dict)  # the likely cause of a refusal, by reason
     is_cut_off: bool = False  # it is a member whose connection is lost
+    has_left: bool = False  # the gateway has said that it ends
     refusals: Refusals = field(default_factory=lambda: Refusals(log, "message refused"))
     _session: Session = field(default_factory=lambda: Session(1))
     _join_deadline: float = 0.0
     _tell_at: float = 0.0  # when to log that no gateway answers
+    _told_cut_off: bool = False  # what the log says of the connection
     _refusal: str = ""  # why the gateway has refused the connection since the last Welcome
 
     @property
@@ -60,18 +62,24 @@ class GatewayLink:
         return self.dealer.receive()
 
     def read(self, raw: bytes) -> ToWorker | None:
-        """The message, unless it came before or cannot be read, which is counted. SessionLost if others are missing."""
+        """The message for the loop, unless it came before or cannot be read, which is counted. SessionLost if some are
+        missing."""
         try:
             envelope = open_envelope(raw)
             message = TO_WORKER.decode(envelope.body) if envelope.body else None
         except WireError as error:
             self.refusals.note("message", source="gateway", why=error.message)
             return None
-        return message if self._session.accept(envelope) else None
+        if not self._session.accept(envelope):
+            return None
+        if isinstance(message, GatewayLeft):
+            self.has_left = True
+            return None
+        return message
 
     def joined(self) -> None:
         """The gateway has answered: the worker is a member."""
-        self._refusal = ""
+        self._refusal, self.has_left = "", False
 
     def check_joining(self, now: float) -> None:
         """Unavailable, if no gateway has answered in time."""
@@ -85,17 +93,27 @@ class GatewayLink:
             self._tell_at = self._join_deadline
 
     def tend(self, now: float, *, is_member: bool) -> None:
-        """Looks at the connection, and logs what has happened to it. Called a few times a second."""
+        """Looks at the connection, and logs what has happened to it. Called a few times a second. A lost connection is
+        logged with the next call: by then GatewayLeft is read, if that came before."""
         refusal = self.dealer.tend(now)
         if refusal and refusal != self._refusal:
             self._refusal = refusal
             why = self.refusal_means.get(refusal, refusal)
             log.error("the gateway refuses this worker", endpoint=self.dealer.endpoint, why=why, again_s=REDIAL_S)
 
+        if self.is_cut_off != self._told_cut_off:
+            self._told_cut_off = self.is_cut_off
+            self._tell_connection()
         if is_member and self.dealer.is_up == self.is_cut_off:
             self.is_cut_off = not self.is_cut_off
-            say, what = (log.warning, "is lost") if self.is_cut_off else (log.info, "is back")
-            say(f"the connection to the gateway {what}", endpoint=self.dealer.endpoint)
+
+    def _tell_connection(self) -> None:
+        if self.is_cut_off and self.has_left:
+            log.info("the gateway has left", endpoint=self.dealer.endpoint)
+        elif self.is_cut_off:
+            log.warning("the connection to the gateway is lost", endpoint=self.dealer.endpoint)
+        else:
+            log.info("the connection to the gateway is back", endpoint=self.dealer.endpoint)
 
     def close(self, linger_ms: int = 0) -> None:
         """Closes the socket. Queued messages may still leave for `linger_ms`. Idempotent."""

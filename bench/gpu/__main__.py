@@ -3,8 +3,7 @@
 Each step has its own process and time limit. A step that fails or hangs is reported, and the others go on. The folder
 OUT holds figures.jsonl and page.md, which grow with every figure, and log.txt with all output.
 
-`--plan lease` (`make gpu PLAN=lease`) runs nothing. It prints the steps as calls of at most six minutes, for a machine
-that is lent for 15 minutes in all, and the sum of their times.
+For a machine that is lent for 15 minutes in all, lease.py plans calls of at most six minutes.
 """
 
 import argparse
@@ -21,11 +20,10 @@ from typing import Final
 import psutil
 from rich.console import Console
 
-from bench.gpu.plan import CALL_S, START_S, STEPS, TOTAL_S, Step, calls, chosen, limit_s
+from bench.gpu.plan import STEPS, TOTAL_S, Step, chosen, limit_s
 from bench.gpu.sheet import Folder
 from bench.records import End, Machine, of_step, summary
 from loadtest.peer import session_members
-from loadtest.report import counted
 from loadtest.tied import tied
 from runtime.clock import MonotonicClock
 
@@ -55,9 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for figures, page and log")
     parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="for all steps together (default 15)")
-    parser.add_argument(
-        "--plan", choices=("lease",), help="print the calls for a machine that is lent, and run nothing"
-    )
     asked = parser.parse_args(argv)
 
     console = Console(highlight=False, soft_wrap=True)
@@ -66,11 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         console.print(f"make gpu: {error}", style=None, markup=False)
         return EXIT_CONFIG
-
-    if asked.plan:
-        for line in lease(steps):
-            console.print(line, style=None, markup=False)
-        return 0
 
     command = (sys.executable, "-m", "bench.gpu.child", "machine", "--device", asked.device)
     told = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -82,20 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.begin(Machine(json.loads(told.stdout)), [step.name for step in steps])
     run_steps(steps, folder, asked.device, asked.minutes * 60, console)
     return report(steps, folder, console)
-
-
-def lease(steps: Sequence[Step]) -> list[str]:
-    """A command for each call, with its steps and the seconds that they are expected to take; then the sum."""
-    minutes = f"{(CALL_S - START_S) / 60:g}"
-    planned, lines = calls(steps), []
-    for call in planned:
-        each = ", ".join(f"{step.name} {step.seconds:g}" for step in call)
-        expected = START_S + sum(step.seconds for step in call)
-        names = " ".join(step.name for step in call)
-        lines.append(f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} s: start {START_S:g}, {each}")
-    total = len(planned) * START_S + sum(step.seconds for step in steps)
-    number = counted(len(planned), "call")
-    return [*lines, f"# {number}, {total:g} s together, {total / 60:.1f} minutes, without the starts of the machine"]
 
 
 def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float, console: Console) -> None:

@@ -29,6 +29,7 @@ PER_TOKEN_S: Final = 0.01
 LAUNCH_S: Final = 0.01
 QUICK_S: Final = 0.0005  # an answer that took no more the last time may come behind that
 MOST_S: Final = 0.1  # but not behind this
+FORGET: Final = 0.5 ** (1 / 256)  # of what a grammar has taken at most, with each later mask: half after 256 of them
 NOTHING_FITS: Final = (
     "the grammar allows no token here that min_tokens, allowed_token_ids, bad_words and stop_token_ids allow, too"
 )
@@ -37,10 +38,14 @@ NOTHING_FITS: Final = (
 @dataclass(eq=False)
 class KnownGrammar:
     """A grammar that was compiled, with what is known of its masks. `slowest_s`: the most work that the mask of one
-    token has taken."""
+    token has taken. It falls with each quicker mask, because one may be slow only once."""
 
     compiled: CompiledGrammar
     slowest_s: float = 0.0
+
+    def note(self, took_s: float) -> None:
+        """The mask of one token has taken this work."""
+        self.slowest_s = max(took_s, self.slowest_s * FORGET)
 
 
 @dataclass(eq=False)
@@ -59,6 +64,7 @@ class Answer:
     _spent_s: float = 0.0
     _num_drawn: int = 0
     _has_begun: bool = False
+    _has_news: bool = False  # its last mask is not noted in the grammar
 
     def __post_init__(self) -> None:
         self.last_s = self.grammar.slowest_s
@@ -102,11 +108,17 @@ class Answer:
             self._guarded(self.matching.mask)
             took_s = work.now() - start
             self.last_s = took_s + self._reads_s / max(1, self._num_reads)
-            self._reads_s, self._num_reads = 0.0, 0
+            self._reads_s, self._num_reads, self._has_news = 0.0, 0, True
             if self._has_begun:
                 self._spend(took_s)
         self._has_begun = True
         return self.matching.mask()
+
+    def tell_grammar(self) -> None:
+        """Notes in the grammar what the last mask has taken, once. Answers share it, so only one thread calls this."""
+        if self._has_news:
+            self.grammar.note(self.last_s)
+            self._has_news = False
 
     def _guarded(self, call: Callable[..., object], *args: object) -> None:
         """Calls the library. Its own bug with this grammar fails this answer alone."""
@@ -172,7 +184,7 @@ class Masking:
         """Its launch is over and has drawn `runs`, by place; none if it has failed."""
         self.is_over = True
         for answer in self.answers.values():
-            answer.grammar.slowest_s = max(answer.grammar.slowest_s, answer.last_s)
+            answer.tell_grammar()
         for place, answer in self.answers.items() if runs else ():
             answer.unread += [token for token in runs[place] if token >= 0]
 

@@ -2,6 +2,7 @@
 
 A GPU loads a kernel with its first call. In a serving loop the first request with top-p would hold up all others. Which
 kernel an operation takes also depends on the number of rows, so each kind runs with one row and with the most rows.
+A CPU loads and compiles nothing: it runs one request that asks for all of it, to see that it works.
 
     a prompt is computed and scored, other rows join and decode -> the prompt's choice joins; a draft proposes
     -> with a draft: a launch that proposes nothing
@@ -10,7 +11,7 @@ Only page 0, the padding, is read and written. Rows are those of an owner to who
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -52,27 +53,48 @@ KINDS: Final = {
     "no end before min_tokens": replace(GREEDY, min_tokens=1 << 20, stop_token_ids=(0,)),
     "log-probabilities": replace(DRAWN, logprobs=LogprobsAsked(MAX_TOP_LOGPROBS, processed=True)),
 }
+ALL_AT_ONCE: Final = SamplingParams(
+    max_tokens=1,
+    temperature=1.0,
+    top_k=1,
+    top_p=0.5,
+    min_p=0.5,
+    min_tokens=1 << 20,
+    stop_token_ids=(0,),
+    rules=RULES,
+    logprobs=LogprobsAsked(MAX_TOP_LOGPROBS, processed=True),
+)
 
 
-def sizes_for(device: torch.device, most: int) -> tuple[int, ...]:
-    """Rows of the launches of each kind, up to `most`. A CPU loads and compiles nothing, so one row is enough."""
-    return (1,) if device.type == "cpu" else tuple(sorted({1, most}))
+@dataclass(frozen=True)
+class WarmUp:
+    """What `warm_requests` runs: each of `kinds` with each of `sizes` rows."""
+
+    kinds: tuple[SamplingParams, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(device: torch.device, most: int) -> "WarmUp":
+        """What this device needs, with up to `most` rows."""
+        if device.type == "cpu":
+            return WarmUp((ALL_AT_ONCE,), (1,))
+        return WarmUp(tuple(KINDS.values()), tuple(sorted({1, most})))
 
 
-def warm_requests(executor: Executor, sizes: tuple[int, ...], shape: DraftShape = NO_DRAFT) -> None:
-    """Runs requests of each kind with each of `sizes` rows. `shape`: of the executor's draft. Blocks.
+def warm_requests(executor: Executor, asked: WarmUp, shape: DraftShape = NO_DRAFT) -> None:
+    """Runs the requests of `asked`. `shape`: of the executor's draft. Blocks.
 
     It is called before the first plan, by all ranks of a group together, before their agreement begins: all run the
     same list. InternalError if a launch fails. Page 0 holds zeros afterwards.
     """
     joined = 0
-    for num_rows in sizes:
-        for params in KINDS.values():
+    for num_rows in asked.sizes:
+        for params in asked.kinds:
             for plan in _plans(executor, num_rows, params, shape, tuple(range(1, joined + 1))):
                 executor.run_alone(plan)
             joined = num_rows
     executor.run_alone(Plan(0, leaves=tuple(range(1, joined + 1))))
-    _on_forward_stream(executor, sizes)
+    _on_forward_stream(executor, asked.sizes)
 
 
 def _plans(

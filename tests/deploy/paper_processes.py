@@ -1,7 +1,8 @@
 """Processes that exist on paper only, in time that moves only when told, and a supervisor of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import cast
 
 from deploy.console import Console
@@ -10,6 +11,8 @@ from deploy.layout import ProcessSpec
 from deploy.options import Rules
 from deploy.sentences import Ended
 from deploy.supervisor import Supervisor
+from protocol.messages_gateway import Role
+from runtime.supervision import UnitNews
 from tests.doubles.clock import VirtualClock
 
 
@@ -19,6 +22,14 @@ class PaperChild:
     heard_at: float
     ready: object = None
     is_beating: bool = True
+    told: list[UnitNews] = field(default_factory=list)
+    is_deaf: bool = False
+
+    def tell(self, line: bytes) -> bool:
+        news = UnitNews.from_line(line)
+        assert news is not None
+        self.told += [] if self.is_deaf else [news]
+        return not self.is_deaf
 
 
 @dataclass
@@ -63,7 +74,7 @@ class PaperProcesses:
 class Stage:
     """A supervisor of processes on paper. `group` is that of those whose names have a dot."""
 
-    def __init__(self, rules: Rules, names: Sequence[str]) -> None:
+    def __init__(self, rules: Rules, names: Sequence[str], roles: Mapping[str, Role] = MappingProxyType({})) -> None:
         self.clock = VirtualClock(100.0)
         self.processes = PaperProcesses(self.clock, {name: PaperChild(name, 0.0) for name in names})
         self.supervisor = Supervisor(
@@ -73,6 +84,7 @@ class Stage:
             self.clock,
             Console(with_logs=True),
             lambda name, given_up: f"{name} of {len(given_up)} is missed",
+            roles,
         )
 
     def end(self, name: str, code: int, was_ready: bool = True) -> None:

@@ -102,3 +102,25 @@ def test_what_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch, 
         ChildProcess(ProcessSpec("x", sleeper, {}), 0.0)
     assert num_open_files() == before
     assert [child for child in psutil.Process().children() if sleeper[2] in command_line(child)] == []
+
+
+def test_a_child_is_told_lines_whole_or_not_at_all() -> None:
+    program = "import sys, threading; print(sys.stdin.readline(), flush=True); threading.Event().wait()"
+    child = ChildProcess(ProcessSpec("listener", (sys.executable, "-c", program), {}, is_told=True), 0.0)
+    try:
+        assert child.tell(b"hello\n")
+        lines: list[str] = []
+        while not lines:
+            select.select(child.pipes(), [], [])
+            lines = child.log_lines()
+        assert lines[0] == "hello"
+        num_told = 0
+        while child.tell(b"x" * 1023 + b"\n"):  # it reads no more
+            num_told += 1
+        assert 0 < num_told < 4096 and not child.tell(b"y\n" * 512)
+        child.kill_group()
+        child.popen.wait()
+        assert not child.tell(b"gone\n")
+    finally:
+        child.close()
+    assert child.popen.stdin is not None and child.popen.stdin.closed

@@ -1,6 +1,7 @@
 """What `baton kernels build` builds, and what it refuses."""
 
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,11 +43,29 @@ def test_each_level_size_and_type(
     assert say("build", "96", "256", "96") == 0
     expected = {(*level.flags, *macros(types, size)) for size in (96, 256) for types in MACROS for level in LEVELS}
     assert set(built) == expected and len(built) == len(expected)
-    lines = capsys.readouterr().out.splitlines()
+    *lines, numbers = capsys.readouterr().out.splitlines()
     assert len(lines) == len(expected) and len(list(folder.glob("*.so"))) == len(expected)
-    assert lines[0].startswith("x86-64-v4-bf16, heads of 96, activations float32, KV float32: /")
+    first = r"x86-64-v4-bf16, heads of 96, activations float32, KV float32: built in \d+\.\d s: /\S+"
+    assert re.fullmatch(first, lines[0]) and all(": built in " in line for line in lines)
+    assert re.fullmatch(rf"libraries: {len(expected)} built in \d+\.\d s, 0 already built", numbers)
+
+
+def test_what_is_there_is_not_built_again_and_the_command_says_so(
+    built: list[tuple[str, ...]], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert say("build", "256") == 0
-    assert len(built) == len(expected), "what is there is not built again"
+    num_built = len(built)
+    first = capsys.readouterr().out.splitlines()
+    next(iter(folder.glob("*.so"))).unlink()
+    assert say("build", "256", "96") == 0
+    assert len(built) == num_built + 1 + num_built
+
+    *lines, numbers = capsys.readouterr().out.splitlines()
+    already = [line for line in lines if ": already built: " in line]
+    assert [line.rpartition(" ")[2] for line in lines[:num_built]] == [line.rpartition(" ")[2] for line in first[:-1]]
+    assert len(already) == num_built - 1 and all(line in lines[:num_built] for line in already)
+    assert numbers.startswith(f"libraries: {num_built + 1} built in ")
+    assert numbers.endswith(f" s, {num_built - 1} already built")
 
 
 def test_without_sizes_those_of_most_models(built: list[tuple[str, ...]]) -> None:
@@ -93,7 +112,7 @@ def test_a_worker_of_this_machine_uses_what_was_built(folder: Path, monkeypatch:
     paths: dict[str, Path] = {}
     for level in LEVELS:
         assert isinstance(level, Level)
-        paths[level.name] = build_level(level, options)
+        paths[level.name], _ = build_level(level, options)
     monkeypatch.setenv("CC", "nothing-like-it")
     instructions = set(Path("/proc/cpuinfo").read_text().split())
     best = next(level for level in LEVELS if level.needs <= instructions)

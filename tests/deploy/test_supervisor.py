@@ -2,9 +2,12 @@
 
 import pytest
 
+from deploy.life import State
 from deploy.options import Rules
 from deploy.sentences import Ended
+from protocol.messages_gateway import Role
 from runtime.process_life import EXIT_CONFIG, EXIT_REFUSED
+from runtime.supervision import STATES, UnitNews, describe_unit
 from tests.deploy.paper_processes import Stage
 
 NAMES = ("gateway", "decode-0")
@@ -206,3 +209,81 @@ def test_what_had_to_start_again_may_be_told_to_end_meanwhile() -> None:
     stage.end("decode-0", 0, was_ready=False)
     stage.turns(100.0)
     assert [who for _, who in stage.processes.starts] == ["decode-0"] and stage.supervisor.left == {"decode-0"}
+
+
+# ---- what the gateway is told ----
+
+PAIR = ("gateway", "prefill-0", "decode-0")
+ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
+
+
+def pair(rules: Rules) -> Stage:
+    stage = Stage(rules, PAIR, ROLES)
+    stage.processes.children["gateway"].ready = {}
+    return stage
+
+
+def told(stage: Stage) -> list[UnitNews]:
+    """What the gateway was told since the last call."""
+    gateway = stage.processes.children["gateway"]
+    found, gateway.told = gateway.told, []
+    return found
+
+
+def test_the_states_that_are_told_are_those_of_a_life() -> None:
+    assert {state.value for state in State} == set(STATES)
+
+
+def test_the_gateway_is_told_each_change_once_in_the_words_of_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = pair(Rules(max_restarts=2))
+    stage.turns(3.0)
+    assert [(news.unit, news.role, news.state) for news in told(stage)] == [
+        ("prefill-0", Role.PREFILL, "running"),
+        ("decode-0", Role.DECODE, "running"),
+    ]
+    for state in ("starting", "backing off", "given up"):
+        capsys.readouterr()
+        stage.end("decode-0", -9)
+        [news] = told(stage)
+        assert (news.unit, news.state) == ("decode-0", state)
+        if state != "starting":  # that one was started again at once
+            assert describe_unit(news, "it", news.since) in said(capsys)[0]
+        stage.turns(1.0)
+        later = [each.state for each in told(stage)]
+        assert later == (["starting"] if state == "backing off" else [])
+
+
+def test_a_gateway_that_is_started_again_is_told_all_once_it_serves() -> None:
+    stage = pair(Rules())
+    stage.turns(1.0)
+    assert len(told(stage)) == 2
+    before = stage.processes.children["gateway"]
+    stage.end("decode-0", -9)
+    stage.end("gateway", -9)
+    stage.turns(2.0)
+    gateway = stage.processes.children["gateway"]
+    assert gateway is not before and not gateway.told, "it does not serve yet"
+    gateway.ready = {}
+    stage.turns(2.0)
+    assert [(news.unit, news.state) for news in told(stage)] == [("prefill-0", "running"), ("decode-0", "starting")]
+
+
+def test_what_the_gateway_cannot_take_is_told_later_as_it_is_then() -> None:
+    stage = pair(Rules())
+    stage.turns(1.0)
+    told(stage)
+    stage.processes.children["gateway"].is_deaf = True
+    stage.end("decode-0", -9)
+    stage.turns(1.0)
+    stage.end("decode-0", -9)
+    assert told(stage) == []
+    stage.processes.children["gateway"].is_deaf = False
+    stage.turns(0.3)
+    assert [news.unit for news in told(stage)] == ["decode-0"]
+
+
+def test_without_workers_nothing_is_told() -> None:
+    stage = Stage(Rules(), ("u",))
+    stage.end("u", -9)
+    stage.turns(2.0)
+    assert [name for _, name in stage.processes.starts] == ["u"]

@@ -52,6 +52,42 @@ def serve(folder: Path, log: Path, *flags: str) -> BatonProcess:
     return BatonProcess(str(folder), *shared, *bound, *flags, log=log, program=FAKE)
 
 
+LAYOUTS = {
+    "pair": ("--prefill", "1", "--decode", "1"),
+    "unified": ("--unified", "2"),
+    "group": ("--prefill", "1", "--decode", "1", "--dp-size", "2", "--enable-dp-attention"),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "pair SIGINT baton streams",
+        broad("pair SIGTERM all rests"),
+        broad("unified SIGTERM baton streams"),
+        broad("group SIGINT baton streams"),
+        broad("group SIGTERM all rests"),
+    ],
+)
+def test_an_orderly_end_logs_no_warning(case: str, fake_folder: Path, tmp_path: Path) -> None:
+    """Ctrl-C and `kill` reach `baton` alone; others send SIGTERM to all processes of a service."""
+    layout, name, to, what = case.split()
+    with serve(fake_folder, tmp_path / "log", *LAYOUTS[layout]) as baton:
+        clients = streams_of(baton) if what == "streams" else []
+        workers = [each["id"] for each in baton.workers()]
+        for child in baton.children() if to == "all" else ():
+            child.send_signal(signal.Signals[name])
+        assert baton.end(signal.Signals[name]) == 0
+        assert verdicts(clients) == ["exact"] * len(clients)
+
+    text = baton.log_text()
+    assert " info baton stopping" in text and re.search(r" info gateway stopped\b", text) and len(workers) >= 2
+    received = "SIG[A-Z]+" if to == "all" else "SIGTERM"
+    assert all(re.search(rf" info {re.escape(worker)} left signal={received}\b", text) for worker in workers)
+    ready_at = max(each.end() for each in re.finditer(r" ready role=.*$", text, re.MULTILINE))
+    assert not re.findall(r"^.* (?:warning|error) .*$", text[ready_at:], re.MULTILINE)
+
+
 RUN = rf"baton decode-1: [12] requests? runs?; ending in at most {BOUND} s"
 PAIRS = ("--prefill", "1", "--decode", "2")
 

@@ -88,7 +88,15 @@ def tokens_of_both(stream: Iterator[dict[str, Any]]) -> list[int]:
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_a_killed_worker_ends_its_streams_with_an_error(victim: str, fake_folder: Path, tmp_path: Path) -> None:
     pairs = ("--port", "0", "--prefill", "2", "--decode", "2", "--page-size", "1", "--pairing", "round_robin")
-    flags = (*pairs, "--max-restarts", "0", "--max-attempts", "1")  # nothing is mended, nothing tried again
+    flags = (
+        *pairs,
+        "--max-restarts",
+        "0",
+        "--max-attempts",
+        "1",
+        "--retry-wait",
+        "0",
+    )  # nothing is mended or waited for
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         streams = [baton.stream(**LONG) for _ in range(4)]
         begun = [tokens_of_both(stream) for stream in streams]

@@ -14,6 +14,7 @@ import pytest
 from runtime.clock import MonotonicClock
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
+from tests.faults.client import Client
 from tests.processes import command_line
 from tests.selecting import broad
 
@@ -50,6 +51,20 @@ def is_whole(baton: BatonProcess) -> bool:
         return False
 
 
+def in_flight(baton: BatonProcess) -> int:
+    """The prompts that are being answered."""
+    found = re.search(r"^baton_requests_in_flight(?:{.*})? (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def supervised(baton: BatonProcess, role: str, state: str) -> int:
+    """The workers of a role that the launcher has in this state, as the gateway knows it."""
+    labels = rf'{{[^}}]*role="{role}",state="{state}"}}'
+    found = re.search(rf"^baton_supervised_workers{labels} (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
 def expect_exact_again(baton: BatonProcess) -> None:
     assert baton.wait_until(lambda: is_whole(baton))
     assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
@@ -64,10 +79,41 @@ def test_a_worker_that_is_killed_is_started_again(baton: BatonProcess, name: str
     assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
     expect_exact_again(baton)
     assert pid_of(baton, "gateway") == control
+    assert baton.wait_until(lambda: supervised(baton, name.partition("-")[0], "running") == 1)
+    assert baton.get("/health") == {"status": "ok"}
     assert baton.wait_until(lambda: re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text()))
     assert re.search(
         rf"Z error baton {name} was killed by SIGKILL(; its last line: .*)?; it is started again", baton.log_text()
     )
+
+
+@pytest.mark.parametrize("name", [broad("prefill-0"), "decode-0"])
+def test_no_client_notices_the_kill_of_the_only_worker_of_a_role(name: str, fake_folder: Path, tmp_path: Path) -> None:
+    """Those that it had and those that come while it is away wait for the next one, and all answers are exact."""
+    flags = ("--port", "0", "--page-size", "4", "--max-total-tokens", "32768", "--retry-wait", "600")
+    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
+        clients = [Client(baton.url, [number, *range(50)], 1500).start() for number in range(4)]
+        assert all(client.has_begun() for client in clients)
+        killed = pid_of(baton, name)
+        baton.process.send_signal(signal.SIGSTOP)  # so that nothing starts it again yet
+        try:
+            os.kill(killed, signal.SIGKILL)
+            assert baton.wait_until(lambda: baton.instance(name) == 0)
+            assert baton.http.get("/health").status_code == 503
+            num_running = in_flight(baton)
+            assert num_running > 0 or name == "prefill-0", "it was killed when nobody needed it"
+            clients += [Client(baton.url, [number, *range(90)], 20).start() for number in range(3)]
+            assert baton.wait_until(lambda: in_flight(baton) >= 3 and "request failed" not in baton.log_text())
+            assert not any(client.tokens or client.error for client in clients[4:])
+        finally:
+            baton.process.send_signal(signal.SIGCONT)
+
+        assert all(client.has_ended() for client in clients)
+        assert [client.verdict(RUNNER.expected_tokens) for client in clients] == ["exact"] * 7
+        assert pid_of(baton, name) not in (0, killed)
+        assert baton.log_text().count(" request has waited ") == 3
+        assert name == "prefill-0" or baton.log_text().count(" request retried ") >= num_running
+        expect_exact_again(baton)
 
 
 def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> None:
@@ -79,6 +125,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, old))
     expect_exact_again(baton)
     assert {name: pid_of(baton, name) for name in before} == before
+    assert baton.wait_until(lambda: supervised(baton, "decode", "running") == 1), "the new gateway is told, too"
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
@@ -162,7 +209,7 @@ def test_a_launcher_that_was_paused_goes_on(baton: BatonProcess) -> None:
 
 @pytest.mark.broad
 def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path, tmp_path: Path) -> None:
-    flags = ("--port", "0", "--max-restarts", "1")
+    flags = ("--port", "0", "--max-restarts", "1", "--retry-wait", "600")
     with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
         for _ in range(2):
             old = pid_of(baton, "decode-0")
@@ -174,7 +221,11 @@ def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path
         said = r"decode-0 was killed by SIGKILL.*; it is given up after 1 restart in a row. No decode worker"
         assert re.search(said, baton.log_text())
         assert baton.wait_until(lambda: [row["id"] for row in baton.workers()] == ["prefill-0"])
-        assert baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 503
+        assert baton.wait_until(lambda: supervised(baton, "decode", "given up") == 1)
+        refused = baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2})
+        assert refused.status_code == 503, "it does not wait for a worker that does not come"
+        health = baton.http.get("/health").json()["error"]["message"]
+        assert health.endswith("; a decode worker is given up after 1 restart in a row"), "as the console says"
         assert len(baton.children()) == 2
 
 

@@ -57,7 +57,7 @@ def _like_an_image(monkeypatch: pytest.MonkeyPatch, *levels: Level) -> dict[str,
     """The libraries of these levels are there, and no compiler is."""
     monkeypatch.setattr(cpu_build, "_build", lambda compiler, options, path: path.touch(0o700))
     monkeypatch.setenv("CC", "true")
-    found = {level.name: build_level(level, DEFINES) for level in levels}
+    found = {level.name: build_level(level, DEFINES)[0] for level in levels}
     monkeypatch.setenv("CC", "nothing-like-it")
     return found
 

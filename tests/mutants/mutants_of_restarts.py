@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 LIFE = ("tests/deploy/test_life.py",)
 LAUNCHER = ("tests/deploy/test_launcher_groups.py",)
 PRESENCE = ("tests/gateway/test_presence.py",)
+SUPERVISOR = ("tests/deploy/test_supervisor.py",)
+WAITING = ("tests/gateway/test_dispatch_waiting.py",)
 
 RESTARTS = (
     Mutant(
@@ -123,5 +125,50 @@ RESTARTS = (
         "names of workers, which hold names of hosts, are told to anybody",
         (),
         PRESENCE,
+    ),
+    Mutant(
+        "new requests wait for a worker that has left",
+        "Presence.note",
+        "not change.is_orderly",
+        "True",
+        "nothing starts it again, so they wait in vain",
+        (),
+        WAITING,
+    ),
+    Mutant(
+        "new requests wait for ever while a worker is lost",
+        "Dispatch.assign",
+        "since is None or __late",
+        "since is None",
+        "each of them waits for the next look, and fails then",
+        (),
+        WAITING,
+    ),
+    Mutant(
+        "a request that has waited counts as a retry",
+        "Retries.note",
+        "record.num_attempts == 1",
+        "False",
+        "alerts on retries fire although nothing was tried twice",
+        (),
+        WAITING,
+    ),
+    Mutant(
+        "a gateway that was started again is told only of what changes",
+        "Supervisor._tell_gateway",
+        "gateway is not self._gateway",
+        "self._gateway is None",
+        "its /health and metrics know nothing of the workers that run or wait",
+        (),
+        SUPERVISOR,
+    ),
+    Mutant(
+        "new requests wait for a worker that was given up",
+        "Presence.awaited_since",
+        "not self._is_given_up(role)",
+        "True",
+        "nothing starts it again, so they wait in vain",
+        (),
+        WAITING,
     ),
 )

@@ -12,15 +12,15 @@ REQUESTS = "tests/scheduler/execution/test_warm_requests.py"
 WARM = (
     Mutant(
         "the first requests are greedy and no others",
-        "warm_requests",
-        "KINDS.values()",
-        "[GREEDY]",
+        "WarmUp.of",
+        "tuple(KINDS.values())",
+        "(GREEDY,)",
         "the first one with top-p loads kernels in the serving loop",
         tests=(REQUESTS,),
     ),
     Mutant(
         "the first requests draw with one row only",
-        "sizes_for",
+        "WarmUp.of",
         "tuple(sorted({1, most}))",
         "(1,)",
         "a large batch takes kernels that are not loaded",

@@ -7,7 +7,16 @@ import pytest
 import zmq
 
 from protocol.errors import Unavailable
-from protocol.messages_gateway import Heartbeat, Left, Register, RegisterAgain, RequestFailed, ToGateway, Welcome
+from protocol.messages_gateway import (
+    GatewayLeft,
+    Heartbeat,
+    Left,
+    Register,
+    RegisterAgain,
+    RequestFailed,
+    ToGateway,
+    Welcome,
+)
 from tests.runtime.rebinding import bound_again
 from tests.worker.conftest import Bench
 from worker.gateway_link import JOIN_DEADLINE_S
@@ -77,6 +86,55 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
     bench.close()
     lost, back = "the connection to the gateway is lost", "the connection to the gateway is back"
     assert said() == [("WARNING", lost), ("INFO", back)]
+
+
+@pytest.mark.parametrize("is_last", (True, False))
+def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
+    is_last: bool, context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its last message and the end of its connection may come in one turn. The next gateway may break again."""
+    caplog.set_level(logging.INFO)
+    endpoint, turns_left, is_back = "", 0, False
+
+    def said() -> list[tuple[str, str]]:
+        return [(each.levelname, each.getMessage()) for each in caplog.records if "gateway" in each.getMessage()]
+
+    def close(bench: Bench) -> None:
+        nonlocal endpoint
+        endpoint = bench.router.endpoint
+        bench.router.socket.close(1000)
+        bench.router.socket = context.socket(zmq.ROUTER)  # which nobody dials
+
+    def play(bench: Bench, arrived: list[ToGateway]) -> None:
+        nonlocal turns_left, is_back
+        bench.clock.advance(0.05)
+        assert bench.clock.now() < 100, said()
+        if any(isinstance(message, Register) for message in arrived):
+            bench.send(Welcome(1))
+        elif arrived and not endpoint:  # a heartbeat of a member
+            bench.send(GatewayLeft())
+            close(bench)
+        elif len(said()) == 1 and not is_last:
+            turns_left += 1
+            if turns_left == 20:
+                bench.router.close()
+                bench.router.socket = bound_again(context, zmq.ROUTER, endpoint)
+        elif len(said()) == 2 and arrived and not is_back:
+            bench.send(RegisterAgain(1))
+            is_back = True
+        elif is_back and len(said()) == 2 and arrived:
+            close(bench)
+        elif len(said()) == (1 if is_last else 3):
+            bench.stop()
+
+    bench = Bench(context, play)
+    bench.loop.run()
+    bench.close()
+    expected = [("INFO", "the gateway has left")]
+    if not is_last:
+        expected += [("INFO", "the connection to the gateway is back")]
+        expected += [("WARNING", "the connection to the gateway is lost")]
+    assert said() == expected
 
 
 def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from bench.gpu.__main__ import main, report, run_limited, run_steps
-from bench.gpu.plan import STEPS, Step, chosen
+from bench.gpu.plan import STEPS, Step
 from bench.gpu.sheet import FIGURES, PAGE, Folder
 from bench.records import End
 
@@ -144,22 +144,6 @@ def test_without_a_device_the_command_says_what_to_do(tmp_path: Path) -> None:
     assert done.stdout.strip() == (
         "make gpu: torch finds no CUDA device here; DEVICE=cpu runs the same steps with tiny shapes"
     )
-
-
-@pytest.mark.parametrize("step", ["", "decode ipc"])
-def test_a_plan_for_a_lent_machine_is_a_command_for_each_call_and_runs_nothing(
-    step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--plan", "lease", "--step", step, "--out", str(tmp_path / "out")]) == 0
-    *lines, total = capsys.readouterr().out.splitlines()
-    if step:
-        assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 125 s: start 30, decode 55, ipc 40"]
-        assert total == "# 1 call, 125 s together, 2.1 minutes, without the starts of the machine"
-    names = [name for line in lines for name in line.split("'")[1].split()]
-    assert sorted(names) == sorted(step.split() or [each.name for each in chosen([])])
-    seconds = [float(line.split("# ")[1].split()[0]) for line in lines]
-    assert max(seconds) <= 360 and f"{sum(seconds):g} s together" in total
-    assert not (tmp_path / "out").exists()
 
 
 # ---- one step's process ----

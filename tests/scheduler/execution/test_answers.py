@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.grammars import CompiledGrammar, Matching, Words, compile_grammar
 from scheduler.execution.answers import (
@@ -171,6 +173,48 @@ def test_a_new_answer_is_as_slow_as_its_grammar_has_been() -> None:
     assert made([answer([A], grammar)], work).late == {0}, "what the grammar has taken once, it may take again"
     assert not made([answer([A], grammar), answer([A])][1:], work).late, "another grammar is not slow for it"
     assert not made([answer((), grammar)], work).late, "its first mask is there"
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=50), st.integers(1, 2000))
+def test_what_a_grammar_takes_at_most_falls_by_half_in_256_masks(took: list[float], num_later: int) -> None:
+    grammar = KnownGrammar(compiled(1))
+    for number, each in enumerate(took):
+        grammar.note(each)
+        halves = [before * 0.5 ** ((number - index) / 256) for index, before in enumerate(took[: number + 1])]
+        assert grammar.slowest_s == pytest.approx(max(halves))
+
+    slowest_s = grammar.slowest_s
+    for _ in range(num_later):
+        grammar.note(0.0)
+    assert grammar.slowest_s == pytest.approx(slowest_s * 0.5 ** (num_later / 256))
+
+
+def test_a_new_answer_is_not_late_for_ever_because_its_grammar_was_slow_once() -> None:
+    grammar, work = KnownGrammar(compiled()), Work(LAUNCH_S * 1.5, 0.0)
+    one = answer([A], grammar)
+    made([one], work).over([[A]])
+    assert made([answer([A], grammar)], work).late == {0}, "at first a new answer is late for it"
+
+    run(one, work)
+    one.unread.append(A)
+    num_masks = 0
+    while grammar.slowest_s > LAUNCH_S:
+        masking = made([one], work)
+        assert not masking.late
+        masking.over([[A]])
+        num_masks += 1
+    assert 128 < num_masks < 256
+    assert not made([answer([A], grammar)], work).late
+
+
+def test_a_mask_counts_for_its_grammar_once() -> None:
+    """Launches in which an answer is late, or needs no new mask, make its grammar neither slower nor quicker."""
+    grammar, work = KnownGrammar(compiled()), Work(LAUNCH_S * 2)
+    one = answer([A], grammar)
+    made([one], work).over([])
+    made([one], work).over([[A]])
+    made([one], work).over([])
+    assert one.is_late and work.num_masks == 1 and grammar.slowest_s == LAUNCH_S * 2
 
 
 def test_what_many_outputs_take_to_read_is_not_expected_of_the_next_one() -> None:

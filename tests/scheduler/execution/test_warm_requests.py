@@ -26,7 +26,7 @@ from scheduler.execution import warm_requests as warm_requests_module
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars, Inline
 from scheduler.execution.streams import InlineStream
-from scheduler.execution.warm_requests import KINDS, sizes_for, warm_requests
+from scheduler.execution.warm_requests import KINDS, WarmUp, warm_requests
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -37,6 +37,7 @@ from tests.doubles.torch_operations import tensors_in
 from tests.grammars import grammar_of, text_named, vocabulary
 from tests.scheduler.building import CPU, FailAt, admitted, drawn, make_executor, make_planner
 
+EVERYTHING = WarmUp.of(torch.device("cuda"), 4)  # run here on the CPU
 Operation = tuple[Any, ...]  # its name, and the dtypes of its tensors
 SHAPES = {"plain": NO_DRAFT, "chain": DraftShape(3), "tree": DraftShape(3, 2, 7), "layers": DraftShape(2)}
 NO_KERNEL = ("alias", "detach", "_local_scalar_dense", "lift_fresh", "empty", "new_empty", "set_", "resize_")
@@ -70,6 +71,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+NAMES = ("top-k", "top-p", "min-p", "rules", "bans", "log-probabilities")
 GRAMMAR = grammar_of([(1, 2, 3) * 9, (2, 3, 1) * 9])
 RULES = {
     "penalties": LogitRules(frequency_penalty=0.1, presence_penalty=-0.2, repetition_penalty=1.1),
@@ -150,7 +152,7 @@ def take(planner: Planner) -> None:
 def test_a_later_request_calls_nothing_that_the_first_ones_have_not_called(shape: str) -> None:
     executor = started(shape)
     with Recorder() as recorder:
-        warm_requests(executor, (1, 4), SHAPES[shape])
+        warm_requests(executor, EVERYTHING, SHAPES[shape])
     planner = planner_of(executor, shape)
     for kind in LATER:
         found = served(planner, kind, 3)
@@ -158,32 +160,37 @@ def test_a_later_request_calls_nothing_that_the_first_ones_have_not_called(shape
     executor.close()
 
 
+def names_of(sampling: SamplingInput) -> dict[str, Tensor]:
+    """What rows ask for, and the rows that do."""
+    asking = sampling.asking
+    rows = {
+        "top-k": asking.top_k_N,
+        "top-p": asking.top_p_N,
+        "min-p": asking.min_p_N,
+        "rules": sampling.rules and sampling.rules.rows_N,
+        "bans": sampling.banned and sampling.banned.rows_N,
+        "log-probabilities": sampling.logprobs and sampling.logprobs.rows_N,
+        "masks": sampling.allowed and sampling.allowed.rows_N,
+    }
+    return {name: rows_N for name, rows_N in rows.items() if rows_N is not None}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_kind_is_drawn_with_one_row_and_with_the_most(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn_with: set[tuple[str, int]] = set()
 
     def noted(logits_LV: Tensor, sampling: SamplingInput, *rest: Any) -> Sampled:
-        asking, rows = sampling.asking, logits_LV.shape[0]
-        names = {
-            "top-k": asking.top_k_N,
-            "top-p": asking.top_p_N,
-            "min-p": asking.min_p_N,
-            "rules": sampling.rules and sampling.rules.rows_N,
-            "bans": sampling.banned and sampling.banned.rows_N,
-            "log-probabilities": sampling.logprobs and sampling.logprobs.rows_N,
-            "masks": sampling.allowed and sampling.allowed.rows_N,
-        }
-        drawn_with.update((name, len(rows_N)) for name, rows_N in names.items() if rows_N is not None)
-        drawn_with.add(("greedy" if asking.all_greedy else "drawn", rows))
+        drawn_with.update((name, len(rows_N)) for name, rows_N in names_of(sampling).items())
+        drawn_with.add(("greedy" if sampling.asking.all_greedy else "drawn", logits_LV.shape[0]))
         found: Sampled = sample_scored(logits_LV, sampling, *rest)
         return found
 
     executor = started(shape)
     for module in (launches, mode, warm_requests_module):
         monkeypatch.setattr(module, "sample_scored", noted)
-    warm_requests(executor, (1, 4), SHAPES[shape])
+    warm_requests(executor, EVERYTHING, SHAPES[shape])
     width = SHAPES[shape].num_nodes or SHAPES[shape].num_steps + 1
-    wanted = ("greedy", "drawn", "top-k", "top-p", "min-p", "rules", "bans", "log-probabilities")
+    wanted = ("greedy", "drawn", *NAMES)
     assert {(name, rows) for name in wanted for rows in (1, 4 * width)} | {("masks", 1), ("masks", 4)} <= drawn_with
 
 
@@ -192,7 +199,7 @@ def test_page_0_alone_is_written_and_holds_zeros_and_no_row_is_left(shape: str) 
     executor = started(shape)
     for layer in range(executor.kv.layout.num_layers):
         executor.kv.layer(layer)[1:] = 7.0
-    warm_requests(executor, (1, 4), SHAPES[shape])
+    warm_requests(executor, EVERYTHING, SHAPES[shape])
     for layer in range(executor.kv.layout.num_layers):
         assert (executor.kv.layer(layer)[1:] == 7.0).all() and not executor.kv.layer(layer)[0].any()
     assert not executor.running.draws and not executor.launches and executor.poll() == []
@@ -201,7 +208,7 @@ def test_page_0_alone_is_written_and_holds_zeros_and_no_row_is_left(shape: str) 
 
 def test_the_answers_of_requests_behind_them_are_those_of_the_model() -> None:
     executor = started()
-    warm_requests(executor, (1, 4))
+    warm_requests(executor, EVERYTHING)
     planner, prompt = planner_of(executor, "plain"), (1, 2, 3)
     req = admitted(planner, prompt, SamplingParams(max_tokens=5, temperature=0.0))
     for step in range(5):
@@ -223,7 +230,7 @@ def test_all_ranks_of_a_group_run_the_same_forwards() -> None:
         executor = started(runner=FakeRunner(97, context_length=64, before_forward=note))
         executor.agreement = Agreement(1, rank, 2)
         of_rank.clear()
-        warm_requests(executor, (1, 4))
+        warm_requests(executor, EVERYTHING)
         seen.append(of_rank)
     assert seen[0] == seen[1] and len(seen[0]) == 2 * 2 * len(KINDS) + 1
     assert all(step is not None and step.num_tokens == (size, size) for size, step in seen[0])
@@ -232,7 +239,7 @@ def test_all_ranks_of_a_group_run_the_same_forwards() -> None:
 def test_a_launch_that_fails_is_an_error_before_ready() -> None:
     executor = started(runner=FakeRunner(97, context_length=64, before_forward=FailAt(5)))
     with pytest.raises(InternalError, match=r"before the first request .* forward 5 is broken"):
-        warm_requests(executor, (1, 4))
+        warm_requests(executor, EVERYTHING)
 
 
 def test_a_mask_that_fails_is_an_error_before_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,10 +249,35 @@ def test_a_mask_that_fails_is_an_error_before_ready(monkeypatch: pytest.MonkeyPa
     executor = started()
     monkeypatch.setattr(warm_requests_module, "sample_scored", fail)
     with pytest.raises(InternalError, match="drawing with masks has failed: no kernel image"):
-        warm_requests(executor, (1,))
+        warm_requests(executor, WarmUp.of(CPU, 4))
 
 
-def test_a_cpu_runs_one_row_and_a_device_the_most_too() -> None:
-    cuda = torch.device("cuda")
-    assert [sizes_for(cuda, most) for most in (1, 2, 64)] == [(1,), (1, 2), (1, 64)]
-    assert sizes_for(CPU, 64) == (1,)
+def test_a_device_runs_each_kind_with_one_row_and_the_most() -> None:
+    cuda, kinds = torch.device("cuda"), tuple(KINDS.values())
+    assert [WarmUp.of(cuda, most) for most in (1, 2, 64)] == [WarmUp(kinds, sizes) for sizes in ((1,), (1, 2), (1, 64))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cpu_computes_one_request_that_draws_in_all_ways(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_forwards, drawn_with = 0, set[str]()
+
+    def count(inp: ModelInput) -> None:
+        nonlocal num_forwards
+        num_forwards += inp.input_ids_T.numel() > 0
+
+    def noted(logits_LV: Tensor, sampling: SamplingInput, *rest: Any) -> Sampled:
+        drawn_with.update(names_of(sampling))
+        found: Sampled = sample_scored(logits_LV, sampling, *rest)
+        return found
+
+    num_layers = 2 if shape == "layers" else 1
+    seed = 1 if SHAPES[shape].num_steps else None
+    runner = FakeRunner(97, context_length=64, draft_seed=seed, num_draft_layers=num_layers, before_forward=count)
+    executor = started(shape, runner)
+    for module in (launches, mode, warm_requests_module):
+        monkeypatch.setattr(module, "sample_scored", noted)
+    num_forwards = 0
+    warm_requests(executor, WarmUp.of(CPU, 64), SHAPES[shape])
+    assert num_forwards == (3 if SHAPES[shape].num_steps else 2), "weights are read as often as that"
+    assert drawn_with == {*NAMES, "masks"}
+    executor.close()
