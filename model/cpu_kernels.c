@@ -15,14 +15,6 @@
 #define HALF (HEAD_DIM / 2)
 #define SMALL 8192  // elements of a part: fewer are not worth another thread
 
-#ifdef ACT_BF16
-#define READ(x) widen(x)
-#define WRITE(x) narrow(x)
-#else
-#define READ(x) (x)
-#define WRITE(x) (x)
-#endif
-
 #ifdef PAGE_BF16
 #define READ_KV(x) widen(x)
 #define WRITE_KV(x) narrow(x)

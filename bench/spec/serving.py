@@ -15,7 +15,8 @@ from torch import Tensor
 from bench.overlap.decoding import ReplayedStream, executor_of, planner_of
 from model.draft import begins_with
 from model.eagle import EagleDraft
-from model.inputs import ModelInput
+from model.inputs import ChainInput, ModelInput
+from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import Clock, MonotonicClock
@@ -69,6 +70,14 @@ class ForcedDraft(EagleDraft):
             self.told.update(self._told(inp))
         hidden_TE: Tensor = super().run_layer(index, inp, *rest, attends=attends)
         return hidden_TE
+
+    def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
+        """See Draft.chain."""
+        proposed_SB: Tensor = super().chain(steps, tokens_B, hidden_BE, kv)
+        for step in range(len(proposed_SB)):
+            for row, token in self._told(steps.step(step, tokens_B)).items():
+                proposed_SB[step, row] = token % self.vocab_size
+        return proposed_SB
 
     def _told(self, inp: ModelInput) -> dict[int, int]:
         told = {}

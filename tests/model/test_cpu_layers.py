@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.attention_cpu import CpuPlan
+from model.cpu_layers import is_decodes
 from model.inputs import ModelInput
 from model.linear import has_fast_bfloat16
 from model.runner import ModelRunner
@@ -99,10 +100,10 @@ def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     """A chunk reports its layers and attends by torch, so such a forward runs layer by layer. It gives right tokens."""
     runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
     at_once = runner.decoder.at_once
-    assert at_once is not None and not at_once.takes(None) and not at_once.takes(CpuPlan((), ()))
+    assert at_once is not None and not is_decodes(None) and not is_decodes(CpuPlan((), ()))
     lanes = Lanes(runner, 16)
     inp = decodes(lanes, (12,))
-    assert at_once.takes(runner.attention.plan(inp, lanes.kv.layout.layer(0)))
+    assert is_decodes(runner.attention.plan(inp, lanes.kv.layout.layer(0)))
     written: list[int] = []
     assert torch.equal(runner.forward(inp, lanes.kv, written.append), runner.forward(inp, lanes.kv))
     assert written == list(range(runner.config.num_layers))
@@ -111,7 +112,7 @@ def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     lanes.runner.forward(lanes.model_input([(apart, 29)], []), lanes.kv)
     apart.done = 29
     mixed = lanes.model_input([(prompt, 20)], [apart])
-    assert not at_once.takes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
+    assert not is_decodes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
     decode = runner.forward(lanes.model_input([], [apart]), lanes.kv)
     torch.testing.assert_close(runner.forward(mixed, lanes.kv)[1:], decode)
 
