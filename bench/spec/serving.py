@@ -124,7 +124,7 @@ def measured(
         speculation = None
         if num_steps is not None:
             costs = measure_step_costs(executor, len(load.prompts), num_steps, clock) if adaptive else None
-            speculation = Speculation(shape, begins_with(runner.draft), costs)
+            speculation = Speculation(shape, begins_with(runner.draft), costs, clock)
         return served(executor, load, clock, stream.idle, speculation, forced=forced, texts=texts)
     finally:
         executor.close()
