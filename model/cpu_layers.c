@@ -3,6 +3,7 @@
 #include "cpu_layers.h"
 
 #include <stddef.h>
+#include <string.h>
 
 // Where the fields of these structs are, for cpu_structs.py: it compares them with Python's when it loads this library.
 #define WHOLE(type) {#type, 0, sizeof(type)}
@@ -53,8 +54,13 @@ void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, a
     product(&l->down, inner_values, x, x, rows, threads);
 }
 
-// x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer.
+// x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. Of the layers `noted`, in
+// ascending order, the inputs go to `inputs`, (rows, hidden) each.
 void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const decodes *d, act *x, act *scratch,
-                   int64_t rows, int threads) {
-    for (int64_t i = 0; i < num_layers; i++) run_layer(&layers[i], pages[i], d, 0, x, scratch, rows, threads);
+                   int64_t rows, const int64_t *noted, int64_t num_noted, act *const *inputs, int threads) {
+    const int64_t bytes = rows * layers[0].output.outputs * sizeof(act);
+    for (int64_t i = 0, at = 0; i < num_layers; i++) {
+        if (at < num_noted && noted[at] == i) memcpy(inputs[at++], x, bytes);
+        run_layer(&layers[i], pages[i], d, 0, x, scratch, rows, threads);
+    }
 }

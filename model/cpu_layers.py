@@ -6,7 +6,7 @@ Shapes as in passes.py.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -77,20 +77,32 @@ class CpuLayers:
         check_struct(kernels.library, "decodes", _Decodes)
         return cls(kernels, (CLayer * len(layers))(*layers), numbers_of_a_row(kernels, layers[0]), dtype)
 
-    def run(self, x_TE: Tensor, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> Tensor:
-        """The output (T, E) of the last layer. Writes K and V of every layer."""
+    def run(
+        self,
+        x_TE: Tensor,
+        rotation: Rotation,
+        rows: Rows,
+        kv: PagedKv,
+        plan: CpuPlan,
+        noted_layers: Collection[int] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output (T, E) of the last layer, and the inputs of `noted_layers`, in the order of the layers. Writes K
+        and V of every layer."""
         assert x_TE.dtype == self.dtype
         kernels, x_TE = self.kernels, x_TE.contiguous()
         decodes = decodes_in_c(kernels, rotation, rows, kv, plan)
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
         scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
+        noted = sorted(set(noted_layers))
+        inputs = [torch.empty_like(x_TE) for _ in noted]
         kernels.threads.before_long_call()
         kernels.library.decode_layers(
             self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
-            _POINTER(scratch.data_ptr()), _LONG(num_rows), kernels.threads.for_rows(num_rows),
+            _POINTER(scratch.data_ptr()), _LONG(num_rows), (_LONG * len(noted))(*noted), _LONG(len(noted)),
+            (_POINTER * len(noted))(*(each.data_ptr() for each in inputs)), kernels.threads.for_rows(num_rows),
         )  # fmt: skip
-        return x_TE
+        return x_TE, inputs
 
 
 def is_decodes(plan: object) -> TypeGuard[CpuPlan]:

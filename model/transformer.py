@@ -175,20 +175,21 @@ class Decoder:
     ) -> tuple[Tensor, list[Tensor]]:
         """The output of the final norm, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
         that of these rows only, (L, E)."""
-        in_one_call = on_layer is None and not feature_layers and not inp.extend_lens
+        in_one_call = on_layer is None and not inp.extend_lens
         if self.at_once is not None and not in_one_call:
             self.at_once.kernels.threads.before_long_call()
         through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
         if self.at_once is not None and in_one_call and is_decodes(through.plan):
-            x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
+            of = (through.rotation, through.rows, kv, through.plan)
+            x_TE, inputs = self.at_once.run(x_TE, *of, feature_layers)
             x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
-            return self.passes.rms_norm(x_LE, self.final_norm_E), []
+            return self.passes.rms_norm(x_LE, self.final_norm_E), inputs
 
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
         next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)
-        normed_TE, inputs = None, []
+        normed_TE, inputs = None, list[Tensor]()
         for index, (layer, next_norm_E) in enumerate(zip(self.layers, next_norms, strict=True)):
             if index in feature_layers:
                 inputs.append(x_TE)
