@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
-HEADERS: Final = ("cpu_kernels.h", "cpu_products.h", "cpu_team.h")
+HEADERS: Final = ("cpu_kernels.h", "cpu_layers.h", "cpu_products.h", "cpu_team.h")
 _COMMON: Final = ("-O3", "-pthread", "-fPIC", "-fno-math-errno")
 # Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
 _ANY_ORDER: Final = (
@@ -29,6 +29,7 @@ _ANY_ORDER: Final = (
 )  # fmt: skip
 _ONE_ORDER: Final = (*_COMMON, "-ffp-contract=off")
 SOURCES: Final = {  # each file and its flags
+    "cpu_draft.c": _ANY_ORDER,
     "cpu_kernels.c": _ANY_ORDER,
     "cpu_layers.c": _ANY_ORDER,
     "cpu_products.c": _ONE_ORDER,

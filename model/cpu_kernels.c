@@ -15,14 +15,6 @@
 #define HALF (HEAD_DIM / 2)
 #define SMALL 8192  // elements of a part: fewer are not worth another thread
 
-#ifdef ACT_BF16
-#define READ(x) widen(x)
-#define WRITE(x) narrow(x)
-#else
-#define READ(x) (x)
-#define WRITE(x) (x)
-#endif
-
 #ifdef PAGE_BF16
 #define READ_KV(x) widen(x)
 #define WRITE_KV(x) narrow(x)
@@ -240,12 +232,62 @@ typedef struct {
     float best[GROUP], total[GROUP], query[GROUP][D], sum[GROUP][D];
 } group;
 
-// Goes over one block, with the query heads [from, from + heads) of the group. The compiler knows `heads`, so that a
-// slot's K and V are widened once for all of them and sums stay in registers.
-static inline __attribute__((always_inline)) void pass_block(group *g, int64_t from, const int heads, const kv *k_at,
-                                                             const kv *v_at, int64_t count, int64_t token_stride) {
-    float score[4][BLOCK], *best = g->best + from, *total = g->total + from, (*sum)[D] = g->sum + from;
-    const float(*query)[D] = (const float(*)[D])(g->query + from);
+#if defined(__AVX512F__) && defined(PAGE_BF16) && HEAD_DIM % 16 == 0
+#include <immintrin.h>
+
+// The sum of each of 16 vectors, in their order. Neighbours are added pair by pair, so that few shuffles do.
+static inline __m512 sums_of_each(float (*parts)[16]) {
+    __m512 four[4], eight[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512 two[2];
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            const __m512 a = _mm512_loadu_ps(parts[4 * i + 2 * j]), b = _mm512_loadu_ps(parts[4 * i + 2 * j + 1]);
+            two[j] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        }
+        const __m512d a = _mm512_castps_pd(two[0]), b = _mm512_castps_pd(two[1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        const __m512 a = four[2 * i], b = four[2 * i + 1];
+        eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    const __m512 a = eight[0], b = eight[1];
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// score[head][slot] = query[head] . k[slot]
+static inline __attribute__((always_inline)) void score_block(const float (*query)[D], const int heads, const kv *k_at,
+                                                              int64_t count, int64_t token_stride,
+                                                              float (*score)[BLOCK]) {
+    float parts[4][BLOCK][16];
+    for (int64_t slot = 0; slot < count; slot++) {
+        __m512 sum[4];
+#pragma GCC unroll 8
+        for (int d = 0; d < D; d += 16) {
+            const __m256i narrow_k = _mm256_loadu_si256((const void *)(k_at + slot * token_stride + d));
+            const __m512 k = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow_k), 16);
+#pragma GCC unroll 4
+            for (int head = 0; head < heads; head++) {
+                const __m512 q = _mm512_loadu_ps(&query[head][d]);
+                sum[head] = d ? _mm512_fmadd_ps(q, k, sum[head]) : _mm512_mul_ps(q, k);
+            }
+        }
+#pragma GCC unroll 4
+        for (int head = 0; head < heads; head++) _mm512_storeu_ps(parts[head][slot], sum[head]);
+    }
+#pragma GCC unroll 4
+    for (int head = 0; head < heads; head++) {
+        for (int64_t slot = count; slot < BLOCK; slot++) memset(parts[head][slot], 0, sizeof parts[head][slot]);
+        _mm512_storeu_ps(score[head], sums_of_each(parts[head]));
+    }
+}
+#else
+static inline __attribute__((always_inline)) void score_block(const float (*query)[D], const int heads, const kv *k_at,
+                                                              int64_t count, int64_t token_stride,
+                                                              float (*score)[BLOCK]) {
     for (int64_t slot = 0; slot < count; slot++) {
         float k[D];
         for (int d = 0; d < D; d++) k[d] = READ_KV(k_at[slot * token_stride + d]);
@@ -256,6 +298,15 @@ static inline __attribute__((always_inline)) void pass_block(group *g, int64_t f
             score[head][slot] = dot;
         }
     }
+}
+#endif
+
+// Goes over one block, with the query heads [from, from + heads) of the group. The compiler knows `heads`, so that a
+// slot's K and V are widened once for all of them and sums stay in registers.
+static inline __attribute__((always_inline)) void pass_block(group *g, int64_t from, const int heads, const kv *k_at,
+                                                             const kv *v_at, int64_t count, int64_t token_stride) {
+    float score[4][BLOCK], *best = g->best + from, *total = g->total + from, (*sum)[D] = g->sum + from;
+    score_block((const float(*)[D])(g->query + from), heads, k_at, count, token_stride, score);
 
     for (int head = 0; head < heads; head++) {
         float high = best[head], weight = 0.0f;

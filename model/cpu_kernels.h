@@ -41,6 +41,14 @@ static inline uint16_t narrow(float value) {
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
 }
 
+#ifdef ACT_BF16
+#define READ(x) widen(x)
+#define WRITE(x) narrow(x)
+#else
+#define READ(x) (x)
+#define WRITE(x) (x)
+#endif
+
 void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t width, float eps, int threads);
 
 void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads);

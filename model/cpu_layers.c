@@ -1,29 +1,10 @@
 // The C code of cpu_layers.py: the decoder layers of a forward of decodes in one call.
 // The same kernels and products in the same order as LayerPass.run, so the same bits, but Python's lock is released and
 // taken once a forward instead of ten times a layer.
+#include "cpu_layers.h"
+
 #include <stddef.h>
-
-#include "cpu_kernels.h"
-#include "cpu_products.h"
-
-typedef struct {
-    const act *input_norm;
-    linear qkv;               // q, k and v side by side
-    const act *qk_norm;     // or NULL
-    linear output;
-    const act *mlp_norm;
-    linear gate_up;           // gate and up side by side
-    linear down;
-} layer;
-
-typedef struct {
-    const float *cos_TF, *sin_TF;
-    const int64_t *k_rows, *v_rows;                    // where each token's K and V go
-    const int64_t *tables, *lengths;                   // of each request, see attend
-    const int64_t *tree_starts, *tree_bits;            // or NULL
-    int64_t table_stride, num_heads, num_kv_heads, head_dim, page_size;
-    float eps;
-} decodes;
+#include <string.h>
 
 // Where the fields of these structs are, for cpu_structs.py: it compares them with Python's when it loads this library.
 #define WHOLE(type) {#type, 0, sizeof(type)}
@@ -44,31 +25,43 @@ const place_of places[] = {
     FIELD(decodes, tables), FIELD(decodes, lengths), FIELD(decodes, tree_starts), FIELD(decodes, tree_bits),
     FIELD(decodes, table_stride), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
     FIELD(decodes, page_size), FIELD(decodes, eps),
+
+    WHOLE(draft), FIELD(draft, embedding), FIELD(draft, token_norm), FIELD(draft, hidden_norm),
+    FIELD(draft, hidden_first), FIELD(draft, project), FIELD(draft, layer), FIELD(draft, output_norm),
+    FIELD(draft, head_norm), FIELD(draft, head), FIELD(draft, target_ids),
 };
 const int64_t num_places = sizeof places / sizeof *places;
 
-// x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. `scratch` has room for the
-// widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
+// `scratch` has room for the widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
+void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
+               int threads) {
+    const int64_t hidden = l->output.outputs, width = l->qkv.outputs, inner = l->down.inputs;
+    const int64_t q_size = d->num_heads * d->head_dim, kv_size = d->num_kv_heads * d->head_dim;
+    act *normed = scratch, *qkv = normed + rows * hidden, *q = qkv + rows * width, *attended = q + rows * q_size;
+
+    if (!inputs && l->input_norm) rms_norm(x, l->input_norm, normed, rows, hidden, d->eps, threads);
+    const act *read = inputs ? inputs : l->input_norm ? normed : x;
+    product(&l->qkv, read, 0, qkv, rows, threads);
+    place(qkv, width, qkv + q_size, width, qkv + q_size + kv_size, width, l->qk_norm, d->eps, d->cos_TF, d->sin_TF,
+          d->k_rows, d->v_rows, q, pages, rows, d->num_heads, d->num_kv_heads, threads);
+    attend(q, pages, d->tables, d->table_stride, d->lengths, d->tree_starts, d->tree_bits, attended, rows, d->num_heads,
+           d->num_kv_heads, d->page_size, threads);
+    product(&l->output, attended, x, x, rows, threads);
+
+    act *gate_up = normed + rows * hidden, *inner_values = gate_up + 2 * rows * inner;
+    rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
+    product(&l->gate_up, normed, 0, gate_up, rows, threads);
+    gated(gate_up, gate_up + inner, inner_values, rows, inner, 2 * inner, threads);
+    product(&l->down, inner_values, x, x, rows, threads);
+}
+
+// x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. Of the layers `noted`, in
+// ascending order, the inputs go to `inputs`, (rows, hidden) each.
 void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const decodes *d, act *x, act *scratch,
-                   int64_t rows, int threads) {
-    for (int64_t i = 0; i < num_layers; i++) {
-        const layer *l = &layers[i];
-        const int64_t hidden = l->output.outputs, width = l->qkv.outputs, inner = l->down.inputs;
-        const int64_t q_size = d->num_heads * d->head_dim, kv_size = d->num_kv_heads * d->head_dim;
-        act *normed = scratch, *qkv = normed + rows * hidden, *q = qkv + rows * width, *attended = q + rows * q_size;
-
-        rms_norm(x, l->input_norm, normed, rows, hidden, d->eps, threads);
-        product(&l->qkv, normed, 0, qkv, rows, threads);
-        place(qkv, width, qkv + q_size, width, qkv + q_size + kv_size, width, l->qk_norm, d->eps, d->cos_TF, d->sin_TF,
-              d->k_rows, d->v_rows, q, pages[i], rows, d->num_heads, d->num_kv_heads, threads);
-        attend(q, pages[i], d->tables, d->table_stride, d->lengths, d->tree_starts, d->tree_bits, attended, rows,
-               d->num_heads, d->num_kv_heads, d->page_size, threads);
-        product(&l->output, attended, x, x, rows, threads);
-
-        act *gate_up = normed + rows * hidden, *inner_values = gate_up + 2 * rows * inner;
-        rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
-        product(&l->gate_up, normed, 0, gate_up, rows, threads);
-        gated(gate_up, gate_up + inner, inner_values, rows, inner, 2 * inner, threads);
-        product(&l->down, inner_values, x, x, rows, threads);
+                   int64_t rows, const int64_t *noted, int64_t num_noted, act *const *inputs, int threads) {
+    const int64_t bytes = rows * layers[0].output.outputs * sizeof(act);
+    for (int64_t i = 0, at = 0; i < num_layers; i++) {
+        if (at < num_noted && noted[at] == i) memcpy(inputs[at++], x, bytes);
+        run_layer(&layers[i], pages[i], d, 0, x, scratch, rows, threads);
     }
 }

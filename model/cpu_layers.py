@@ -6,8 +6,9 @@ Shapes as in passes.py.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
 class CLayer(ctypes.Structure):
-    """`layer` of cpu_layers.c. It is valid as long as the tensors live that it was made of."""
+    """`layer` of cpu_layers.h. It is valid as long as the tensors live that it was made of."""
 
     _fields_ = (
         ("input_norm", _POINTER),
@@ -37,16 +38,19 @@ class CLayer(ctypes.Structure):
 
     @classmethod
     def of(
-        cls, input_norm_E: Tensor, qk_norm_ND: Tensor | None, mlp_norm_E: Tensor, linears: Sequence[Bfloat16Linear]
+        cls,
+        input_norm_E: Tensor | None,
+        qk_norm_ND: Tensor | None,
+        mlp_norm_E: Tensor,
+        linears: Sequence[Bfloat16Linear],
     ) -> "CLayer":
         """A layer with these norms and the linears qkv, output, gate_up and down."""
         qkv, output, gate_up, down = (linear.in_c for linear in linears)
-        qk_norm = None if qk_norm_ND is None else qk_norm_ND.data_ptr()
-        return cls(input_norm_E.data_ptr(), qkv, qk_norm, output, mlp_norm_E.data_ptr(), gate_up, down)
+        return cls(address(input_norm_E), qkv, address(qk_norm_ND), output, mlp_norm_E.data_ptr(), gate_up, down)
 
 
 class _Decodes(ctypes.Structure):
-    """`decodes` of cpu_layers.c."""
+    """`decodes` of cpu_layers.h."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("cos_TF", "sin_TF", "k_rows", "v_rows", "tables", "lengths")),
@@ -71,33 +75,59 @@ class CpuLayers:
         form of the structs."""
         check_struct(kernels.library, "layer", CLayer)
         check_struct(kernels.library, "decodes", _Decodes)
-        first = layers[0]
-        attention = first.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
-        numbers = first.output.outputs + max(attention, 3 * first.down.inputs)
-        return cls(kernels, (CLayer * len(layers))(*layers), numbers, dtype)
+        return cls(kernels, (CLayer * len(layers))(*layers), numbers_of_a_row(kernels, layers[0]), dtype)
 
-    def takes(self, plan: object) -> bool:
-        """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
-        return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
-
-    def run(self, x_TE: Tensor, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> Tensor:
-        """The output (T, E) of the last layer. Writes K and V of every layer."""
-        assert plan.paged is not None and x_TE.dtype == self.dtype
-        kernels, paged, x_TE = self.kernels, plan.paged, x_TE.contiguous()
-        starts, bits = (None, None) if paged.tree_mask is None else (each.data_ptr() for each in paged.tree_mask)
-        tables_DP, lengths_D = paged.tables_DP, paged.seq_lens_D
-        assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
-
-        decodes = _Decodes(
-            *(each.data_ptr() for each in (*rotation, *rows, tables_DP, lengths_D)), starts, bits, tables_DP.stride(0),
-            kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
-        )  # fmt: skip
+    def run(
+        self,
+        x_TE: Tensor,
+        rotation: Rotation,
+        rows: Rows,
+        kv: PagedKv,
+        plan: CpuPlan,
+        noted_layers: Collection[int] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output (T, E) of the last layer, and the inputs of `noted_layers`, in the order of the layers. Writes K
+        and V of every layer."""
+        assert x_TE.dtype == self.dtype
+        kernels, x_TE = self.kernels, x_TE.contiguous()
+        decodes = decodes_in_c(kernels, rotation, rows, kv, plan)
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
         scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
+        noted = sorted(set(noted_layers))
+        inputs = [torch.empty_like(x_TE) for _ in noted]
         kernels.threads.before_long_call()
         kernels.library.decode_layers(
             self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
-            _POINTER(scratch.data_ptr()), _LONG(num_rows), kernels.threads.for_rows(num_rows),
+            _POINTER(scratch.data_ptr()), _LONG(num_rows), (_LONG * len(noted))(*noted), _LONG(len(noted)),
+            (_POINTER * len(noted))(*(each.data_ptr() for each in inputs)), kernels.threads.for_rows(num_rows),
         )  # fmt: skip
-        return x_TE
+        return x_TE, inputs
+
+
+def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
+    """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
+    return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
+
+
+def decodes_in_c(kernels: CpuKernels, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> _Decodes:
+    """The decodes of a plan for C. They are valid as long as these tensors live."""
+    assert plan.paged is not None
+    tables_DP, lengths_D, tree_mask = plan.paged.tables_DP, plan.paged.seq_lens_D, plan.paged.tree_mask
+    assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
+    starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
+    return _Decodes(
+        *(each.data_ptr() for each in (*rotation, *rows, tables_DP, lengths_D)), starts, bits, tables_DP.stride(0),
+        kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
+    )  # fmt: skip
+
+
+def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
+    """Of the widest values that such a layer has at a time."""
+    attention = layer.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
+    return int(layer.output.outputs + max(attention, 3 * layer.down.inputs))
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin."""
+    return None if tensor is None else tensor.data_ptr()

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.inputs import ChainInput, ModelInput
 from model.paged_kv import PagedKv
 from protocol.kv_layout import LayerGroup
 
@@ -86,6 +86,10 @@ class Draft(Protocol):
         """
         ...
 
+    def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
+        """(S, B): what the first layer proposes as likeliest behind `tokens_B`, then what it proposes behind that."""
+        ...
+
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 of the token that hidden states of any layer propose. They are -inf at tokens that the
         draft does not know."""
@@ -98,3 +102,13 @@ def first_layer(
     """Logits (L, V) and hidden states (L, E) of the wanted rows from the draft's first layer. See Draft.run_layer."""
     wanted_LE = draft.run_layer(0, inp, hidden_TE, kv, on_layer).index_select(0, inp.logit_indices_L)
     return draft.logits(wanted_LE), wanted_LE
+
+
+def chain_by_steps(draft: Draft, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
+    """See Draft.chain. One forward for each step."""
+    proposed = []
+    for index in range(steps.positions_SB.shape[0]):
+        logits_BV, hidden_BE = first_layer(draft, steps.step(index, tokens_B), hidden_BE, kv)
+        tokens_B = logits_BV.argmax(-1)
+        proposed.append(tokens_B)
+    return torch.stack(proposed)

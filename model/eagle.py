@@ -15,6 +15,8 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
+from model.cpu_draft import DraftParts
+from model.cpu_products import Bfloat16Linear
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes, inverse_frequencies
@@ -30,6 +32,11 @@ class EagleDraft(LoadedDraft):
     """See Draft in model/draft.py."""
 
     fc: AnyLinear
+
+    def _parts(self, index: int) -> DraftParts | None:
+        if not isinstance(self.fc, Bfloat16Linear) or not isinstance(self.head, Bfloat16Linear):
+            return None
+        return DraftParts(self.embedding_VE, self.fc, self.head)
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         fused_TE = self.fc(torch.cat((embedded_TE, hidden_TE), dim=-1))
@@ -48,6 +55,19 @@ class Eagle3Draft(EagleDraft):
     def fuse(self, features_TF: Tensor) -> Tensor:
         """Hidden states (T, E) from three features of the target, side by side."""
         return self.fc(features_TF)
+
+    def _parts(self, index: int) -> DraftParts | None:
+        if not isinstance(self.head, Bfloat16Linear):
+            return None
+        return DraftParts(
+            self.embedding_VE,
+            None,
+            self.head,
+            token_norm_E=self.layers[index].input_norm_E,
+            hidden_norm_E=self.hidden_norm_E,
+            head_norm_E=self.norm_E,
+            target_ids_N=self.target_ids_N,
+        )
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         norm, layer = self.passes.rms_norm, self.layers[index]
@@ -107,7 +127,7 @@ def load_eagle(
             target_ids_N=_target_ids(checkpoint, config, like.device),
         )
     _refuse_unknown(checkpoint, config.algorithm)
-    return draft
+    return draft.in_one_call()
 
 
 def _refuse_other_algorithm(checkpoint: Checkpoint, algorithm: str) -> None:

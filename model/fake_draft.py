@@ -18,6 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from model.draft import chain_by_steps
 from model.fake_hash import (
     PIECES,
     Contexts,
@@ -30,7 +31,7 @@ from model.fake_hash import (
     prints,
     write_numbers,
 )
-from model.inputs import ModelInput
+from model.inputs import ChainInput, ModelInput
 from model.paged_kv import PagedKv
 from model.sampler import mix, shift_right
 from protocol.kv_layout import LayerGroup
@@ -110,6 +111,10 @@ class FakeDraft:
         read_N = hashed(where.read(kv_layer), where.positions_N, layer)
         fits_T = (where.running(read_N)[where.token_T] == sums[index]) & (depth_T >= 0)
         return pieces(hash_T + token_hash_T, *sums, torch.where(fits_T, depth_T + 1, -1))
+
+    def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
+        """See Draft.chain."""
+        return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)
 
     @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from model.collectives import Collectives, agree, outside_steps
 from model.cuda_capture import Capture, CudaCapture, Run
+from model.draft import chain_by_steps
 from model.inputs import ModelInput, padding
 from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
@@ -356,10 +357,9 @@ class GraphedDraft:
 
     def __init__(self, draft: LoadedDraft, make_graph: Capture) -> None:
         self.draft = draft
-        self.num_layers, self.group = draft.num_layers, draft.group
-        self.hidden_size, self.hidden_dtype = draft.hidden_size, draft.hidden_dtype
-        self.feature_layers, self.vocab_size = draft.feature_layers, draft.vocab_size
-        self.fuse, self.logits = draft.fuse, draft.logits
+        self.num_layers, self.group, self.feature_layers = draft.num_layers, draft.group, draft.feature_layers
+        self.hidden_size, self.hidden_dtype, self.vocab_size = draft.hidden_size, draft.hidden_dtype, draft.vocab_size
+        self.fuse, self.logits, self.chain = draft.fuse, draft.logits, partial(chain_by_steps, self)
         at_once = draft.attention.longest_at_once
         self._layers = [Graphs(partial(self._compute, index), make_graph, at_once) for index in range(draft.num_layers)]
         self._writes = Graphs(self._write, make_graph, lambda _: None)  # the first layer without `attends`

@@ -61,6 +61,47 @@ class ModelInput:
         return replace(self, **changed)
 
 
+@dataclass(frozen=True)
+class ChainInput:
+    """S decodes of each of B rows, one behind the other. Each step's columns lie together. See ModelInput."""
+
+    positions_SB: Tensor
+    slots_SB: Tensor
+    seq_lens_SB: Tensor
+    page_table_BP: Tensor
+    longest: int  # host upper bound of the lengths
+    indices_B: Tensor  # 0, 1, ...
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors."""
+        return self.positions_SB, self.slots_SB, self.seq_lens_SB, self.page_table_BP, self.indices_B
+
+    def step(self, index: int, ids_B: Tensor) -> ModelInput:
+        """Step `index`, which reads these tokens."""
+        return self._decodes(ids_B, *(column_SB[index] for column_SB in self.tensors[:3]))
+
+    @property
+    def in_one_call(self) -> ModelInput:
+        """All steps, step after step, with the page table of one: for C code that goes through the steps. It has no
+        ids."""
+        return self._decodes(self.indices_B, *(column_SB.flatten() for column_SB in self.tensors[:3]))
+
+    def _decodes(self, ids: Tensor, positions: Tensor, slots: Tensor, seq_lens: Tensor) -> ModelInput:
+        return ModelInput(
+            input_ids_T=ids,
+            positions_T=positions,
+            slots_T=slots,
+            page_table_BP=self.page_table_BP,
+            seq_lens_B=seq_lens,
+            extend_lens=(),
+            extend_seq_lens=(),
+            num_decodes=seq_lens.shape[0],
+            max_decode_seq_len=self.longest,
+            logit_indices_L=self.indices_B,
+        )
+
+
 def padding(
     num_tokens: int, num_pages: int, page_size: int, device: torch.device, *, trees: bool = False
 ) -> ModelInput:

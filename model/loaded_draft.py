@@ -4,14 +4,19 @@ Shapes: T tokens, L wanted rows, E hidden, V the target's vocabulary, F numbers 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import AttentionBackend
-from model.inputs import ModelInput
+from model.cpu_draft import CpuDraft, DraftParts
+from model.cpu_kernels import CpuKernels
+from model.cpu_layers import is_decodes
+from model.draft import chain_by_steps
+from model.inputs import ChainInput, ModelInput
 from model.linear import AnyLinear
 from model.paged_kv import PagedKv
 from model.passes import Passes
@@ -32,6 +37,7 @@ class LoadedDraft:
     embedding_VE: Tensor
     layers: tuple[DecoderLayer, ...]
     head: AnyLinear
+    at_once: tuple[CpuDraft, ...] = ()  # the layers, for forwards that can run each in one call; or none
 
     @property
     def num_layers(self) -> int:
@@ -83,12 +89,40 @@ class LoadedDraft:
         at = self.first_layer + index
         own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
         through = LayerPass.begin(*own, attends=attends)
-        return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
+        embedded_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
+        if self.at_once and on_layer is None and is_decodes(through.plan):
+            return self.at_once[index].run(embedded_TE, hidden_TE, through.rotation, through.rows, kv, at, through.plan)
+        return self._run(index, through, embedded_TE, hidden_TE)
+
+    @torch.no_grad()
+    def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
+        """(S, B): the likeliest proposals; see Draft.chain."""
+        if not self.at_once or not tokens_B.numel():
+            return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)
+        at, inp = self.first_layer, steps.in_one_call
+        through = LayerPass.begin(self.passes, self.attention, inp, kv, self.inv_freq_F, None, at)
+        embedded_BE = F.embedding(tokens_B, self.embedding_VE)
+        return self.at_once[0].chain(embedded_BE, hidden_BE, through.rotation, through.rows, kv, at, through.plan)
 
     @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 of the token that hidden states of any layer propose."""
         return self.head(hidden_LE).float()
+
+    def in_one_call(self) -> Self:
+        """The same draft, with its layers for cpu_draft.c if they have what it computes with."""
+        found = [self._at_once(index) for index in range(self.num_layers)]
+        return replace(self, at_once=tuple([each for each in found if each is not None]) if all(found) else ())
+
+    def _at_once(self, index: int) -> CpuDraft | None:
+        parts, layer = self._parts(index), self.layers[index].in_c
+        if not isinstance(self.passes, CpuKernels) or parts is None or layer is None:
+            return None
+        return CpuDraft.of(self.passes, parts, layer, self.embedding_VE.dtype)
+
+    def _parts(self, index: int) -> DraftParts | None:
+        """What is around layer `index`, if cpu_draft.c computes with such weights."""
+        raise NotImplementedError
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         raise NotImplementedError

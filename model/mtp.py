@@ -14,6 +14,8 @@ from torch import Tensor
 
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
+from model.cpu_draft import DraftParts
+from model.cpu_products import Bfloat16Linear
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes
@@ -42,7 +44,22 @@ class MtpDraft(LoadedDraft):
 
     def first(self, count: int) -> "MtpDraft":
         """The draft with its first `count` layers, or all if it has fewer. The others take no KV."""
-        return replace(self, layers=self.layers[:count], joints=self.joints[:count])
+        at_once = self.at_once[:count]
+        return replace(self, layers=self.layers[:count], joints=self.joints[:count], at_once=at_once)
+
+    def _parts(self, index: int) -> DraftParts | None:
+        joint = self.joints[index]
+        if not isinstance(joint.project, Bfloat16Linear) or not isinstance(self.head, Bfloat16Linear):
+            return None
+        return DraftParts(
+            self.embedding_VE,
+            joint.project,
+            self.head,
+            token_norm_E=joint.token_norm_E,
+            hidden_norm_E=joint.hidden_norm_E,
+            hidden_first=True,
+            output_norm_E=joint.final_norm_E,
+        )
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         joint, norm = self.joints[index], self.passes.rms_norm
@@ -91,4 +108,4 @@ def load_mtp(
             f"{checkpoint.folder}: got tensor {brief_name(unknown[0])}, expected none but those that"
             f" {len(prefixes)} draft layers (num_nextn_predict_layers of config.json) have"
         )
-    return draft
+    return draft.in_one_call()

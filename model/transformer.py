@@ -16,7 +16,7 @@ from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint, Part
 from model.collectives import Collectives
 from model.cpu_kernels import CpuKernels
-from model.cpu_layers import CLayer, CpuLayers
+from model.cpu_layers import CLayer, CpuLayers, is_decodes
 from model.cpu_products import Bfloat16Linear
 from model.inputs import ModelInput
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
@@ -37,6 +37,17 @@ class DecoderLayer:
     output: AnyLinear
     mlp_norm_E: Tensor
     mlp: AnyMlp
+
+    @property
+    def in_c(self) -> CLayer | None:
+        """The layer for cpu_layers.c, if it has what that computes with. It is valid as long as this object lives."""
+        if not isinstance(self.mlp, Mlp):
+            return None
+        linears = (*self.qkv.linears, self.output, *self.mlp.gate_up.linears, self.mlp.down)
+        products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
+        if len(products) < len(linears):
+            return None
+        return CLayer.of(self.input_norm_E, self.qk_norm_ND, self.mlp_norm_E, products)
 
 
 @dataclass(frozen=True)
@@ -164,20 +175,21 @@ class Decoder:
     ) -> tuple[Tensor, list[Tensor]]:
         """The output of the final norm, and the inputs of `feature_layers`, (T, E) each. With `wanted_L` the output is
         that of these rows only, (L, E)."""
-        in_one_call = on_layer is None and not feature_layers and not inp.extend_lens
+        in_one_call = on_layer is None and not inp.extend_lens
         if self.at_once is not None and not in_one_call:
             self.at_once.kernels.threads.before_long_call()
         through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
-        if self.at_once is not None and in_one_call and self.at_once.takes(through.plan):
-            x_TE = self.at_once.run(x_TE, through.rotation, through.rows, kv, through.plan)
+        if self.at_once is not None and in_one_call and is_decodes(through.plan):
+            of = (through.rotation, through.rows, kv, through.plan)
+            x_TE, inputs = self.at_once.run(x_TE, *of, feature_layers)
             x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
-            return self.passes.rms_norm(x_LE, self.final_norm_E), []
+            return self.passes.rms_norm(x_LE, self.final_norm_E), inputs
 
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and isinstance(self.layers[last].mlp, Mlp)
         next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)
-        normed_TE, inputs = None, []
+        normed_TE, inputs = None, list[Tensor]()
         for index, (layer, next_norm_E) in enumerate(zip(self.layers, next_norms, strict=True)):
             if index in feature_layers:
                 inputs.append(x_TE)
@@ -228,16 +240,13 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes) -> CpuLayers | None
     """The layers for cpu_layers.c, if they have what it computes with."""
     if not isinstance(passes, CpuKernels):
         return None
-    in_c = []
-    for layer in layers:
-        if layer.input_norm_E is None or not isinstance(layer.mlp, Mlp):
-            return None
-        linears = (*layer.qkv.linears, layer.output, *layer.mlp.gate_up.linears, layer.mlp.down)
-        products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
-        if len(products) < len(linears):
-            return None
-        in_c.append(CLayer.of(layer.input_norm_E, layer.qk_norm_ND, layer.mlp_norm_E, products))
-    return CpuLayers.of(passes, in_c, products[0].dtype)
+    in_c = [layer.in_c for layer in layers if layer.input_norm_E is not None]
+    found = [layer for layer in in_c if layer is not None]
+    if len(found) < len(layers):
+        return None
+    output = layers[0].output
+    assert isinstance(output, Bfloat16Linear)
+    return CpuLayers.of(passes, found, output.dtype)
 
 
 @dataclass(frozen=True)

@@ -360,7 +360,7 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
     """How the planner uses the draft, if there is one. Its costs are measured. ConfigError if it cannot be used so."""
     if runner.draft is None:
         return None
-    shape, vocab_size, costs = draft_shape(runner, settings), runner.draft.vocab_size, None
+    shape, vocab_size = draft_shape(runner, settings), runner.draft.vocab_size
     if shape.topk > vocab_size:
         expected = f"expected at most {vocab_size}, the tokens of its draft's vocabulary"
         raise ConfigError(f"--speculative-eagle-topk: got {shape.topk}, {expected}", param="speculative-eagle-topk")
@@ -369,8 +369,10 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
         expected = f"expected at most {num_layers}, the layers of the draft"
         raise ConfigError(f"--speculative-num-steps: got {shape.num_steps}, {expected}", param="speculative-num-steps")
     if settings.speculative_adaptive and settings.role is not Role.PREFILL:
-        costs = measure_step_costs(executor, settings.max_running_requests, shape.num_steps, MonotonicClock())
-    return Speculation(shape, begins_with(runner.draft), costs)
+        clock = MonotonicClock()
+        costs = measure_step_costs(executor, settings.max_running_requests, shape.num_steps, clock)
+        return Speculation(shape, begins_with(runner.draft), costs, clock)
+    return Speculation(shape, begins_with(runner.draft))
 
 
 def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Costs | None:

@@ -53,7 +53,7 @@ def measured(runner: ModelRunner, load: Load, shape: DraftShape, *, adaptive: bo
         speculation = None
         if shape.num_steps:
             costs = measure_step_costs(executor, len(load.prompts), shape.num_steps, clock) if adaptive else None
-            speculation = Speculation(shape, begins_with(runner.draft), costs)
+            speculation = Speculation(shape, begins_with(runner.draft), costs, clock)
         return served(executor, load, clock, stream.idle, speculation)
     finally:
         executor.close()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.inputs import ModelInput
+from model.inputs import ChainInput, ModelInput
 from protocol.kv_layout import pages_for
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.page_table import IntArray, PageTable
@@ -20,11 +20,10 @@ class Spans:
     """X positions of each row, on the device. Those from the row's limit on are its last one, written to page 0. Those
     before its beginning are 0."""
 
-    positions_BX: Tensor
-    slots_BX: Tensor
-    seq_lens_BX: Tensor
+    columns_3BX: Tensor  # positions, slots and lengths
     table_BP: Tensor
     longest: int
+    indices_B: Tensor
 
     @staticmethod
     def of(running: ScheduleBatch, table: PageTable, page_size: int, starts: IntArray, width: int) -> "Spans":
@@ -38,16 +37,25 @@ class Spans:
         longest = int(positions.max(initial=0)) + 1
         device = running.rows_B.device
         on_device = torch.from_numpy(np.stack((positions, slots, positions + 1))).to(device, non_blocking=True)
-        positions_BX, slots_BX, seq_lens_BX = on_device.unbind(0)
         table_BP = running.page_table(table, pages_for(longest, page_size))
-        return Spans(positions_BX, slots_BX, seq_lens_BX, table_BP, longest)
+        return Spans(on_device, table_BP, longest, running.members.indices_B)
+
+    @property
+    def positions_BX(self) -> Tensor:
+        """The positions."""
+        return self.columns_3BX[0]
+
+    @property
+    def slots_BX(self) -> Tensor:
+        """Where their KV lies."""
+        return self.columns_3BX[1]
 
     def input(self, columns: slice = slice(None)) -> ModelInput:
         """Decodes of these columns, row by row. The ids are still to come."""
-        columns_BX = self.positions_BX, self.slots_BX, self.seq_lens_BX
+        chosen_3BX = self.columns_3BX[:, :, columns]
+        _, num_rows, width = chosen_3BX.shape
         # a single column is a strided view, and kernels read one number after the other
-        positions_T, slots_T, seq_lens_T = [column_BX[:, columns].flatten().contiguous() for column_BX in columns_BX]
-        num_rows, width = self.positions_BX[:, columns].shape
+        positions_T, slots_T, seq_lens_T = chosen_3BX.flatten(1).contiguous().unbind(0)
         return ModelInput(
             input_ids_T=positions_T,
             positions_T=positions_T,
@@ -60,3 +68,8 @@ class Spans:
             max_decode_seq_len=self.longest,
             logit_indices_L=torch.arange(num_rows * width, device=positions_T.device),
         )
+
+    def chain(self, num_steps: int) -> ChainInput:
+        """The first columns, each a step."""
+        positions_SB, slots_SB, seq_lens_SB = self.columns_3BX[:, :, :num_steps].transpose(1, 2).contiguous().unbind(0)
+        return ChainInput(positions_SB, slots_SB, seq_lens_SB, self.table_BP, self.longest, self.indices_B)

@@ -256,6 +256,8 @@ class Planner:
                 assert launched.ticket == outcome.ticket, (launched.ticket, outcome.ticket)
                 launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
                 launched.prompts = outcome.prompts
+                is_like_others = not launched.chunks and not outcome.error
+                self.speculation.over(launched.decodes if is_like_others else (), launched.num_steps)
                 over.append((launched, outcome))
             elif isinstance(outcome, LayerWritten):
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)

@@ -6,65 +6,88 @@ number of proposals follows from them:
 
     (1 + acceptance of the first s proposals, summed) / seconds of a launch
 
-is largest. Without proposals the draft still writes its KV, or it would have gaps.
+is largest. Without proposals the draft still writes its KV, or it would have gaps. Whether anything is proposed follows
+from what launches take in this worker (launch_costs.py, trials.py).
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import Final
 
+from runtime.clock import Clock
 from scheduler.draft_shape import NO_DRAFT, DraftShape
+from scheduler.planning.launch_costs import LaunchCosts, StepCosts, size_of
+from scheduler.planning.trials import TRIAL, Rates, Trials
 
 FIRST_GUESS: Final = 0.8  # acceptance rate assumed for a position until launches have measured it
 PRIOR: Final = 4  # so many verified proposals weigh as much as the first guess
 MEMORY: Final = 0.98  # the weight of what was known, when one more proposal was verified
-PROBE: Final = 64  # every so many launches one proposal more is tried: its acceptance may have changed
+PROBE: Final = 256  # every so many launches that propose, a few propose one more, and then one fewer
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """Seconds of launches, as measured at the start: seconds[i][s] of num_rows[i] rows with s proposals each."""
-
-    num_rows: tuple[int, ...]  # ascending
-    seconds: tuple[tuple[float, ...], ...]
-
-    def launch_s(self, num_rows: int) -> list[float]:
-        """[s]: a launch of so many rows with s proposals each, on the line through the two nearest sizes. One that
-        proposes more never takes less: what was measured may have been disturbed."""
-        if len(self.num_rows) == 1:
-            return list(accumulate(self.seconds[0], max))
-        right = min(max(1, bisect_left(self.num_rows, num_rows)), len(self.num_rows) - 1)
-        start, end = self.num_rows[right - 1 : right + 1]
-        part = (num_rows - start) / (end - start)
-        lines = zip(*self.seconds[right - 1 : right + 1], self.seconds[0], strict=True)
-        return list(accumulate((max(low + part * (high - low), least) for low, high, least in lines), max))
+def rates_of(acceptance: Sequence[float], launch_s: Sequence[float]) -> list[float]:
+    """[s]: tokens a second of each row in launches with s proposals. `acceptance[i]`: how likely the first i + 1 are
+    all kept. `launch_s[s]`: seconds of a launch."""
+    return [(1 + sum(acceptance[:steps])) / seconds for steps, seconds in enumerate(launch_s)]
 
 
-def best_steps(acceptance: Sequence[float], launch_s: Sequence[float]) -> int:
-    """How many proposals give most tokens a second. `acceptance[i]`: how likely the first i + 1 are all kept.
-    `launch_s[s]`: seconds of a launch with s proposals."""
-    return max(range(len(launch_s)), key=lambda steps: (1 + sum(acceptance[:steps])) / launch_s[steps])
+@dataclass(eq=False)
+class Adaptive:
+    """How many proposals pay. `clock` tells when results come; None: costs stay as they were at the start."""
+
+    costs: LaunchCosts
+    clock: Clock | None = None
+    _trials: dict[int, Trials] = field(init=False, default_factory=dict)  # by size
+    _num_proposing: int = field(init=False, default=0)  # launches
+
+    def over(self, rows: Sequence[object], num_steps: int) -> None:
+        """A launch is over; see LaunchCosts.over."""
+        if self.clock is not None:
+            self.costs.over(rows, num_steps, self.clock.now())
+
+    def next_steps(self, num_rows: int, acceptance: Sequence[float]) -> int:
+        """Proposals for each of so many rows."""
+        rates = rates_of(acceptance, self.costs.launch_s(num_rows))
+        best = max(range(1, len(rates)), key=rates.__getitem__)
+        is_timed = self.clock is not None
+        known = [not is_timed or self.costs.is_known(num_rows, proposes=proposes) for proposes in (True, False)]
+        size = size_of(num_rows)
+        if size not in self._trials:
+            self._trials[size] = Trials(proposes=rates[best] > rates[0])
+        if not self._trials[size].next(Rates(rates[best], rates[0], *known)):
+            return 0
+        self._num_proposing += 1
+        return min(max(1, best + self._probe), len(rates) - 1)
+
+    @property
+    def _probe(self) -> int:
+        """Further proposals of this launch: a trial of one more, later of one fewer, and so on."""
+        num_probes, place = divmod(self._num_proposing, PROBE)
+        if not num_probes or place >= TRIAL:
+            return 0
+        return 1 if num_probes % 2 else -1
 
 
 @dataclass(eq=False)
 class Speculation:
     """How many tokens the executor's draft proposes: at most those of `shape`, and without `costs` always so many.
-    `hidden_size`: numbers of the hidden states with which a draft begins. Of trees, costs decide nothing."""
+    With a `clock`, too, these costs are corrected by what launches take. `hidden_size`: numbers of the hidden states
+    with which a draft begins. Of trees, costs decide nothing."""
 
     shape: DraftShape
     hidden_size: int
-    costs: StepCosts | None = None
+    costs: InitVar[StepCosts | None] = None
+    clock: InitVar[Clock | None] = None
     proposed: list[int] = field(init=False)  # [i]: rows for which a proposal i was verified, in all launches
     accepted: list[int] = field(init=False)  # [i]: of these, rows whose first i + 1 proposals were kept
     _seen: list[float] = field(init=False)  # [i]: proposals i behind kept ones, lately
     _kept: list[float] = field(init=False)  # [i]: those that were kept
-    _num_launches: int = field(init=False, default=0)
-    _launch_s: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # of a number of rows
+    _adaptive: Adaptive | None = field(init=False)  # None: the number of proposals is fixed
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, costs: StepCosts | None, clock: Clock | None) -> None:
+        self._adaptive = None if costs is None else Adaptive(LaunchCosts(costs), clock)
         num_steps = self.shape.num_steps
         self.proposed, self.accepted = [0] * num_steps, [0] * num_steps
         self._seen, self._kept = [float(PRIOR)] * num_steps, [FIRST_GUESS * PRIOR] * num_steps
@@ -90,13 +113,14 @@ class Speculation:
 
     def next_steps(self, num_rows: int) -> int:
         """Proposals for each of so many rows in the next launch."""
-        if self.costs is None or not num_rows:
-            return self.shape.num_steps if num_rows else 0
-        self._num_launches += 1
-        if self._launch_s[0] != num_rows:
-            self._launch_s = num_rows, self.costs.launch_s(num_rows)
-        best = best_steps(self.acceptance, self._launch_s[1])
-        return min(best + 1, self.shape.num_steps) if self._num_launches % PROBE == 0 else best
+        if not num_rows:
+            return 0
+        return self._adaptive.next_steps(num_rows, self.acceptance) if self._adaptive else self.shape.num_steps
+
+    def over(self, rows: Sequence[object], num_steps: int) -> None:
+        """A launch is over; see LaunchCosts.over. Called for every launch, in their order."""
+        if self._adaptive is not None:
+            self._adaptive.over(rows, num_steps)
 
     def count(self, num_steps: int, runs: Sequence[tuple[int, ...]]) -> None:
         """Counts what a launch with so many proposals has kept of them: a run has one token more."""

@@ -6,13 +6,12 @@ Shapes: B rows that decode, K = W - 1 proposals of each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from model.draft import first_layer
-from model.inputs import ModelInput
+from model.inputs import ChainInput
 from model.sampling_input import NOT_A_TOKEN
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.future_map import DraftExtras
@@ -28,12 +27,12 @@ class ChainBatch:
     """The inputs of one launch."""
 
     rows: DraftRows
-    steps: tuple[ModelInput, ...]  # one slot of each row for each proposal but the first; its ids are still to come
+    steps: ChainInput  # one slot of each row for each proposal but the first
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
-        return (*self.rows.tensors, *[tensor for inp in self.steps for tensor in inp.tensors.values()])
+        return (*self.rows.tensors, *self.steps.tensors)
 
 
 class Chain:
@@ -53,7 +52,7 @@ class Chain:
         spans = Spans.of(running, table, page_size, running.seq_lens_cpu, plan.num_steps + 1)
         batch = ChainBatch(
             DraftRows.of(plan, running, Beginning.of(begins, running, table, page_size)),
-            tuple(spans.input(slice(at, at + 1)) for at in range(plan.num_steps - 1)),
+            spans.chain(plan.num_steps - 1),
         )
         return verifying(plan, behind_chunks(plan, running, spans, table, page_size), running), batch
 
@@ -64,12 +63,12 @@ class Chain:
         if first is None or first.topk_index_NK is None or first.hidden_NE is None:
             return ids_B, ids_B.new_full((ids_B.shape[0], batch.rows.width - 1), NOT_A_TOKEN)
 
-        proposals, hidden_BE = [first.topk_index_NK[:, 0]], first.hidden_NE
-        for step in batch.steps:
-            inp = replace(step, input_ids_T=proposals[-1].clamp(min=0))
-            logits_BV, hidden_BE = first_layer(self._layer.draft, inp, hidden_BE, self._layer.kv)
-            proposals.append(logits_BV.argmax(-1))
-        return ids_B, torch.stack(proposals, 1)
+        first_B1 = first.topk_index_NK[:, :1]
+        if batch.rows.width == 2:
+            return ids_B, first_B1
+        tokens_B = first_B1[:, 0].clamp(min=0)
+        others_SB = self._layer.draft.chain(batch.steps, tokens_B, first.hidden_NE, self._layer.kv)
+        return ids_B, torch.cat((first_B1, others_SB.t()), 1)
 
     def verify(
         self, forward: ForwardBatch, batch: ChainBatch, proposed: tuple[Tensor, Tensor], on_layer: OnLayer

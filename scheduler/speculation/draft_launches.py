@@ -196,8 +196,8 @@ class DraftLaunches:
         rows_L, owners_L, seq_lens_L = launch.relay
         if launch.verified is not None and rows_L.numel():
             with failures_of(launch):
-                firsts_D = seq_lens_L[: launch.draft.rows.num_draws]
-                seq_lens_L = torch.cat((firsts_D, launch.verified.seq_lens_B))
+                seq_lens_B, num_draws = launch.verified.seq_lens_B, launch.draft.rows.num_draws
+                seq_lens_L = torch.cat((seq_lens_L[:num_draws], seq_lens_B)) if num_draws else seq_lens_B
         self._device.future_map.publish(rows_L, seq_lens_L, owners_L)
 
     def extend(self, launch: DraftLaunch) -> None:

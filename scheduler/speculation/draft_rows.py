@@ -38,6 +38,8 @@ class DraftRows:
     seq_lens_B: Tensor  # committed before the launch
     limits_B: Tensor
     drafts_B: Tensor  # bool: False where nothing is ever proposed
+    firsts_B: Tensor  # the first of each row's W decodes
+    places_W: Tensor  # 0, 1, ...
     after_T: Tensor  # the token behind each token of a chunk; 0 where it is not known yet
     begin: "Beginning"
     seeds: "Seeds"
@@ -56,6 +58,8 @@ class DraftRows:
             seq_lens_B=running.seq_lens_B,
             limits_B=members.limits_B,
             drafts_B=members.drafts_B,
+            firsts_B=members.indices_B * (plan.num_steps + 1),
+            places_W=_indices(plan.num_steps + 1, device),
             after_T=int64_column([token for chunk in chunks for token in _after(chunk)], device),
             begin=begin,
             seeds=Seeds.of(plan.joins, device),
@@ -155,6 +159,12 @@ class Seeds:
             hidden_NE=torch.from_numpy(np.stack(states)).to(device, non_blocking=True),
             before_NK=int64_column([join.before for join in seeded], device),
         )
+
+
+@cache
+def _indices(width: int, device: torch.device) -> Tensor:
+    """0, 1, ... of so many. Most launches have one width, so each is made once."""
+    return torch.arange(width, device=device)
 
 
 @cache

@@ -156,9 +156,10 @@ def keep_chain(rows: DraftRows, drawn: Verified, proposals_BK: Tensor) -> Kept:
 def keep(rows: DraftRows, drawn: Verified, firsts_D: Tensor, drawn_BW: Tensor, kept_B: Tensor) -> Kept:
     """The runs that begin with the kept proposals. `drawn_BW` are the draws after the last known token and each of
     them."""
-    is_beyond_BW = torch.arange(rows.width, device=kept_B.device) > kept_B[:, None]
+    is_beyond_BW = rows.places_W > kept_B[:, None]
+    tokens_D = drawn_BW.masked_fill(is_beyond_BW, BEYOND).reshape(-1)
     return Kept(
-        tokens_L=torch.cat((firsts_D, drawn_BW.masked_fill(is_beyond_BW, BEYOND).reshape(-1))),
+        tokens_L=torch.cat((firsts_D, tokens_D)) if rows.num_draws else tokens_D,
         hidden_TE=drawn.hidden_TE,
         shipped=drawn.shipped,
         logprobs_NW=drawn.logprobs_NW,

@@ -76,17 +76,17 @@ class OneLayer:
     ) -> tuple[Tensor, DraftExtras]:
         """Reads chunks and the kept tokens as a chain, `inp`, with the target's features, and proposes the first token
         of the next launch. After a prompt there is no proposal: each of its choices draws a token of its own."""
-        firsts_D, drawn_BW, num_prompts = kept.tokens_L[: rows.num_draws], kept.drawn_BW, rows.after_T.shape[0]
-        last_B = torch.arange(drawn_BW.shape[0], device=drawn_BW.device) * rows.width + kept.kept_B
-        inp = replace(
-            inp,
-            input_ids_T=torch.cat((rows.after_T, drawn_BW.reshape(-1).clamp(min=0))),
-            logit_indices_L=num_prompts + last_B,
-        )
+        num_prompts, drawn_T = rows.after_T.shape[0], kept.drawn_BW.reshape(-1).clamp(min=0)
+        last_B = rows.firsts_B + kept.kept_B
+        ids_T = torch.cat((rows.after_T, drawn_T)) if num_prompts else drawn_T
+        inp = replace(inp, input_ids_T=ids_T, logit_indices_L=last_B + num_prompts if num_prompts else last_B)
         extras = self.best(*first_layer(self.draft, inp, kept.hidden_TE, self.kv, on_layer)).only_for(rows.drafts_B)
 
+        tokens_B = drawn_T.index_select(0, last_B)
+        if not rows.num_draws:
+            return tokens_B, extras
         ends_D = forward.input.logit_indices_L[: rows.num_draws]
-        tokens_L = torch.cat((firsts_D, drawn_BW.gather(1, kept.kept_B[:, None])[:, 0])).clamp(min=0)
+        tokens_L = torch.cat((kept.tokens_L[: rows.num_draws].clamp(min=0), tokens_B))
         return tokens_L, self.nothing(kept.hidden_TE[ends_D]).followed_by(extras)
 
 

@@ -6,7 +6,7 @@ from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
 from scheduler.execution.executor import Executor
 from scheduler.plan import Draw, Join, Plan
-from scheduler.planning.speculation import StepCosts
+from scheduler.planning.launch_costs import StepCosts
 
 MAX_ROUNDS: Final = 5  # the fastest launch of each kind counts
 GROUP_ROUNDS: Final = 3  # of a rank of a group: all ranks launch the same list, so no clock may end it

@@ -101,10 +101,13 @@ def test_bfloat16() -> None:
     assert worst(case, kernels_for("bfloat16")) < 0.01
 
 
-def test_float32_over_bfloat16_pages() -> None:
-    case = make_case((), (300, 31, 2), page_size=16, dtype="bfloat16")
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 16), ((9, 3), 48), ((4, 2), 12)])
+def test_float32_over_bfloat16_pages(heads: tuple[int, int], head_dim: int) -> None:
+    """Every number of slots in the last block of a page, and head sizes of whole and of broken vectors."""
+    lengths = (300, *range(1, 40))
+    case = make_case((), lengths, page_size=16, dtype="bfloat16", heads=heads, head_dim=head_dim)
     wide = Case(case.inp, case.layout, case.q_THD.float(), case.kv_layer, case.expected_THD)
-    assert worst(wide, kernels_for("float32", pages="bfloat16")) < 1e-5
+    assert worst(wide, kernels_for("float32", heads=heads, head_dim=head_dim, pages="bfloat16")) < 1e-5
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e18])

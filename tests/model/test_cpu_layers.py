@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from model.attention_cpu import CpuPlan
+from model.cpu_layers import is_decodes
 from model.inputs import ModelInput
 from model.linear import has_fast_bfloat16
 from model.runner import ModelRunner
@@ -81,6 +83,38 @@ def test_a_row_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
         assert torch.equal(runner.forward(alone, lanes.kv)[0], together[row])
 
 
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_a_token_has_the_bits_that_it_has_in_any_width(tmp_path: Path, arch: Architecture) -> None:
+    """Tokens of two requests, one at a time, and several of each in one launch: there a token reads the KV of those
+    before it, which the same launch has written."""
+    runner = load(make_checkpoint(tmp_path / "m", arch))
+    lanes = Lanes(runner, 16, poison=True)
+    starts, width = (30, 7), 12
+    made = [lanes.lane(random_prompt(start + width, 307, start), 0) for start in starts]
+    runner.forward(lanes.model_input([(lane, start) for lane, start in zip(made, starts, strict=True)], []), lanes.kv)
+
+    def decoded(at_once: int) -> Tensor:
+        found = []
+        for first in range(0, width, at_once):
+            launches = []
+            for step in range(first, first + at_once):
+                for lane, start in zip(made, starts, strict=True):
+                    lane.done = start + step
+                launches.append(lanes.model_input([], made))
+            together: dict[str, Any] = {
+                name: torch.cat([getattr(inp, name) for inp in launches])
+                for name in ("input_ids_T", "positions_T", "slots_T", "page_table_BP", "seq_lens_B")
+            }
+            num = at_once * len(made)
+            inp = replace(launches[-1], **together, num_decodes=num, logit_indices_L=torch.arange(num))
+            found.append(runner.forward(inp, lanes.kv))
+        return torch.cat(found)
+
+    expected, kv = decoded(1), lanes.kv.device_bytes.clone()
+    for at_once in (2, 3, 4, 6, 12):
+        assert torch.equal(decoded(at_once), expected) and torch.equal(lanes.kv.device_bytes, kv)
+
+
 def test_nodes_of_trees(tmp_path: Path) -> None:
     runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
     lanes = Lanes(runner, 16)
@@ -95,14 +129,32 @@ def test_nodes_of_trees(tmp_path: Path) -> None:
     assert not torch.equal(runner.forward(whole, lanes.kv), expected[0])
 
 
+@pytest.mark.parametrize("layers", [(0,), (2,), (0, 1, 2), (1, 2)])
+def test_features_are_the_inputs_of_layers(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
+    lanes = Lanes(runner, 16)
+    inp = decodes(lanes, (40, 7, 33))
+
+    def features(of: ModelRunner) -> tuple[Tensor, Tensor]:
+        return of.decoder.hidden_with_features(inp, lanes.kv, of.attention, None, layers)
+
+    expected = features(one_by_one(runner))
+    assert expected[1].shape[1] == len(layers) * runner.config.hidden_size
+    told: list[int] = []
+    runner.threads.before_long_call = lambda: told.append(1)
+    for found, known in zip(features(runner), expected, strict=True):
+        assert torch.equal(found, known)
+    assert told == [1], "it is one call"
+
+
 def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     """A chunk reports its layers and attends by torch, so such a forward runs layer by layer. It gives right tokens."""
     runner = load(make_checkpoint(tmp_path / "m", "qwen3"))
     at_once = runner.decoder.at_once
-    assert at_once is not None and not at_once.takes(None) and not at_once.takes(CpuPlan((), ()))
+    assert at_once is not None and not is_decodes(None) and not is_decodes(CpuPlan((), ()))
     lanes = Lanes(runner, 16)
     inp = decodes(lanes, (12,))
-    assert at_once.takes(runner.attention.plan(inp, lanes.kv.layout.layer(0)))
+    assert is_decodes(runner.attention.plan(inp, lanes.kv.layout.layer(0)))
     written: list[int] = []
     assert torch.equal(runner.forward(inp, lanes.kv, written.append), runner.forward(inp, lanes.kv))
     assert written == list(range(runner.config.num_layers))
@@ -111,7 +163,7 @@ def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     lanes.runner.forward(lanes.model_input([(apart, 29)], []), lanes.kv)
     apart.done = 29
     mixed = lanes.model_input([(prompt, 20)], [apart])
-    assert not at_once.takes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
+    assert not is_decodes(runner.attention.plan(mixed, lanes.kv.layout.layer(0)))
     decode = runner.forward(lanes.model_input([], [apart]), lanes.kv)
     torch.testing.assert_close(runner.forward(mixed, lanes.kv)[1:], decode)
 

@@ -2,11 +2,12 @@
 
 import ctypes
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from model.cpu_draft import CDraft, CpuDraft, DraftParts
 from model.cpu_kernels import load_kernels
 from model.cpu_layers import CLayer, CpuLayers, _Decodes
 from model.cpu_products import CLinear
@@ -15,7 +16,7 @@ from model.fake import FakeRunner
 from protocol.errors import InternalError
 
 CONFIG = replace(FakeRunner().config, head_dim=16)
-STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes}
+STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft}
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,12 @@ def test_layers_are_checked_when_a_model_is_loaded(
     monkeypatch.setattr(f"model.cpu_layers.{name}", _changed(struct, "left out", 1))
     with pytest.raises(InternalError, match=r"(layer|decodes) has \(offset, bytes\)"):
         CpuLayers.of(kernels, [CLayer()], torch.float32)
+
+
+@pytest.mark.parametrize("name", ["CLayer", "CDraft"])
+def test_a_layer_of_a_draft_is_checked_when_it_is_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = load_kernels(CONFIG, torch.float32, "float32")
+    struct = {"CLayer": CLayer, "CDraft": CDraft}[name]
+    monkeypatch.setattr(f"model.cpu_draft.{name}", _changed(struct, "left out", 1))
+    with pytest.raises(InternalError, match=r"(layer|draft) has \(offset, bytes\)"):
+        CpuDraft.of(kernels, cast("DraftParts", None), CLayer(), torch.float32)

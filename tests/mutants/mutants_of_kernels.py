@@ -30,7 +30,7 @@ ON_A_CPU = (
     ),
     Mutant(
         "a chunk runs in one call",
-        "CpuLayers.takes",
+        "is_decodes",
         "not plan.extends",
         "True",
         "its attention reads the row of each request's first token",

@@ -14,9 +14,10 @@ from scheduler.plan import (
     StepResult,
 )
 from scheduler.planning.kv_book import KvBook
+from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
-from scheduler.planning.speculation import Speculation, StepCosts
+from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
 
 

@@ -12,9 +12,9 @@ from scheduler.plan import (
     WriteDraft,
 )
 from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
-from scheduler.planning.speculation import StepCosts
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
 from tests.scheduler.remembering import finish, make

@@ -1,5 +1,7 @@
 """How many tokens a draft proposes, as a pure decision; and what is counted of them."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ from model.inputs import ModelInput
 from protocol.errors import InternalError
 from scheduler.agreement import Agreement
 from scheduler.draft_shape import DraftShape
-from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, StepCosts, best_steps
+from scheduler.planning.launch_costs import StepCosts
+from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, rates_of
+from scheduler.planning.trials import FIRST_WAIT, TRIAL
 from scheduler.speculation.step_costs import LONG_S, measure_step_costs
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
@@ -30,15 +34,9 @@ DEAR = StepCosts((1, 2), ((1.0, 2.2, 3.4, 4.6), (2.0, 4.4, 6.8, 9.2)))  # its ti
 USUAL = StepCosts((1, 16), ((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (1.6, 2.6, 3.4, 4.2, 5.0, 5.8, 6.6)))
 
 
-def test_costs_lie_on_the_lines_between_what_was_measured() -> None:
-    assert USUAL.launch_s(1) == list(USUAL.seconds[0]) and USUAL.launch_s(16) == pytest.approx(USUAL.seconds[1])
-    assert USUAL.launch_s(4)[:2] == pytest.approx([1.0 + 0.6 * 3 / 15, 1.2 + 1.4 * 3 / 15])
-    assert USUAL.launch_s(31)[0] == pytest.approx(2.2)
-
-
-def test_costs_that_were_measured_on_a_disturbed_machine_never_fall() -> None:
-    assert StepCosts((1, 2), ((1.0, 5.0, 2.0), (0.9, 4.0, 2.0))).launch_s(100) == [1.0, 5.0, 5.0]
-    assert StepCosts((1,), ((1.0, 5.0, 2.0),)).launch_s(7) == [1.0, 5.0, 5.0]
+def best_steps(acceptance: Sequence[float], launch_s: Sequence[float]) -> int:
+    rates = rates_of(acceptance, launch_s)
+    return rates.index(max(rates))
 
 
 def test_where_tokens_cost_nothing_all_are_proposed_unless_they_are_wrong() -> None:
@@ -65,16 +63,35 @@ def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
     speculation = Speculation(DraftShape(2), 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
     assert speculation.next_steps(1) == 2
     tried = []
-    for _ in range(4 * PROBE):
+    for _ in range(4 * FIRST_WAIT):
         tried.append(speculation.next_steps(1))
         speculation.count(tried[-1], [(5,)])  # nothing is ever kept
-    assert tried[PROBE:].count(0) >= 3 * (PROBE - 1) and tried[PROBE:].count(1) == 3
     assert 0 in tried[:20], "what was hoped for weighs little"
+    assert tried[20:].count(0) == 4 * FIRST_WAIT - 20 - 2 * TRIAL, "one more trial after twice the wait"
 
     for _ in range(40 * PROBE):
         steps = speculation.next_steps(1)
         speculation.count(steps, [tuple(range(steps + 1))])  # everything is kept
     assert speculation.next_steps(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "best", "probes"),
+    [
+        ((1.0, 1.1, 1.2, 9.0), 2, [3, 1, 3]),
+        ((1.0, 1.1, 9.0, 9.0), 1, [2, 1, 2]),
+        ((1.0, 1.0, 1.0, 1.0), 3, [3, 2, 3]),
+    ],
+)
+def test_one_proposal_more_is_tried_now_and_then_and_one_fewer(
+    launch_s: tuple[float, ...], best: int, probes: list[int]
+) -> None:
+    speculation = Speculation(DraftShape(3), 9, StepCosts((1,), (launch_s,)))
+    tried = [steps for _ in range(5 * PROBE) if (steps := speculation.next_steps(1))]
+    expected = [best] * (PROBE - 1)
+    for probe in probes:
+        expected += [probe] * TRIAL + [best] * (PROBE - TRIAL)
+    assert tried[: len(expected)] == expected
 
 
 def test_what_is_behind_a_wrong_proposal_tells_nothing() -> None:

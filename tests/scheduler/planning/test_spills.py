@@ -15,10 +15,10 @@ from scheduler.plan import (
     StepResult,
     WriteDraft,
 )
+from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
-from scheduler.planning.speculation import StepCosts
 from scheduler.planning.spills import RESTART_S, Costs, is_cheaper_on_host
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import greedy, make_req, prompt_chunk

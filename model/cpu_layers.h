@@ -1,0 +1,44 @@
+// One decoder layer of a forward of decodes: what cpu_layers.c and cpu_draft.c share.
+#ifndef CPU_LAYERS_H
+#define CPU_LAYERS_H
+#include <stdint.h>
+
+#include "cpu_kernels.h"
+#include "cpu_products.h"
+
+typedef struct {
+    const act *input_norm;    // or NULL: attention reads its input as it is
+    linear qkv;               // q, k and v side by side
+    const act *qk_norm;     // or NULL
+    linear output;
+    const act *mlp_norm;
+    linear gate_up;           // gate and up side by side
+    linear down;
+} layer;
+
+typedef struct {
+    const float *cos_TF, *sin_TF;
+    const int64_t *k_rows, *v_rows;                    // where each token's K and V go
+    const int64_t *tables, *lengths;                   // of each request, see attend
+    const int64_t *tree_starts, *tree_bits;            // or NULL
+    int64_t table_stride, num_heads, num_kv_heads, head_dim, page_size;
+    float eps;
+} decodes;
+
+// A draft of one layer. It joins the embedding of a token and a hidden state, each with a norm or without.
+typedef struct {
+    const act *embedding;                  // (tokens of the target, hidden)
+    const act *token_norm, *hidden_norm;   // or NULL
+    int64_t hidden_first;                  // the hidden state lies before the embedding, not behind it
+    linear project;                        // from both to the layer's input. Without a weight: attention reads both, and
+                                           // the hidden state is the residual
+    layer layer;
+    const act *output_norm, *head_norm;    // of what the layer gives, and of what the head reads; or NULL
+    linear head;
+    const int64_t *target_ids;             // the target's id of each of the draft's tokens; NULL: the same
+} draft;
+
+// x (rows, hidden) becomes the output of the layer. Attention reads `inputs`, or the input norm of x if it is NULL.
+void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
+               int threads);
+#endif

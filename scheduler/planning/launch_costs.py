@@ -1,0 +1,113 @@
+"""What a launch costs, by its rows and proposals: as timed at the start, corrected by what launches take since.
+
+At the start launches run alone. Later the host works beside some and is waited for by others, so that only the time
+between two results tells what a launch costs. It counts where both launches are of one kind: the same choices, as many
+proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4), [4, 8), ...
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+KEPT: Final = 12  # the newest launches of a kind, whose mean counts
+FEW: Final = 4  # fewer tell nothing yet
+MOST: Final = 1.5  # times their median: a launch that took longer was held up by something else, and counts as so long
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of launches, as measured at the start: seconds[i][s] of num_rows[i] rows with s proposals each."""
+
+    num_rows: tuple[int, ...]  # ascending
+    seconds: tuple[tuple[float, ...], ...]
+
+    def launch_s(self, num_rows: int) -> list[float]:
+        """[s]: a launch of so many rows with s proposals each, on the line through the two nearest sizes. One that
+        proposes more never takes less: what was measured may have been disturbed."""
+        if len(self.num_rows) == 1:
+            return list(accumulate(self.seconds[0], max))
+        right = min(max(1, bisect_left(self.num_rows, num_rows)), len(self.num_rows) - 1)
+        start, end = self.num_rows[right - 1 : right + 1]
+        part = (num_rows - start) / (end - start)
+        lines = zip(*self.seconds[right - 1 : right + 1], self.seconds[0], strict=True)
+        return list(accumulate((max(low + part * (high - low), least) for low, high, least in lines), max))
+
+
+class _Ratio:
+    """How much longer launches take than at the start."""
+
+    def __init__(self) -> None:
+        self._newest = deque[float](maxlen=KEPT)
+        self.mean = 1.0
+
+    def add(self, ratio: float) -> None:
+        self._newest.append(ratio)
+        most = MOST * sorted(self._newest)[len(self._newest) // 2]
+        self.mean = sum(min(each, most) for each in self._newest) / len(self._newest)
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._newest) >= FEW
+
+
+Ratios = dict[int, _Ratio]  # by proposals
+
+
+@dataclass(eq=False)
+class LaunchCosts:
+    """Costs of one worker's launches. `over` is called for every launch, in their order."""
+
+    at_start: StepCosts
+    _ratios: dict[tuple[int, bool], Ratios] = field(init=False, default_factory=dict)  # by size, and if any is proposed
+    _newest: tuple[Sequence[object], int] = field(init=False, default=((), 0))  # rows and proposals of the last launch
+    _newest_at: float = field(init=False, default=0.0)
+    _line: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # at_start for so many rows
+
+    def over(self, rows: Sequence[object], num_steps: int, now: float) -> None:
+        """The result of a launch of these rows came at `now`. Without rows: of one that is like no other."""
+        before, taken_s = self._newest, now - self._newest_at
+        self._newest, self._newest_at = (rows, num_steps), now
+        if not rows or before != self._newest:
+            return
+        expected_s = self._at_start(len(rows))[num_steps]
+        of_kind = self._ratios.setdefault((size_of(len(rows)), num_steps > 0), {})
+        of_kind.setdefault(num_steps, _Ratio()).add(taken_s / expected_s)
+
+    def is_known(self, num_rows: int, *, proposes: bool) -> bool:
+        """Whether launches of this size were timed, with proposals or without."""
+        return bool(self._known(size_of(num_rows), proposes))
+
+    def launch_s(self, num_rows: int) -> list[float]:
+        """[s]: a launch of so many rows with s proposals each. It is corrected by the launches of the nearest number of
+        proposals, of this size if some were timed."""
+        quiet, proposing = (self._nearest(size_of(num_rows), proposes) for proposes in (False, True))
+        seconds = self._at_start(num_rows)
+        return [each * _ratio(proposing if steps else quiet, steps) for steps, each in enumerate(seconds)]
+
+    def _at_start(self, num_rows: int) -> list[float]:
+        if self._line[0] != num_rows:
+            self._line = num_rows, self.at_start.launch_s(num_rows)
+        return self._line[1]
+
+    def _known(self, size: int, proposes: bool) -> Ratios:
+        found = self._ratios.get((size, proposes), {})
+        return {steps: ratio for steps, ratio in found.items() if ratio.is_known}
+
+    def _nearest(self, size: int, proposes: bool) -> Ratios:
+        """Those of this size, or else of the nearest one that is known, or none."""
+        if known := self._known(size, proposes):
+            return known
+        others = sorted((abs(each - size), each) for each, kind in self._ratios if kind == proposes)
+        return next((known for _, each in others if (known := self._known(each, proposes))), {})
+
+
+def size_of(num_rows: int) -> int:
+    """The size of launches of so many rows."""
+    return num_rows.bit_length()
+
+
+def _ratio(known: Ratios, num_steps: int) -> float:
+    return known[min(known, key=lambda steps: (abs(steps - num_steps), steps))].mean if known else 1.0

@@ -1,0 +1,90 @@
+"""Costs of launches: on lines between sizes at the start, and corrected by the times between results."""
+
+import pytest
+
+from scheduler.planning.launch_costs import FEW, KEPT, MOST, LaunchCosts, StepCosts
+
+USUAL = StepCosts((1, 16), ((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (1.6, 2.6, 3.4, 4.2, 5.0, 5.8, 6.6)))
+FLAT = StepCosts((1, 16), ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)))
+
+
+def test_costs_lie_on_the_lines_between_what_was_measured() -> None:
+    assert USUAL.launch_s(1) == list(USUAL.seconds[0]) and USUAL.launch_s(16) == pytest.approx(USUAL.seconds[1])
+    assert USUAL.launch_s(4)[:2] == pytest.approx([1.0 + 0.6 * 3 / 15, 1.2 + 1.4 * 3 / 15])
+    assert USUAL.launch_s(31)[0] == pytest.approx(2.2)
+
+
+def test_costs_that_were_measured_on_a_disturbed_machine_never_fall() -> None:
+    assert StepCosts((1, 2), ((1.0, 5.0, 2.0), (0.9, 4.0, 2.0))).launch_s(100) == [1.0, 5.0, 5.0]
+    assert StepCosts((1,), ((1.0, 5.0, 2.0),)).launch_s(7) == [1.0, 5.0, 5.0]
+
+
+def timed(costs: LaunchCosts, rows: object, num_steps: int, seconds: float, count: int, now: float = 0.0) -> float:
+    """So many launches of one kind behind a first one, whose time tells nothing."""
+    for launch in range(count + 1):
+        now += seconds if launch else 77.0
+        costs.over(rows, num_steps, now)  # type: ignore[arg-type]
+    return now
+
+
+def test_until_a_few_launches_are_timed_costs_are_those_of_the_start() -> None:
+    costs = LaunchCosts(FLAT)
+    now = timed(costs, "a", 0, 0.5, FEW - 1)
+    assert not costs.is_known(1, proposes=False) and costs.launch_s(1) == [1.0, 2.0, 3.0]
+    costs.over("a", 0, now + 0.5)
+    assert costs.is_known(1, proposes=False) and not costs.is_known(1, proposes=True)
+    assert costs.launch_s(1) == pytest.approx([0.5, 2.0, 3.0])
+
+
+def test_what_some_proposals_cost_tells_of_other_numbers_of_them() -> None:
+    costs = LaunchCosts(FLAT)
+    timed(costs, "a", 2, 6.0, FEW)
+    assert costs.launch_s(1) == pytest.approx([1.0, 4.0, 6.0]) and costs.is_known(1, proposes=True)
+    timed(costs, "a", 1, 3.0, FEW)
+    assert costs.launch_s(1) == pytest.approx([1.0, 3.0, 6.0])
+
+
+def test_the_nearest_size_tells_of_sizes_that_were_not_timed() -> None:
+    costs = LaunchCosts(FLAT)
+    timed(costs, "a", 0, 0.5, FEW)
+    timed(costs, "a" * 9, 0, 0.25, FEW)
+    assert [costs.launch_s(rows)[0] for rows in (1, 3, 4, 7, 8, 15, 100)] == pytest.approx([0.5] * 2 + [0.25] * 5)
+    assert [costs.is_known(rows, proposes=False) for rows in (1, 2, 8, 15, 16)] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("others", [("b", 1), ("a", 2), ("", 0), ("", 1)])
+def test_a_launch_behind_one_of_another_kind_is_not_timed(others: tuple[str, int]) -> None:
+    costs, now = LaunchCosts(FLAT), 0.0
+    for _ in range(9 * FEW):
+        for rows, num_steps in (("a", 1), others):
+            now += 5.0
+            costs.over(rows, num_steps, now)
+    assert costs.launch_s(1) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("place", range(FEW + 1))
+def test_a_launch_that_was_held_up_counts_a_little(place: int) -> None:
+    costs, now = LaunchCosts(FLAT), 0.0
+    costs.over("a", 0, now)
+    for launch in range(FEW + 1):
+        now += 1000.0 if launch == place else 1.0
+        costs.over("a", 0, now)
+    assert costs.launch_s(1)[0] == pytest.approx(1.0 + (MOST - 1.0) / (FEW + 1))
+
+
+def test_what_is_always_slow_now_and_then_counts() -> None:
+    """Such as a launch that writes what others have put off."""
+    costs, now = LaunchCosts(FLAT), 0.0
+    for launch in range(3 * KEPT):
+        now += 1.0 if launch % 4 else 1.4
+        costs.over("a", 0, now)
+    assert costs.launch_s(1)[0] == pytest.approx(1.1)
+
+
+def test_only_the_newest_launches_count() -> None:
+    costs = LaunchCosts(FLAT)
+    now = timed(costs, "a", 0, 1.0, 50)
+    for _ in range(KEPT):
+        now += 0.5
+        costs.over("a", 0, now)
+    assert costs.launch_s(1)[0] == pytest.approx(0.5)
