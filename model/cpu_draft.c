@@ -1,5 +1,6 @@
 // A draft of one layer in one call: a forward of it, or a chain of proposals.
-// Each proposal is the likeliest token behind the one before. The same kernels and products in the same order as LoadedDraft calls, so the same bits.
+// Each proposal is the likeliest token behind the one before. The same kernels and products in the same order as
+// LoadedDraft calls, so the same bits.
 #include <string.h>
 
 #include "cpu_layers.h"
