@@ -47,13 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--changed", action="store_true", help="generated mutants of what has changed, no kept ones")
     parser.add_argument("--all", action="store_true", help="a sample of generated mutants of the product, no kept ones")
     parser.add_argument("--number", type=int, default=300, help="mutants in the sample of --all (default 300)")
-    parser.add_argument("--within", default="", help="with --all: only files whose path begins with this: scheduler/")
+    parser.add_argument("--within", nargs="+", default=[""], help="with --all: where paths of files begin: scheduler/")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     return parser
 
 
 def _whole_product(args: argparse.Namespace) -> list[Generated]:
-    paths = [path for path in product(ROOT) if path.startswith(args.within)]
+    paths = [path for path in product(ROOT) if path.startswith(tuple(args.within))]
     found = [function for path in paths for function in functions(path, (ROOT / path).read_text())]
     drawn = sample(found, args.number, args.seed, is_harmless)
     sys.stdout.write(f"{len(drawn)} generated mutants of {len(found)} functions, seed {args.seed}\n")

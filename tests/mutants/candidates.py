@@ -1,4 +1,5 @@
-"""Which test files may notice a mutant of a file: those of its room under tests/, and those that import it."""
+"""Which test files may notice a mutant of a file: those of its room under tests/, and those that import it, themselves
+or by a helper of the tests."""
 
 import ast
 from collections.abc import Mapping
@@ -12,7 +13,13 @@ class Candidates:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         tests = [path for path in texts if path.startswith("tests/") and not path.startswith(LEFT_OUT)]
-        self._imported = {path: _imported(texts[path]) for path in tests if "/test_" in path}
+        direct = {path: _imported(texts[path]) for path in tests}
+        helpers = {_module(path): names for path, names in direct.items() if "/test_" not in path}
+        self._imported = {
+            path: names.union(*(helpers[name] for name in names & set(helpers)))
+            for path, names in direct.items()
+            if "/test_" in path
+        }
 
     def of(self, path: str) -> set[str]:
         """For the file `path` of the product."""
