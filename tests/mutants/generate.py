@@ -226,10 +226,31 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _may_swap(first: ast.AST, second: ast.AST, owner: Definition) -> bool:
-    """Both change something, and one is a call: the order of two plain assignments says nothing."""
+    """Both change something, one is a call, and one changes what the other one names: else their order says nothing."""
     if not (_has_effect(first) and _has_effect(second)) or owner.name == "__init__" or _is_out(second):
         return False
-    return isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
+    if not (isinstance(first, ast.Expr) or isinstance(second, ast.Expr)):
+        return False
+    changed, also_changed = _changed(first), _changed(second)
+    return bool(changed & also_changed or changed & _named(second) or also_changed & _named(first))
+
+
+def _changed(statement: ast.AST) -> set[str]:
+    """Dotted names of what a statement assigns to, or calls a method of: `self.pool` of `self.pool.give(page)`."""
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(owner)) | ast.Await(ast.Call(ast.Attribute(owner)))):
+            return {ast.unparse(owner)}
+        case ast.Assign(targets) | ast.Delete(targets):
+            return {ast.unparse(target) for target in targets}
+        case ast.AugAssign(target):
+            return {ast.unparse(target)}
+    return set()
+
+
+def _named(statement: ast.AST) -> set[str]:
+    """All dotted names in a statement, but `self`, which is everywhere."""
+    names = (node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute))
+    return {ast.unparse(node) for node in names} - {"self"}
 
 
 def _has_effect(node: ast.AST) -> bool:

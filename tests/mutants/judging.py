@@ -27,8 +27,7 @@ class Judge:
         """Test files named like the mutant's file, then others that enter its function: the quickest first, as many
         as take a minute of CPU time together."""
         chosen = [test for test in self._candidates.mirror(mutant.path) if test in self._ran]
-        name = f"{mutant.path} {mutant.function}"
-        others = [test for test, ran in self._ran.items() if name in ran.entered and test not in chosen]
+        others = [test for test in self._entering(mutant) if test not in chosen]
         for test in sorted(others, key=lambda test: self._ran[test].cpu_s):
             if self._cpu_s([*chosen, test]) <= MOST_S:
                 chosen.append(test)
@@ -38,12 +37,17 @@ class Judge:
         """The first test that fails has noticed; so has a run that ends in any other way than without the mutant, or
         takes five times the CPU time and `least_s` seconds."""
         tests = self.tests_for(mutant)
+        survives = "" if self._entering(mutant) else "SURVIVES: no unit test enters the function"
         if not tests:
-            return Verdict(mutant, None)
+            return Verdict(mutant, None, survives)
         limit_s = least_s + round(5 * self._cpu_s(tests))
         with copy.changed(mutant.path, mutant.text(copy.texts[mutant.path])):
             status, output = copy.pytest(["--timeout", str(STALLED_S), *tests], limit_s)
-        return Verdict(mutant, None if status == 0 else killer(status, output, limit_s))
+        return Verdict(mutant, None, survives) if status == 0 else Verdict(mutant, killer(status, output, limit_s))
+
+    def _entering(self, mutant: Generated) -> list[str]:
+        name = f"{mutant.path} {mutant.function}"
+        return [test for test, ran in self._ran.items() if name in ran.entered]
 
     def _cpu_s(self, tests: Sequence[str]) -> float:
         return sum(self._ran[test].cpu_s for test in tests)
@@ -51,7 +55,7 @@ class Judge:
 
 def killer(status: int, output: str, limit_s: int) -> str:
     """Who has noticed, from what pytest says."""
-    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR ")) and " " in line]
+    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if failed:
         return failed[0]
     return f"the end of pytest, {status}: it may take {limit_s} s of CPU time"

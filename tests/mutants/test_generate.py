@@ -33,7 +33,7 @@ def made(body: str, head: str = "def f(a, b):") -> list[tuple[str, str]]:
         ("a += b", [("drop a change", "pass")]),
         ("del a[b]", [("drop a change", "pass")]),
         ("a = b", []),
-        ("a.x()\nb.y()", [("drop a call", "b.y()"), ("swap neighbours", "b.y()\na.x()"), ("drop a call", "a.x()")]),
+        ("a.x()\na.y()", [("drop a call", "a.y()"), ("swap neighbours", "a.y()\na.x()"), ("drop a call", "a.x()")]),
         ("a.x = b\na.y = b", [("drop a change", "a.y = b"), ("drop a change", "a.x = b")]),  # their order says nothing
         (
             "if a:\n    return b",
@@ -102,6 +102,30 @@ def test_what_a_function_returns_changes_where_its_type_allows_it(
 )
 def test_what_no_test_should_notice_is_left_alone(body: str) -> None:
     assert made(body, "@retry(times=3)\ndef f(self, a=1, b=2):") == []
+
+
+@pytest.mark.parametrize(
+    "first, second, is_swapped",
+    [
+        ("a.x()", "b.y()", False),
+        ("a.x()", "b.y(a)", True),
+        ("b.y(a.x)", "a.x = b", True),
+        ("a.x = b", "b.y()", True),
+        ("a.x += b", "a.y()", True),
+        ("del a[b]", "a.y()", True),
+        ("self.a.x()", "self.b.y()", False),
+        ("self.a.x()", "self.b.y(self.a)", True),
+        ("self.x()", "self.y()", True),
+        ("self.a.x()", "self.y()", False),
+        ("a.x()", "b = a.y", False),
+        ("f(a)", "g(a)", False),
+    ],
+)
+def test_neighbours_are_swapped_where_one_changes_what_the_other_names(
+    first: str, second: str, is_swapped: bool
+) -> None:
+    swapped = [body for operator, body in made(f"{first}\n{second}") if operator == "swap neighbours"]
+    assert swapped == ([f"{second}\n{first}"] if is_swapped else [])
 
 
 def test_functions_of_classes_and_under_conditions_have_dotted_names_and_nested_ones_belong_to_theirs() -> None:
