@@ -5,7 +5,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-LEFT_OUT = ("tests/bench/", "tests/loadtest/", "tests/models/", "tests/mutants/")  # what they test is not copied
+LEFT_OUT = ("tests/bench/", "tests/loadtest/", "tests/models/", "tests/mutants/")  # they are no tests of the product
 
 
 class Candidates:

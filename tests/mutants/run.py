@@ -24,13 +24,14 @@ from tests.processes import python_path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 3600.0  # for killers without any sabotage
 KILLER_S = 120.0  # a killer of a sabotaged tree may take at least so long
-NOT_COPIED = ("models/", "docs/", "loadtest/", "bench/")  # no killer needs them
+NOT_SABOTAGED = ("models/", "loadtest/", "bench/")
 DATA_KB = 8 << 20  # memory that a killer may take: a sabotaged loop may fill a list for ever
 
 
 def sources(root: Path) -> dict[str, str]:
-    """The text of every Python file of the tree in `root`, by its path."""
-    return {name: (root / name).read_text() for name in _files(root) if name.endswith(".py")}
+    """The text of every Python file of the product and the tests in `root`, by its path."""
+    names = [name for name in _files(root) if name.endswith(".py") and not name.startswith(NOT_SABOTAGED)]
+    return {name: (root / name).read_text() for name in names}
 
 
 def sabotage(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
@@ -229,10 +230,10 @@ def judge_all(copies: Sequence[Copy], mutants: Sequence[Some], judge: Callable[[
 
 
 def _files(root: Path) -> list[str]:
-    """What git tracks or would track, less what no killer needs."""
+    """What git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [name for name in listed if not name.startswith(NOT_COPIED) and (root / name).is_file()]
+    return [name for name in listed if (root / name).is_file()]
 
 
 def _may_define(text: str, function: str) -> bool:
