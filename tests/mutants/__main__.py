@@ -30,7 +30,7 @@ def main() -> int:
     generated = [] if args.only else _whole_product(args) if args.all else _changed(args)
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
         copies = [Copy(Path(folder) / str(index)) for index in range(args.jobs)]
-        verdicts = _judge_generated(copies, generated) if generated else []
+        verdicts = _judge_generated(copies, generated, args.all) if generated else []
         if verdicts is not None and kept:
             more = _judge_kept(copies, kept)
             verdicts = None if more is None else [*verdicts, *more]
@@ -73,12 +73,13 @@ def _undone(found: Sequence[Function], before: str) -> list[Generated]:
     return [mutant for mutant in mutants if mutant is not None]
 
 
-def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated]) -> list[Verdict] | None:
-    """None if the tests fail without any mutant."""
+def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sample: bool) -> list[Verdict] | None:
+    """None if tests of a change fail without any mutant. A sample goes on without the files of such tests."""
     judge, wrong = trace(copies, mutants)
     if wrong:
         sys.stdout.write(f"Without any mutant the tests already fail:\n{wrong}\n")
-        return None
+        if not is_sample:
+            return None
     return judge_all(copies, mutants, judge.judge)
 
 

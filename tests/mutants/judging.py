@@ -55,14 +55,14 @@ class Judge:
 
 def killer(status: int, output: str, limit_s: int) -> str:
     """Who has noticed, from what pytest says."""
-    failed = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if failed:
+    if failed := _failed(output):
         return failed[0]
     return f"the end of pytest, {status}: it may take {limit_s} s of CPU time"
 
 
 def trace(copies: Sequence[Copy], mutants: Sequence[Generated]) -> tuple[Judge, str]:
-    """Runs the candidates of `mutants` once, without any mutant. The text is what is wrong with them, or nothing."""
+    """Runs the candidates of `mutants` once, without any mutant. The text says which fail all the same, and why: their
+    files judge nothing."""
     candidates = Candidates(copies[0].texts)
     paths = sorted({mutant.path for mutant in mutants})
     tests = sorted({test for path in paths for test in candidates.of(path)})
@@ -74,15 +74,16 @@ def trace(copies: Sequence[Copy], mutants: Sequence[Generated]) -> tuple[Judge, 
         results = [*pool.map(lambda share: _trace_share(*share), [share for share in shares if share[1]])]
 
     wrong = "\n".join(output[-3000:] for _, status, output in results if status not in (0, NO_TESTS))
-    ran = {test: each for traced, _, _ in results for test, each in traced.items()}
+    failing = {test.partition("::")[0] for _, _, output in results for test in _failed(output)}
+    ran = {test: each for traced, _, _ in results for test, each in traced.items() if test not in failing}
     return Judge(candidates, ran), wrong
 
 
 def _trace_share(copy: Copy, tests: Sequence[str]) -> tuple[dict[str, Ran], int, str]:
     out = Path(copy.folder) / ".traced.json"
     out.unlink(missing_ok=True)
-    plugin = ["-p", "tests.mutants.tracing"]
-    status, output = copy.pytest([*plugin, *tests], variables={VARIABLE: str(out)})
+    options = ["-p", "tests.mutants.tracing", "--maxfail=0", "--continue-on-collection-errors"]
+    status, output = copy.pytest([*options, *tests], variables={VARIABLE: str(out)})
     return read(out) if out.exists() else {}, status, output
 
 
@@ -98,3 +99,8 @@ def share_by_room(verdicts: Sequence[Verdict]) -> list[str]:
         share = f"{100 * sum(noticed) / len(noticed):.0f}%" if noticed else "-"
         lines.append(f"{room:<12} {len(noticed):>7} {sum(noticed):>8} {share:>6}")
     return lines
+
+
+def _failed(output: str) -> list[str]:
+    """The tests that pytest says have failed, and files that it could not import."""
+    return [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]

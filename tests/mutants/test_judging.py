@@ -70,8 +70,11 @@ def test_a_mutant_is_noticed_by_a_test_that_enters_its_function_and_others_survi
 @pytest.mark.broad
 def test_tests_that_fail_without_a_mutant_are_told(copy: Copy) -> None:
     (copy.folder / "tests/room/test_sum.py").write_text("def test_add():\n    assert False\n")
-    _, wrong = trace([copy], [mutant("add", "a number off by one")])
-    assert "test_add" in wrong
+    (copy.folder / "tests/room/test_sum_more.py").write_text("import no_such_module\n")
+    copy.texts["tests/room/test_sum_more.py"] = "import no_such_module\n"
+    judge, wrong = trace([copy], [mutant("add", "a number off by one")])
+    assert "test_add" in wrong and "no_such_module" in wrong
+    assert judge.tests_for(mutant("count", "drop a change")) == ["tests/room/test_other.py"]
 
 
 def test_the_quickest_that_enter_the_function_follow_those_of_its_name_up_to_a_minute() -> None:
