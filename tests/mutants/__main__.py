@@ -27,6 +27,9 @@ def main() -> int:
     """A line for each mutant, then a summary."""
     args = _parser().parse_args()
     kept = [mutant for mutant in MUTANTS if args.only in mutant.name] if not (args.all or args.changed) else []
+    if args.only and not kept:
+        sys.stdout.write(f"No mutant has {args.only!r} in its name\n")
+        return 1
     generated = [] if args.only else _whole_product(args) if args.all else _changed(args)
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
         copies = [Copy(Path(folder) / str(index)) for index in range(args.jobs)]
@@ -36,7 +39,7 @@ def main() -> int:
             verdicts = None if more is None else [*verdicts, *more]
     if verdicts is None:
         return 1
-    return _report(verdicts, args.all)
+    return report(verdicts, args.all)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +98,7 @@ def _judge_kept(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdi
     return judge_all(copies, mutants, Copy.judge)
 
 
-def _report(verdicts: Sequence[Verdict], is_sample: bool) -> int:
+def report(verdicts: Sequence[Verdict], is_sample: bool) -> int:
     """What a person reads at the end, and the exit status. A sample has survivors: they are to be read."""
     left = [verdict for verdict in verdicts if verdict.killer is None]
     sys.stdout.write(f"\n{len(verdicts) - len(left)} of {len(verdicts)} mutants noticed\n")
