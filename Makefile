@@ -147,8 +147,8 @@ fuzz: $(READY) ## random and extreme bytes of clients, read by each parser of th
 fuzz-grammars: $(READY) ## random, changed and public grammars on a running pair: right answers, no death, no long gap; MINUTES=120
 	@OMP_NUM_THREADS=1 $(PY) -m tests.fuzz.served --minutes $(if $(filter file,$(origin MINUTES)),5,$(MINUTES)) $(ARGS)
 
-mutants: $(READY) ## break scheduler and hand-over in one place at a time; a test must notice each; a quarter of an hour
-	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(ARGS)
+mutants: $(READY) ## break what has changed since BEFORE, then what mutants by hand break; tests must notice each; ARGS=--changed, or --all
+	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(if $(filter file,$(origin BEFORE)),,--before '$(BEFORE)') $(ARGS)
 
 gpu: $(if $(PLAN),,$(READY)) ## on a GPU machine, 15 minutes: tests, a trace, speeds beside limits, service, parity (STEP= OUT= DEVICE=cpu PLAN=lease)
 	@$(if $(PLAN),$(PLAN_GPU),$(PY) -m bench.gpu --step '$(STEP)' --out '$(OUT)' --device '$(DEVICE)' --minutes '$(if $(filter file,$(origin MINUTES)),15,$(MINUTES))')

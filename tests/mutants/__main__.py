@@ -1,37 +1,114 @@
-"""`make mutants`: every sabotage must be noticed. Ends with 1 if one survives or no longer applies."""
+"""`make mutants`: tests must notice each mutant.
+
+First come generated mutants of the functions that have changed since BEFORE (default: where this branch has left
+origin/main). Then come the kept ones, which are written by hand. Ends with 1 if one survives or no longer applies.
+"""
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.clock import MonotonicClock
+from tests.mutants.changed import UNDONE, changed_functions, default_before, product, undone
+from tests.mutants.generate import Function, Generated, functions
+from tests.mutants.harmless import is_harmless
+from tests.mutants.judging import share_by_room, trace
+from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
-from tests.mutants.run import KILLER_S, Copy, baseline, judge_all
+from tests.mutants.run import KILLER_S, ROOT, Copy, Verdict, baseline, judge_all
+from tests.mutants.sampling import sample
+
+MOST_CHANGED = 200  # generated mutants of what has changed; of a larger change, so many are drawn
 
 
 def main() -> int:
     """A line for each mutant, then a summary."""
-    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="mutants whose name contains this")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
-    args = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if args.only in mutant.name]
+    args = _parser().parse_args()
+    kept = [mutant for mutant in MUTANTS if args.only in mutant.name] if not (args.all or args.changed) else []
+    if args.only and not kept:
+        sys.stdout.write(f"No mutant has {args.only!r} in its name\n")
+        return 1
+    generated = [] if args.only else _whole_product(args) if args.all else _changed(args)
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
         copies = [Copy(Path(folder) / str(index)) for index in range(args.jobs)]
-        clock = MonotonicClock()
-        began = clock.now()
-        if wrong := baseline(copies[0], mutants):
-            sys.stdout.write(f"Without any sabotage the killers already fail:\n{wrong}\n")
-            return 1
-        for copy in copies:  # no killer takes longer than all of them together, unless it hangs
-            copy.limit_s = max(KILLER_S, clock.now() - began)
-        verdicts = judge_all(copies, mutants)
+        verdicts = _judge_generated(copies, generated, args.all) if generated else []
+        if verdicts is not None and kept:
+            more = _judge_kept(copies, kept)
+            verdicts = None if more is None else [*verdicts, *more]
+    if verdicts is None:
+        return 1
+    return report(verdicts, args.all)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="kept mutants whose name contains this, and no generated ones")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
+    parser.add_argument("--before", default="", help="a commit: what has changed since then is mutated")
+    parser.add_argument("--changed", action="store_true", help="generated mutants of what has changed, no kept ones")
+    parser.add_argument("--all", action="store_true", help="a sample of generated mutants of the product, no kept ones")
+    parser.add_argument("--number", type=int, default=300, help="mutants in the sample of --all (default 300)")
+    parser.add_argument("--within", nargs="+", default=[""], help="with --all: where paths of files begin: scheduler/")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    return parser
+
+
+def _whole_product(args: argparse.Namespace) -> list[Generated]:
+    paths = [path for path in product(ROOT) if path.startswith(tuple(args.within))]
+    found = [function for path in paths for function in functions(path, (ROOT / path).read_text())]
+    drawn = sample(found, args.number, args.seed, is_harmless)
+    sys.stdout.write(f"{len(drawn)} generated mutants of {len(found)} functions, seed {args.seed}\n")
+    return drawn
+
+
+def _changed(args: argparse.Namespace) -> list[Generated]:
+    before = args.before or default_before(ROOT)
+    found = changed_functions(ROOT, before)
+    drawn = [*_undone(found, before), *sample(found, MOST_CHANGED, args.seed, is_harmless)]
+    sys.stdout.write(f"{len(found)} functions have changed since {before}: {len(drawn)} generated mutants\n")
+    return drawn
+
+
+def _undone(found: Sequence[Function], before: str) -> list[Generated]:
+    mutants = (undone(ROOT, before, function) for function in found)
+    return [mutant for mutant in mutants if mutant is not None]
+
+
+def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sample: bool) -> list[Verdict] | None:
+    """None if tests of a change fail without any mutant. A sample goes on without the files of such tests."""
+    judge, wrong = trace(copies, mutants)
+    if wrong:
+        sys.stdout.write(f"Without any mutant the tests already fail:\n{wrong}\n")
+        if not is_sample:
+            return None
+    return judge_all(copies, mutants, judge.judge)
+
+
+def _judge_kept(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict] | None:
+    """None if the killers fail without any sabotage."""
+    clock = MonotonicClock()
+    began = clock.now()
+    if wrong := baseline(copies[0], mutants):
+        sys.stdout.write(f"Without any sabotage the killers already fail:\n{wrong}\n")
+        return None
+    for copy in copies:  # no killer takes longer than all of them together, unless it hangs
+        copy.limit_s = max(KILLER_S, clock.now() - began)
+    return judge_all(copies, mutants, Copy.judge)
+
+
+def report(verdicts: Sequence[Verdict], is_sample: bool) -> int:
+    """What a person reads at the end, and the exit status. A sample has survivors: they are to be read."""
     left = [verdict for verdict in verdicts if verdict.killer is None]
-    sys.stdout.write(f"{len(verdicts) - len(left)} of {len(verdicts)} mutants killed\n")
+    sys.stdout.write(f"\n{len(verdicts) - len(left)} of {len(verdicts)} mutants noticed\n")
+    if is_sample:
+        sys.stdout.write("\n".join(share_by_room(verdicts)) + "\n")
     for verdict in left:
-        sys.stdout.write(f"  {verdict.line}\n    {verdict.mutant.why}\n")
-    return 1 if left or not verdicts else 0
+        sys.stdout.write(f"\n{verdict.line}\n{verdict.mutant.why}\n")
+    # A change that only tidies survives as a whole: no test should tell it from what was before.
+    failed = [verdict for verdict in left if not verdict.mutant.name.endswith(UNDONE)]
+    return 1 if failed and not is_sample else 0
 
 
 if __name__ == "__main__":

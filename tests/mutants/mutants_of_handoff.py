@@ -1,299 +1,194 @@
 """Sabotages of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
-of the handoff must notice each within its first worlds, where no unit test is named for it."""
+of the handoff must notice each within its first worlds."""
 
 from tests.mutants.mutant import Mutant
 
 WORLDS = 50
 
-
-def _mutant(name: str, function: str, old: str, new: str, why: str, tests: tuple[str, ...] = ()) -> Mutant:
-    return Mutant(name, function, old, new, why, (), tests, worlds=0 if tests else WORLDS)
-
-
 HANDOFF = (
-    _mutant(
+    Mutant(
+        "a hit at decode is reserved for the transfer too",
+        "Requests._reserve",
+        "request.start = request.prompt.held.num_cached",
+        "request.start = 0",
+        "prefill writes into pages that others read",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "KV is cached when its pages are reserved",
+        "Requests._reserve",
+        "request.transfers = (transfer,)",
+        "request.transfers = (transfer,)\nself._planner.book.keep(request.prompt.held, request.cache_key)",
+        "its digest has not agreed",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "KV is cached when its first frame lands",
+        "DecodeWorker._on_transfer",
+        "self._phases.stamp(request, 'first frame landed')",
+        "self.planner.book.own([request.prompt.held])\nself.planner.book.keep(request.prompt.held, request.cache_key)",
+        "its digest has not agreed",
+        worlds=WORLDS,
+    ),
+    Mutant(
+        "KV that never came is cached",
+        "DecodeWorker._on_finished_early",
+        "self._requests.close(request)",
+        "self.planner.book.own([request.prompt.held])\n"
+        "self.planner.book.keep(request.prompt.held, request.cache_key)\nself._requests.close(request)",
+        "the first token has ended the request, and prefill sends nothing",
+        worlds=WORLDS,
+    ),
+    Mutant(
         "frames may land for a request that is gone",
         "Requests.close",
         "self._receiver.release(...)",
         "",
         "the pages have a new owner by then",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "pages are free while prefill may still write them in place",
         "Requests.end",
         "self._planner.release(req, __is_written)",
         "self._planner.release(req)",
         "a late write reaches the KV of the next request",
+        worlds=WORLDS,
     ),
-    _mutant(
-        "prefill's pages are free while the wire reads them",
-        "PrefillWorker._end",
-        "self.planner.release(job.prompt, __is_read)",
-        "self.planner.release(job.prompt)",
-        "the KV of another prompt is sent",
-        ("tests/prefill/test_worker.py",),
-    ),
-    _mutant(
+    Mutant(
         "a frame lands twice",
         "ReceiveTransfer._claim",
         "if taken: ...",
         "if taken < 0: ...",
         "a late copy of a half-filled page overwrites what decode has added to it",
+        worlds=WORLDS,
     ),
-    _mutant(
-        "checksums are not looked at",
-        "_wrong_sum",
-        "verify_checksum(...)",
-        "",
-        "damaged KV is decoded",
-        ("tests/transfer/landing/test_frame_receiver.py",),
-    ),
-    _mutant(
+    Mutant(
         "the last frame is enough",
         "ReceiveTransfer._received",
         "self._num_pages_landed == len(self._claimed)",
         "True",
         "decode begins before all frames are there",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "an instance that was declared lost may come back",
         "Membership._note_loss",
         "self.losses[key] = __loss",
         "",
         "what it holds, and whom it knows, is of another time",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "decode does not say that the KV has arrived",
         "DecodeWorker._on_transfer",
         "self.outbox.prefill.append(__delivered)",
         "",
         "prefill keeps its pages until a deadline",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "prefill does not hear of a cancel",
         "PrefillPeers.closed",
         "cancel_job",
         "cancel_job is None",
         "it computes and keeps pages for nobody",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "a cancel meets a request that it takes for an unknown one",
         "DecodeWorker._on_cancel",
         "message.attempt",
         "message.attempt + 1",
         "it runs on to its end",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "prefill keeps the jobs of a decode worker that is lost",
         "PrefillWorker.on_session_lost",
         "owner == instance",
         "owner < 0",
         "their pages wait for a word that nobody will say",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "decode keeps waiting for a prefill worker that is lost",
         "DecodeWorker._lose_peer",
         "self._fail_all(message.instance, ...)",
         "self._fail_all(-1, ...)",
         "its requests wait until a deadline, instead of going elsewhere",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "decode returns no credit for frames",
         "PrefillPeers.return_credit",
         "returned.sender_instance",
         "-1",
         "the sender waits for ever",
+        worlds=WORLDS,
     ),
-    _mutant(
-        "bytes that were lost block a peer for ever",
-        "CreditWindow.fits",
-        "not self.going_on",
-        "not self.in_flight",
-        "what is lost is never returned",
-        ("tests/transfer/sending/test_transfer.py",),
-    ),
-    _mutant(
+    Mutant(
         "the frames of a transfer that has ended still count",
         "FrameSender._end",
         "peer.credit.end(...)",
         "",
         "what is lost is never returned",
+        worlds=WORLDS,
     ),
     Mutant(
-        "job credit comes back only where prefill says so",
-        "PrefillPeers.closed",
-        "peer.settle(...)",
-        "",
-        "the credit of a job that fails or is cancelled never comes back",
-        tests=("tests/decode/test_worker_cancel.py",),
-    ),
-    _mutant(
         "decode does not hear that prefill has stopped writing",
         "Writers.ended",
         "writer.instance == instance",
         "False",
         "the pages stay in quarantine",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "a writer is believed to have stopped because nobody waits for it",
         "Writers.may_be_written",
         "reservation in self._writing",
         "False",
         "a late write reaches the KV of the next request",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "a retry begins without the tokens that the client has",
         "RequestRecord.message",
         "(*self.prompt.token_ids, *replayed)",
         "self.prompt.token_ids",
         "it draws others",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "a retry numbers its tokens from the start",
         "RequestRecord.message",
         "len(replayed)",
         "0",
         "they are taken for those that the client has",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "attempts that end still weigh on their worker",
         "AttemptLoads.end",
         "self.add(attempt.decode, ...)",
         "",
         "it gets fewer and fewer requests",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "nobody is told of a worker that is lost",
         "Membership._lose",
         "tuple(__told)",
         "()",
         "its peers wait for deadlines, and keep what they hold for it",
+        worlds=WORLDS,
     ),
-    _mutant(
+    Mutant(
         "frames that were lost with their connection are not missed",
         "PrefillWorker._fail_hopeless",
         "self._sender.broken()",
         "()",
         "decode waits for them until a deadline",
-    ),
-    Mutant(
-        "a connection to prefill that has come back is taken for the old one",
-        "PrefillLink.receive",
-        "dealer.has_returned()",
-        "False",
-        "what was lost with it is missed later, by its number",
-        tests=("tests/decode/test_prefill_link.py",),
-    ),
-    Mutant(
-        "a message that was lost is not missed",
-        "Session.accept",
-        "envelope.number > num_arrived",
-        "False",
-        "the request waits for ever",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    Mutant(
-        "the last message before a pause is not missed",
-        "Session.tick",
-        "Envelope(self.epoch, self._num_sent, __confirmed, __body)",
-        "Envelope(self.epoch, min(self._num_sent, 1), __confirmed, __body)",
-        "no later message shows the loss, and the request waits for ever",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    Mutant(
-        "another session is taken for the one before",
-        "Session.accept",
-        "envelope.epoch > self.epoch",
-        "False",
-        "its first message is taken for a repeat",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    Mutant(
-        "prefill takes another session for the one before",
-        "PrefillLink._begin_anew",
-        "next(self._epochs)",
-        "1",
-        "it keeps the jobs of which the acknowledgement was lost",
-        tests=("tests/decode/test_prefill_link.py",),
-    ),
-    Mutant(
-        "a message that comes again is taken twice",
-        "Session.accept",
-        "envelope.number > self._num_received",
-        "True",
-        "a job whose end was told runs again",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    Mutant(
-        "what is never confirmed is not missed",
-        "Session.tick",
-        "self._num_ticks >= MOST_TICKS",
-        "False",
-        "a connection that carries one way only is kept",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    Mutant(
-        "the gateway takes a worker in the middle of its session with another gateway",
-        "Control._on_message",
-        "envelope.opens",
-        "True",
-        "its answers are taken for repeats of the other's",
-        tests=("tests/gateway/test_control_lost_messages.py",),
-    ),
-    Mutant(
-        "the youngest of those that wait is admitted first",
-        "Requests._next",
-        "min(...)",
-        "max(...)",
-        "an old request starves",
-        tests=("tests/decode/test_worker_admission.py",),
-    ),
-    Mutant(
-        "a deadline that was put off comes all the same",
-        "Deadlines.due",
-        "self._at.get(key) == (at, number)",
-        "key in self._at",
-        "a wait is given up too early",
-        tests=("tests/runtime/test_clock_deadlines.py",),
-    ),
-    Mutant(
-        "prefill takes jobs of an older session",
-        "Session.accept",
-        "envelope.epoch < self.epoch",
-        "False",
-        "their pages are others' by now",
-        tests=("tests/runtime/test_session.py",),
-    ),
-    _mutant(
-        "KV goes on into a connection whose path is gone",
-        "ZmqWire.connect",
-        "notice_silence(...)",
-        "",
-        "a firewall has forgotten the idle connection, and the next prompt's KV never arrives",
-        ("tests/transfer/backends/test_zmq.py",),
-    ),
-    _mutant(
-        "a peer of a watched connection is never asked whether it is there",
-        "notice_silence",
-        "socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)",
-        "",
-        "an idle connection that is gone is found out by the next request",
-        ("tests/runtime/test_bus_link_watch.py",),
-    ),
-    _mutant(
-        "a worker waits for a gateway that nothing reaches any more",
-        "notice_silence",
-        "socket.setsockopt(zmq.TCP_MAXRT, SILENT_MS)",
-        "",
-        "it is missing for a quarter of an hour, until the kernel gives up",
-        ("tests/runtime/test_bus_link_watch.py",),
-    ),
-    _mutant(
-        "a prefill worker that has left one greeting unanswered is never greeted again",
-        "PrefillPeers.give_up",
-        "self.lose(...)",
-        "peer.refusal = 'it was silent'",
-        "after a partition of some seconds it gets no request from this decode worker any more",
-        ("tests/explore_handoff/test_partition.py",),
+        worlds=WORLDS,
     ),
 )

@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from tests.mutants import pattern
 from tests.mutants.mutant import ANY, SEEDS, Mutant
@@ -23,12 +24,14 @@ from tests.processes import python_path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 3600.0  # for killers without any sabotage
 KILLER_S = 120.0  # a killer of a sabotaged tree may take at least so long
-NOT_COPIED = ("models/", "docs/", "loadtest/", "bench/")  # no killer needs them
+NOT_SABOTAGED = ("models/", "loadtest/", "bench/")
+DATA_KB = 8 << 20  # memory that a killer may take: a sabotaged loop may fill a list for ever
 
 
 def sources(root: Path) -> dict[str, str]:
-    """The text of every Python file of the tree in `root`, by its path."""
-    return {name: (root / name).read_text() for name in _files(root) if name.endswith(".py")}
+    """The text of every Python file of the product and the tests in `root`, by its path."""
+    names = [name for name in _files(root) if name.endswith(".py") and not name.startswith(NOT_SABOTAGED)]
+    return {name: (root / name).read_text() for name in names}
 
 
 def sabotage(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
@@ -52,11 +55,26 @@ def sabotage(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
     return name, ast.unparse(tree)
 
 
+class Named(Protocol):
+    """A mutant of any kind."""
+
+    @property
+    def name(self) -> str:
+        """One line."""
+
+    @property
+    def why(self) -> str:
+        """What a reader needs if it survives."""
+
+
+Some = TypeVar("Some", bound=Named)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`killer` is who noticed it; None when nobody did. `trouble` says why nothing could be found out."""
 
-    mutant: Mutant
+    mutant: Named
     killer: str | None
     trouble: str = ""
 
@@ -88,18 +106,22 @@ class Copy:
             name, text = sabotage(mutant, self.texts)
         except LookupError as error:
             return Verdict(mutant, None, f"NO LONGER APPLIES: {error}")
+        with self.changed(name, text):
+            return self._run_killers(mutant)
+
+    @contextmanager
+    def changed(self, name: str, text: str) -> Iterator[None]:
+        """The file `name` has another text meanwhile."""
         self._write(name, text)
         try:
-            return self._run_killers(mutant)
+            yield
         finally:
             self._write(name, self.texts[name])
 
-    def rewrite(self, mutants: Sequence[Mutant]) -> None:
-        """Writes the files that `mutants` change as sabotages leave them, from their syntax trees, but unchanged."""
-        for mutant in mutants:
-            with suppress(LookupError):
-                name, _ = sabotage(mutant, self.texts)
-                self._write(name, ast.unparse(ast.parse(self.texts[name])))
+    def rewrite(self, names: Sequence[str]) -> None:
+        """Writes the files as sabotages leave them, from their syntax trees, but unchanged."""
+        for name in names:
+            self._write(name, ast.unparse(ast.parse(self.texts[name])))
 
     def explore(self, strategies: Sequence[str], detect: bool = False, groups: bool = False) -> tuple[int, str]:
         """Exit status and output of SEEDS seeds under each of `strategies`."""
@@ -110,9 +132,12 @@ class Copy:
         """Exit status and output of the first `worlds` seeds."""
         return self._run(["tests.explore_handoff", "--seeds", str(worlds), "--jobs", "1"])
 
-    def pytest(self, tests: Sequence[str]) -> tuple[int, str]:
-        """Exit status and output of `tests`."""
-        return self._run(["pytest", "-q", "-x", "-n", "0", "--no-header", "-p", "no:cacheprovider", *tests])
+    def pytest(
+        self, tests: Sequence[str], cpu_s: int = 0, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Exit status and output of `tests`. After `cpu_s` seconds of CPU time, unless that is 0, they are killed."""
+        command = ["pytest", "-q", "-x", "-n", "0", "--no-header", "-p", "no:cacheprovider", *tests]
+        return self._run(command, cpu_s, variables)
 
     def _run_killers(self, mutant: Mutant) -> Verdict:
         if mutant.strategies:
@@ -137,9 +162,12 @@ class Copy:
                 return Verdict(mutant, None, f"BROKEN: {output[-600:]}")
         return Verdict(mutant, None)
 
-    def _run(self, module: Sequence[str]) -> tuple[int, str]:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(self.folder)}
-        command = [sys.executable, "-m", *module]
+    def _run(
+        self, module: Sequence[str], cpu_s: int = 0, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(self.folder), **(variables or {})}
+        limits = [f"ulimit -d {DATA_KB}", *([f"ulimit -t {cpu_s}"] if cpu_s else [])]
+        command = ["sh", "-c", f'{"; ".join(limits)}; exec "$@"', "sh", sys.executable, "-m", *module]
         try:
             done = subprocess.run(
                 command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=self.limit_s, check=False
@@ -157,7 +185,11 @@ class Copy:
 
 def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     """What the killers say without any sabotage: nothing, or their word is worth nothing."""
-    copy.rewrite(mutants)
+    files = set()
+    for mutant in mutants:
+        with suppress(LookupError):
+            files.add(sabotage(mutant, copy.texts)[0])
+    copy.rewrite(sorted(files))
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     detecting = sorted({strategy for mutant in mutants if mutant.detect for strategy in mutant.strategies})
     grouped = sorted({strategy for mutant in mutants if mutant.groups for strategy in mutant.strategies})
@@ -171,7 +203,7 @@ def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
     return output[-3000:] if status != 0 else ""
 
 
-def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict]:
+def judge_all(copies: Sequence[Copy], mutants: Sequence[Some], judge: Callable[[Copy, Some], Verdict]) -> list[Verdict]:
     """Every mutant, shared among `copies`; a line is written for each as it is judged."""
     waiting = list(reversed(mutants))
     lock = threading.Lock()
@@ -183,7 +215,7 @@ def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict
                 if not waiting:
                     return
                 mutant = waiting.pop()
-            verdict = copy.judge(mutant)
+            verdict = judge(copy, mutant)
             with lock:
                 verdicts.append(verdict)
                 sys.stdout.write(verdict.line + "\n")
@@ -198,10 +230,10 @@ def judge_all(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict
 
 
 def _files(root: Path) -> list[str]:
-    """What git tracks or would track, less what no killer needs."""
+    """What git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [name for name in listed if not name.startswith(NOT_COPIED) and (root / name).is_file()]
+    return [name for name in listed if (root / name).is_file()]
 
 
 def _may_define(text: str, function: str) -> bool:

@@ -84,7 +84,7 @@ def test_a_path_tells_functions_of_the_same_name_apart() -> None:
 
 
 def test_killers_are_tried_on_files_written_as_a_sabotage_writes_them(copy: Copy) -> None:
-    copy.rewrite([sum_mutant("a + b", "a - b"), sum_mutant("no", "where")])
+    copy.rewrite(["scheduler/sum.py"])
     assert (copy.folder / "scheduler/sum.py").read_text() == "def add(a: int, b: int) -> int:\n    return a + b"
 
 

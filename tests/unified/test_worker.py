@@ -5,13 +5,24 @@ from typing import Any
 
 import pytest
 
+from model.inputs import ModelInput
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
 from scheduler.planning.req import Req
 from tests.cluster import Cluster
 from tests.counting import instructions
-from tests.decode.driving import Recorder, expect_exact, expect_prefix, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import (
+    VOCAB,
+    Recorder,
+    expect_exact,
+    expect_prefix,
+    expect_rest,
+    greedy,
+    make_cluster,
+    prompt_of,
+)
 from tests.doubles.clock import VirtualClock
+from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
 from worker.policies import DEFAULTS, Policies
@@ -195,6 +206,34 @@ def test_requests_that_come_together_are_not_refused_while_there_is_room() -> No
         worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
     assert names(worker) == ["8"]
     assert [each.request_id for each in worker.outbox.gateway if isinstance(each, RequestFailed)] == ["9"]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
+    """It sleeps then."""
+    planner = make_planner(make_executor(ManualStream()))
+    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    assert not worker.step()
+    worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
+    assert worker.step()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_launch_that_raises_fails_its_requests_and_nothing_of_them_is_left(overlap: bool) -> None:
+    raised: list[ModelInput] = []
+
+    def broken(inp: ModelInput) -> None:
+        raised.append(inp)
+        raise RuntimeError("broken kernel")
+
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=broken)
+    cluster = make_cluster("1U", runner, overlap=overlap)
+    cluster.assign("a", VICTIM, PARAMS, 2)
+    cluster.run()
+    assert raised
+    failures = {name: (failed.code, failed.message) for name, failed in cluster.failures.items()}
+    assert failures == {"a": ("launch_failed", "RuntimeError: broken kernel")}
+    expect_rest(cluster)
 
 
 def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
