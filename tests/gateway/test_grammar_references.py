@@ -7,7 +7,7 @@ import pytest
 
 from gateway.grammar_references import check_references
 from gateway.grammars import Asked
-from tests.byte_grammars import check
+from tests.byte_grammars import check, matcher_of
 
 DATA = ("const", "enum", "default", "examples")  # keywords with values
 REF = {"$ref": "#/$defs/a"}
@@ -133,3 +133,15 @@ def test_references_lead_to_themselves_if_following_them_never_ends(seed: int) -
         else:
             with pytest.raises(ValueError, match="leads to itself"):
                 check_references(schema)
+
+
+@pytest.mark.parametrize("number", ["04", "06", "07"])
+@pytest.mark.parametrize("end", ["#", ""])
+def test_nothing_beside_a_reference_counts_in_old_drafts(number: str, end: str) -> None:
+    schema = {"$ref": "#/definitions/a", "type": "null", "not": {}, "definitions": {"a": {"type": "integer"}}}
+    old = {"$schema": f"http://json-schema.org/draft-{number}/schema{end}", **schema}
+    text = check(Asked("guided_json", "json", old))
+    assert isinstance(text, str) and matcher_of(text).try_consume_tokens([*b"17"]) == 2
+    for new in (schema, {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}):
+        told = check(Asked("guided_json", "json", new))
+        assert not isinstance(told, str) and '"not"' in told.message

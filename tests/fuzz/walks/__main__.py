@@ -2,8 +2,10 @@
 answer cannot go on or is not valid, if a refusal gives a reason that is not true, or if a child dies."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
+from threading import Event
 
 from tests.fuzz.fuzzing import Child
 from tests.fuzz.walks.campaign import Options, run
@@ -17,10 +19,13 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first schema (default 0)")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found/schemas"), help="where findings go")
     args = parser.parse_args()
+    stop = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())  # the table tells what was tried until then
     child = Child([sys.executable, "-m", "tests.fuzz.walks.child", str(args.seed)])
     try:
         options = Options(args.seed, args.first, args.schemas, args.found)
-        totals = run(options, lambda number: child.read(str(number).encode()), _say)
+        totals = run(options, lambda number: child.read(str(number).encode()), _say, stop)
     finally:
         child.close()
     for line in totals.table():

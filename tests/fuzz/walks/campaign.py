@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 from tests.fuzz.fuzzing import Answer
@@ -51,10 +52,12 @@ class Totals:
         ]
 
 
-def run(options: Options, read: Callable[[int], Answer], say: Callable[[str], None]) -> Totals:
-    """All schemas. `read` tries one."""
+def run(options: Options, read: Callable[[int], Answer], say: Callable[[str], None], stop: Event) -> Totals:
+    """All schemas, or those until `stop` is set. `read` tries one."""
     totals = Totals()
     for number in range(options.first, options.first + options.num_schemas):
+        if stop.is_set():
+            break
         totals.num_schemas += 1
         answer = read(number)
         result = _tried(answer)

@@ -3,6 +3,7 @@ reads inputs, and answers each with one line: what became of the schema."""
 
 import json
 import resource
+import signal
 import sys
 import traceback
 from typing import Final
@@ -17,6 +18,7 @@ def main() -> None:
     """Goes on until there is no further number."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started it ends it
     seed = int(sys.argv[1])
     while length := sys.stdin.buffer.read(8):
         number = int(sys.stdin.buffer.read(int.from_bytes(length, "big")))

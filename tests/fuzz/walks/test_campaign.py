@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ SEED = 3
 
 
 def walked(folder: Path, number: int = 60) -> Totals:
-    return run(Options(SEED, 0, number, folder), lambda each: Answer(**json.loads(answer(SEED, each))), lambda _: None)
+    return run(
+        Options(SEED, 0, number, folder), lambda each: Answer(**json.loads(answer(SEED, each))), lambda _: None, Event()
+    )
 
 
 def strict_as(change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +67,19 @@ def test_refusals_that_are_not_true_are_found(tmp_path: Path, monkeypatch: pytes
 
 def test_a_child_that_dies_and_an_error_of_no_refusal_are_findings(tmp_path: Path) -> None:
     answers = iter([Answer(died="ended with -11"), Answer(wrong="Traceback")])
-    totals = run(Options(SEED, 0, 2, tmp_path), lambda _: next(answers), lambda _: None)
+    totals = run(Options(SEED, 0, 2, tmp_path), lambda _: next(answers), lambda _: None, Event())
     assert totals.found == {"died": 1, "raised": 1}
     assert "| accepted | 0 | 0.00% |" in totals.table()
+
+
+def test_it_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    stop = Event()
+
+    def told(_: int) -> Answer:
+        stop.set()
+        return Answer(died="ended with -11")
+
+    assert run(Options(SEED, 0, 60, tmp_path), told, lambda _: None, stop).num_schemas == 1
 
 
 def test_the_real_child_tries_a_schema() -> None:
