@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, Final, TypeGuard
 
 MAX_COUNTED: Final = 2**32  # a multiple without its decimal point is less
+MAX_REMAINDERS: Final = 20_000  # when a number is divided by a multiple
 MAX_DIGITS: Final = 15  # of a bound
 _LOWER: Final = ("minimum", "exclusiveMinimum")
 _UPPER: Final = ("maximum", "exclusiveMaximum")
@@ -39,6 +40,7 @@ def with_exact_multiples(schema: dict[str, Any]) -> dict[str, Any]:
     step = exact(multiple)
     if schema_is_integer(schema):
         step = common(step, Fraction(1))
+    check_work(step)
     found = _with_own_values(schema, step)
     if "multipleOf" not in found:
         return found
@@ -59,6 +61,18 @@ def check_counted(schema: Mapping[str, Any]) -> None:
         raise ValueError(
             f"multipleOf: got {multiple}, which doubles do not count exactly, expected one that they do, such as 0.01,"
             f" and less than {MAX_COUNTED} without its decimal point"
+        )
+
+
+def check_work(step: Fraction) -> None:
+    """ValueError for a multiple that takes too much to look for: a state for each remainder, of 5 us."""
+    number = step.numerator * 10 ** places(step) // step.denominator
+    while number % 10 == 0:  # zeros at its end are looked for one by one
+        number //= 10
+    if number > MAX_REMAINDERS:
+        raise ValueError(
+            f"multipleOf: got {float(step):.15g}, which takes too much to look for, expected at most {MAX_REMAINDERS}"
+            " without the zeros at its end"
         )
 
 

@@ -49,10 +49,11 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     check_references(schema)
     used = mapped(schema, _without_unused)
     _check_numbers(used)
+    multiples = _multiples(used)
+    for each in multiples:
+        check_counted(each)
     strict = mapped(used, _strict)
-    if multiples := _multiples(strict):
-        for each in multiples:
-            check_counted(each)
+    if multiples:
         check_together(strict)
     exact = mapped(strict, exact_bounds(_fractions(strict)))
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}

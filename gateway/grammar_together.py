@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from gateway.grammar_multiples import MAX_COUNTED, common, exact, is_number, places, schema_is_integer
+from gateway.grammar_multiples import MAX_COUNTED, check_work, common, exact, is_number, places, schema_is_integer
 from gateway.grammar_references import named
 
 MAX_WAYS: Final = 4096  # in which parts of one schema hold together
@@ -180,6 +180,8 @@ def _check_numbers(parts: Parts) -> None:
     shift = 10 ** max(map(places, steps))
     if len(steps) > 1 and step * shift * max(steps) * shift >= MAX_COUNTED:
         raise ValueError(f"multipleOf: got {_listed(steps)} for one number, expected smaller ones or fewer digits")
+
+    check_work(step)
 
     is_integer = any(map(schema_is_integer, parts))
     whole = common(step, Fraction(1)) if is_integer else step

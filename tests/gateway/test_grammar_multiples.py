@@ -89,6 +89,19 @@ def test_a_multiple_of_too_many_digits_is_refused() -> None:
     check_counted({"multipleOf": 2**32 - 1})
 
 
+def test_a_multiple_that_takes_too_much_to_look_for_is_refused() -> None:
+    for schema in (
+        {"multipleOf": 1_000_003},
+        {"multipleOf": 2**31},
+        {"type": "integer", "multipleOf": 1000.003},
+        {"allOf": [{"type": "number", "multipleOf": 211}, {"multipleOf": 199}]},
+    ):
+        told = check(Asked("guided_json", "json", schema))
+        assert not isinstance(told, str) and "takes too much to look for" in told.message
+    for multiple in (86_400, 1_000_000, 19_999):
+        assert isinstance(check(Asked("guided_json", "json", {"type": "integer", "multipleOf": multiple})), str)
+
+
 def test_values_beside_a_multiple_are_those_that_are_multiples() -> None:
     schema: dict[str, Any] = {"multipleOf": 0.25, "enum": [0.5, 0.3, "a", True, 1]}
     assert with_exact_multiples(schema) == {"enum": [0.5, "a", True, 1]}
