@@ -53,15 +53,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-commits bench-gateway bench-memory bench-step bench-trace bench-transfer soak check test \
-  test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars mutants gpu test-gpu format clean \
-  check-format check-lint check-pages check-types check-imports check-unit
+  test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars fuzz-schemas mutants gpu test-gpu \
+  format clean check-format check-lint check-pages check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-22s %s\n", $$1, $$2}'
 	@echo
-	@echo "serve, demo, soak, fuzz, fuzz-grammars, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
+	@echo "serve, demo, soak, fuzz, fuzz-grammars, fuzz-schemas, mutants, test-cluster and every bench pass ARGS on:  make serve ARGS='--prefill 2 --decode 2 --port 9000'"
 
 # ---- run it ----
 
@@ -146,6 +146,9 @@ fuzz: $(READY) ## random and extreme bytes of clients, read by each parser of th
 
 fuzz-grammars: $(READY) ## random, changed and public grammars on a running pair: right answers, no death, no long gap; MINUTES=120
 	@OMP_NUM_THREADS=1 $(PY) -m tests.fuzz.served --minutes $(if $(filter file,$(origin MINUTES)),5,$(MINUTES)) $(ARGS)
+
+fuzz-schemas: $(READY) ## random JSON schemas, and random answers of each through the real masks: all end and are valid; ARGS='--schemas 20000'
+	@OMP_NUM_THREADS=1 $(PY) -m tests.fuzz.walks $(ARGS)
 
 mutants: $(READY) ## break what has changed since BEFORE, then what mutants by hand break; tests must notice each; ARGS=--changed, or --all
 	@OMP_NUM_THREADS=1 $(PY) -m tests.mutants $(if $(filter file,$(origin BEFORE)),,--before '$(BEFORE)') $(ARGS)

@@ -1,14 +1,16 @@
 """Makes exclusive bounds in a JSON schema exact, for a grammar, and refuses bounds that are not followed exactly.
 
-llguidance allows 1 where 1 is the exclusive bound and the other bound is a fraction that begins alike, such as 1.5. In
-its place stands a number next to it, which is no whole one: 1.000000001. Fractions of more digits than MAX_DIGITS lose
-their last ones there.
+llguidance allows 1 where the whole number 1 is the exclusive bound and the other bound is a fraction that begins alike,
+such as 1.5. In its place stands a number next to it, which is no whole one: 1.000000001. Fractions of more digits than
+MAX_DIGITS lose their last ones there.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
+
+from gateway.grammar_multiples import is_number
 
 MAX_DIGITS: Final = 15
 PLACES: Final = 9  # behind the point, of a number next to a bound, or more if another bound is as near
@@ -26,6 +28,17 @@ def fractions_in(schema: Mapping[str, Any]) -> Iterator[float]:
             yield value
 
 
+def with_numeric_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same without draft 4's flags: an exclusive bound is a number of its own, as in later drafts."""
+    found = dict(schema)
+    for inclusive, exclusive in (_LOWER, _UPPER):
+        if isinstance(flag := schema.get(exclusive), bool):
+            del found[exclusive]
+            if flag and inclusive in found:
+                found[exclusive] = found.pop(inclusive)
+    return found
+
+
 def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Changes a schema of a document. `fractions`: all bounds of the document that are no whole numbers, since a
     reference or `allOf` may bring any of them together with its own."""
@@ -33,11 +46,9 @@ def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict
 
     def changed(schema: dict[str, Any]) -> dict[str, Any]:
         found = dict(schema)
-        for (inclusive, exclusive), away in ((_LOWER, 1), (_UPPER, -1)):
-            # In draft 4 the exclusive keyword is true, and the bound stands beside it.
-            keyword = inclusive if schema.get(exclusive) is True else exclusive
+        for (_, keyword), away in ((_LOWER, 1), (_UPPER, -1)):
             bound = schema.get(keyword)
-            if isinstance(bound, int | float) and not isinstance(bound, bool) and (gap := _gap(bound, away, ordered)):
+            if is_number(bound) and bound == int(bound) and (gap := _gap(bound, away, ordered)):
                 found[keyword] = _next_to(bound, away, gap)
         return found
 

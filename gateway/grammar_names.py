@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLTokenizer
 
+from gateway.grammar_patterns import NOTHING, UNSPELT
 from runtime.grammar_limits import limits
 
 MAX_LOOKS: Final = 1000  # at one pattern and one name, in a schema's object
@@ -38,6 +39,14 @@ def with_own_names(schema: dict[str, Any]) -> dict[str, Any]:
         if own:
             found[name] = {"allOf": [*([named[name]] if name in named else []), *own]}
     return {key: value for key, value in schema.items() if key != "patternProperties"} | {"properties": found}
+
+
+def names_nothing(pattern: str) -> bool:
+    """Whether no name has the pattern, because only characters that answers are never made of would do."""
+    if NOTHING not in pattern and UNSPELT not in pattern:
+        return False
+    parts = [part.removeprefix("^").removesuffix("" if _is_escaped(part) else "$") for part in _alternatives(pattern)]
+    return not any(_allows_any(f"/{_in_lark(part)}/") for part in parts if part) and all(parts)
 
 
 def _required_besides(schema: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:

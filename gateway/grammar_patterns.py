@@ -11,6 +11,10 @@ from typing import Final
 UNSPELT: Final = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 NOTHING: Final = r"[^\s\S]"
 _ANYTHING: Final = r"[\s\S]"
+_SPACE: Final = r"[[\s\x{feff}]&&[^\x85]]"  # ECMA's white space: Rust's has U+0085, and lacks U+FEFF
+_ANY: Final = r"[^\n\r\x{2028}\x{2029}]"  # ECMA's dot: Rust's has all but the line feed
+_NO_SPACE: Final = r"[[^\s\x{feff}]\x85]"
+_SHORT: Final = {"[": "\\[", "\\s": _SPACE, "\\S": _NO_SPACE}  # what stands for these in a class
 _CODES: Final = frozenset((*range(0x08), 0x0B, *range(0x0E, 0x20), 0x7F))
 _DIGITS: Final = {"x": 2, "u": 4}
 _MAY_HAVE_THEM: Final = re.compile(r"\[\^|\\[xupPDWSv0c]")  # a class in which this is may have such characters
@@ -32,15 +36,16 @@ def spelt_pattern(pattern: str) -> str:
             end, part = _escape(pattern, place)
         else:
             _check_group(pattern, place)
-            end, part = place + 1, pattern[place]
+            end, part = place + 1, _ANY if pattern[place] == "." else pattern[place]
         found, place = found + part, end
     return found
 
 
 def _class(text: str) -> str:
     """A class, in llguidance's dialect, which has none without characters, and in which `[` begins another class."""
-    text = "[" + _IN_CLASS.sub(lambda found: "\\[" if found[0] == "[" else found[0], text[1:])
-    text = {"[]": NOTHING, "[^]": _ANYTHING}.get(text, text)
+    if text in ("[]", "[^]"):
+        return NOTHING if text == "[]" else _without_them(_ANYTHING)
+    text = "[" + _IN_CLASS.sub(lambda found: _SHORT.get(found[0], found[0]), text[1:])
     return _without_them(text) if _MAY_HAVE_THEM.search(text) else text
 
 
@@ -75,6 +80,8 @@ def _escape(pattern: str, begin: int) -> tuple[int, str]:
 
     if kind.isascii() and kind.isalpha() and kind not in _ESCAPES:
         raise ValueError(f"pattern {pattern[:80]!r}: got '\\{kind}', which is no escape of ECMA's")
+    if kind in ("s", "S"):
+        return begin + 2, _SPACE if kind == "s" else _NO_SPACE
     if kind in ("<", ">"):  # Rust takes them for the ends of a word
         return begin + 2, kind
     end = begin + 2

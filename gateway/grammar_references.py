@@ -1,9 +1,12 @@
-"""Finds references in a JSON schema that lead back to themselves before any value, as in {"a": {"$ref": "#/$defs/a"}}.
+"""Finds references in a JSON schema that lead back to themselves, so that an answer would never end.
 
-No answer follows such a schema. llguidance accepts it, and notices in the middle of an answer.
+before any value    {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}: llguidance may notice in mid-answer
+in each value       {"a": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}}}
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -11,13 +14,37 @@ from urllib.parse import unquote
 # also of one that is unknown, may be a schema that a `$ref` names.
 VALUES: Final = frozenset("const enum default examples".split())
 MAPS: Final = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())
-_ANY: Final = ("anyOf", "oneOf")
+_DEFINITIONS: Final = ("$defs", "definitions")
+_OLD_DRAFT: Final = re.compile(r"https?://json-schema\.org/draft-0[467]/schema#?")
+_UNIONS: Final = ("anyOf", "oneOf")
+Needs = Iterator[list[Any]]  # of each list an answer follows at least one schema
+
+
+def without_siblings(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of draft 4, 6 or 7, in which nothing that stands beside a reference counts. Definitions stay."""
+    if not isinstance(schema.get("$ref"), str):
+        return schema
+    return {key: value for key, value in schema.items() if key in ("$ref", "$id", "id", *_DEFINITIONS)}
+
+
+def ignores_siblings(root: Mapping[str, Any]) -> bool:
+    """Whether `$schema` names draft 4, 6 or 7."""
+    named_draft = root.get("$schema")
+    return isinstance(named_draft, str) and _OLD_DRAFT.fullmatch(named_draft) is not None
 
 
 def check_references(schema: Any) -> None:
-    """ValueError for a reference that leads to itself."""
+    """ValueError for a reference that leads to itself. Definitions that no reference names may."""
     found = _schemas(schema)
-    waiting = {key: needs for key, each in found.items() if (needs := list(_needs(each, schema)))}
+    for needs_of, where in ((_at_once, "before any value"), (_in_each_value, "in each value")):
+        for each in _endless(found, partial(needs_of, root=schema)):
+            if "$ref" in each:
+                raise ValueError(f"the reference {each['$ref'][:80]!r} leads to itself {where}")
+
+
+def _endless(found: Mapping[int, dict[str, Any]], needs_of: Callable[[Any], Needs]) -> Iterator[dict[str, Any]]:
+    """The schemas that need themselves, or others that do."""
+    waiting = {key: needs for key, each in found.items() if (needs := list(needs_of(each)))}
     behind: dict[int, list[int]] = {}  # schemas that need another one, by that one
     for key, needs in waiting.items():
         for other in (id(each) for need in needs for each in need):
@@ -29,42 +56,70 @@ def check_references(schema: Any) -> None:
             if key in waiting and all(any(id(each) not in waiting for each in need) for need in waiting[key]):
                 del waiting[key]
                 left.append(key)
-    for key in waiting:
-        if "$ref" in found[key]:
-            raise ValueError(f"the reference {found[key]['$ref'][:80]!r} leads to itself before any value")
+    return (found[key] for key in waiting)
 
 
 def _schemas(root: Any) -> dict[int, dict[str, Any]]:
-    """The schemas in a document, and what their references name, by id. Values such as those of `enum` are none."""
-    found, left = dict[int, dict[str, Any]](), [root]
-    while left:
+    """The schemas in a document that an answer may meet, by id. Values such as those of `enum` are none, unless a
+    reference names them. Among definitions are those that references name, or all if a reference names an anchor."""
+    found, left, later = dict[int, dict[str, Any]](), [root], list[Any]()
+    while left or later:
+        if not left:
+            left, later = later, []
         value = left.pop()
         if isinstance(value, list):
             left += value
         elif isinstance(value, dict) and id(value) not in found:
             found[id(value)] = value
             for key, each in value.items():
-                if key in MAPS and isinstance(each, dict):
+                if key in _DEFINITIONS:
+                    later += each.values() if isinstance(each, dict) else []
+                elif key in MAPS and isinstance(each, dict):
                     left += each.values()
                 elif key not in VALUES:
                     left.append(each)
-            left += [each for need in _needs(value, root) for each in need]
+            left += [each for need in _at_once(value, root) for each in need]
+        if not left and not any(map(_names_an_anchor, found.values())):
+            later = []
     return found
 
 
-def _needs(schema: Mapping[str, Any], root: Any) -> Iterator[list[Any]]:
-    """What an answer of this schema follows beside its own keywords: of each list at least one."""
+def _names_an_anchor(schema: Mapping[str, Any]) -> bool:
     reference = schema.get("$ref")
-    if isinstance(reference, str) and (named := _named(reference, root)) is not None:
-        yield [named]
+    return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
+
+
+def _at_once(schema: Mapping[str, Any], root: Any) -> Needs:
+    """What holds for the same value, or may hold."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (other := named(reference, root)) is not None:
+        yield [other]
+    for keyword in ("allOf", *_UNIONS):
+        if isinstance(parts := schema.get(keyword), list):
+            yield from ([each] for each in parts if isinstance(each, dict))
+
+
+def _in_each_value(schema: Mapping[str, Any], root: Any) -> Needs:
+    """What each value needs besides: one part of each union, properties and items that it cannot be without."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (other := named(reference, root)) is not None:
+        yield [other]
     if isinstance(parts := schema.get("allOf"), list):
         yield from ([each] for each in parts if isinstance(each, dict))
-    for keyword in _ANY:
-        if isinstance(parts := schema.get(keyword), list) and all(isinstance(each, dict) for each in parts) and parts:
+    for keyword in _UNIONS:
+        if isinstance(parts := schema.get(keyword), list) and parts and all(isinstance(each, dict) for each in parts):
             yield parts
+    properties, required = schema.get("properties"), schema.get("required")
+    if schema.get("type") == "object" and isinstance(properties, dict) and isinstance(required, list):
+        own = [properties[name] for name in required if isinstance(name, str) and name in properties]
+        yield from ([each] for each in own if isinstance(each, dict))
+    items, least = schema.get("items"), schema.get("minItems")
+    is_needed = isinstance(least, int) and least > len(schema.get("prefixItems") or ())
+    if schema.get("type") == "array" and isinstance(items, dict) and is_needed:
+        yield [items]
 
 
-def _named(reference: str, root: Any) -> dict[str, Any] | None:
+def named(reference: str, root: Any) -> dict[str, Any] | None:
     """The object of the same document that a reference names; None if it names another thing."""
     if not reference.startswith("#") or (reference != "#" and not reference.startswith("#/")):
         return None

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gateway.grammar_bounds import exact_bounds, fractions_in
+from gateway.grammar_bounds import exact_bounds, fractions_in, with_numeric_bounds
 from gateway.grammar_formats import with_exact_format
-from gateway.grammar_names import with_own_names
+from gateway.grammar_multiples import check_counted, with_exact_multiples
+from gateway.grammar_names import names_nothing, with_own_names
 from gateway.grammar_patterns import spelt_pattern
-from gateway.grammar_references import MAPS, VALUES, check_references
+from gateway.grammar_references import MAPS, VALUES, check_references, ignores_siblings, without_siblings
+from gateway.grammar_together import check_together
 
 # Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
 WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
@@ -32,17 +34,28 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     """The schema for llguidance, without white space if `compact`. ValueError says what of it cannot be followed."""
     if not isinstance(schema, dict | bool):
         raise ValueError("expected a JSON schema, which is an object")
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
+    if schema is False:
+        raise ValueError("got the schema false, which no value follows")
+    if schema is True:
+        schema = {}
     if OPTIONS in schema:
         raise ValueError(f"got {OPTIONS!r}, expected a schema without llguidance's own options")
     if found := _UNSPELT.search(json.dumps(schema)):
         raise ValueError(f"got the control character {found[1]}, which answers are never made of")
 
+    if ignores_siblings(schema):
+        draft = schema["$schema"]
+        schema = {**mapped(schema, without_siblings), "$schema": draft}
     check_references(schema)
-    strict = mapped(schema, _strict)
-    _check_numbers(strict)
-    exact = mapped(strict, exact_bounds(_fractions(schema)))
+    used = mapped(schema, _without_unused)
+    _check_numbers(used)
+    multiples = _multiples(used)
+    for each in multiples:
+        check_counted(each)
+    strict = mapped(used, _strict)
+    if multiples:
+        check_together(strict)
+    exact = mapped(strict, exact_bounds(_fractions(strict)))
     spaces = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITESPACE}
     return {**exact, OPTIONS: {**spaces, "json_allowed_escapes": ESCAPES}}
 
@@ -57,6 +70,18 @@ def _fractions(schema: Any) -> frozenset[float]:
 
     mapped(schema, seen)
     return frozenset(found)
+
+
+def _multiples(schema: Any) -> list[dict[str, Any]]:
+    """The schemas in one that have a `multipleOf`."""
+    found: list[dict[str, Any]] = []
+
+    def seen(each: dict[str, Any]) -> dict[str, Any]:
+        found.extend([each] if "multipleOf" in each else [])
+        return each
+
+    mapped(schema, seen)
+    return found
 
 
 def _check_numbers(schema: Any) -> None:
@@ -91,15 +116,19 @@ def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, An
     return mapped(value, change)
 
 
+def _without_unused(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in _UNUSED}
+
+
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
     for keyword in _IGNORED:
         if keyword in schema:
             raise ValueError(f"got the keyword {keyword!r} of JSON Schema's draft 3, which is not supported")
     if schema.get("uniqueItems") is False:  # as if it was not there; llguidance knows neither value
         schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
-    schema = _with_spelt_patterns({key: value for key, value in schema.items() if key not in _UNUSED})
+    schema = _with_spelt_patterns(schema)
     _check_least(schema)
-    return with_own_names(with_exact_format(schema))
+    return with_own_names(with_exact_format(with_exact_multiples(with_numeric_bounds(schema))))
 
 
 def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +136,9 @@ def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:
         schema = {**schema, "pattern": spelt_pattern(pattern)}
     if isinstance(named := schema.get("patternProperties"), dict):
         schema = {**schema, "patternProperties": {spelt_pattern(name): each for name, each in named.items()}}
+        schema["patternProperties"] = {
+            name: each for name, each in schema["patternProperties"].items() if not names_nothing(name)
+        }
     return schema
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.complaints import short
+from gateway.grammar_sentences import in_words
 from gateway.grammar_texts import text_of
 from gateway.grammars import Asked, refusal
 from protocol.errors import BadRequest, GrammarFault
@@ -36,6 +37,20 @@ PICKS: Final[tuple[Callable[[Lengths], npt.NDArray[np.bool_]], ...]] = (  # amon
 )
 
 
+def compiled(asked: Asked, vocabulary: Vocabulary) -> tuple[str, CompiledGrammar]:
+    """The grammar's text, and the grammar as a worker has it. BadRequest if there is none."""
+    text = text_of(asked)
+    try:
+        return text, compile_grammar(text, vocabulary)
+    except GrammarFault as fault:
+        raise _refusal(asked, fault) from fault
+
+
+def _refusal(asked: Asked, fault: GrammarFault) -> BadRequest:
+    what = fault.message.removeprefix("the grammar ")
+    return refusal(asked.field, in_words(what) if asked.kind in ("json", "tags") else what)
+
+
 class Trials:
     """Tries grammars for one vocabulary. `clock` counts the seconds that the thread has worked."""
 
@@ -46,10 +61,10 @@ class Trials:
     def of(self, asked: Asked) -> str | BadRequest:
         """The grammar's text; or why no answer can follow it."""
         try:
-            text = text_of(asked)
-            self._walk_all(compile_grammar(text, self._vocabulary), random.Random(grammar_name(text)))
+            text, grammar = compiled(asked, self._vocabulary)
+            self._walk_all(grammar, random.Random(grammar_name(text)))
         except GrammarFault as fault:
-            return refusal(asked.field, fault.message.removeprefix("the grammar "))
+            return _refusal(asked, fault)
         except BadRequest as error:
             return error
         return text

@@ -7,6 +7,8 @@ from llguidance import LLParserLimits
 
 MAX_ITEMS_IN_ROW: Final = 500
 MAX_SCHEMA_ITEMS: Final = 2_000
+MAX_CHARS: Final = 300  # of what llguidance says
+HEAD_CHARS: Final = 200  # of these, from its beginning
 _IN_WORDS: Final = {"NoExtensionBias": "nothing may follow"}
 
 
@@ -39,5 +41,7 @@ def _is_schema(text: str) -> bool:
 def complaint(error: str) -> str:
     """What llguidance says of an error, in one line."""
     lines = [line for line in error.partition("\n<state>")[0].splitlines() if not line.startswith(("<", "   "))]
-    found = " ".join(" ".join(lines).split())[:300] or "no reason given"
+    found = " ".join(" ".join(lines).split()) or "no reason given"
+    if len(found) > MAX_CHARS:
+        found = f"{found[:HEAD_CHARS]} ... {found[-(MAX_CHARS - HEAD_CHARS) :]}"  # the end says where it is
     return _IN_WORDS.get(found, found)

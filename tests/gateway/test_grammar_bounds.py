@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.grammar_bounds import MAX_DIGITS, exact_bounds, fractions_in
+from gateway.grammar_bounds import MAX_DIGITS, exact_bounds, fractions_in, with_numeric_bounds
 from gateway.grammars import Asked
 from tests.byte_grammars import END, check, matcher_of
 
@@ -84,12 +84,20 @@ def test_an_exclusive_bound_moves_only_beside_a_fraction_that_begins_alike() -> 
     assert moved(0.5, exclusiveMinimum=0) == {"exclusiveMinimum": 1e-9}
     assert moved(-0.5, exclusiveMaximum=0) == {"exclusiveMaximum": -1e-9}
     assert moved(3.5, exclusiveMinimum=3) == {"exclusiveMinimum": 3.000000001}
-    assert moved(3.5, exclusiveMinimum=True, minimum=3) == {"exclusiveMinimum": True, "minimum": 3.000000001}
+    assert moved(3.75, exclusiveMinimum=3.5) == {"exclusiveMinimum": 3.5}
     schema: dict[str, Any]
     for schema in ({"exclusiveMinimum": 2}, {"exclusiveMinimum": 4}, {"minimum": 3}, {"exclusiveMaximum": 3}):
         assert moved(3.5, **schema) == schema
     for schema in ({"exclusiveMinimum": "3"}, {"exclusiveMinimum": False, "minimum": 3}, {"exclusiveMinimum": True}):
         assert moved(3.5, **schema) == schema
+
+
+def test_exclusive_bounds_of_draft_4_become_numbers() -> None:
+    assert with_numeric_bounds({"minimum": 1, "exclusiveMinimum": True}) == {"exclusiveMinimum": 1}
+    assert with_numeric_bounds({"maximum": 0.5, "exclusiveMaximum": True}) == {"exclusiveMaximum": 0.5}
+    assert with_numeric_bounds({"maximum": 1, "exclusiveMaximum": False}) == {"maximum": 1}
+    assert with_numeric_bounds({"exclusiveMaximum": True}) == {}
+    assert with_numeric_bounds({"minimum": 1, "exclusiveMinimum": 2}) == {"minimum": 1, "exclusiveMinimum": 2}
 
 
 def test_fractions_are_bounds_that_are_no_whole_numbers() -> None:

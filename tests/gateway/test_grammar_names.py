@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.grammar_names import whole_names, with_own_names
+from gateway.grammar_schemas import strict_schema
 from gateway.grammars import Asked
 from runtime.grammars import compile_grammar
 from tests.byte_grammars import END, VOCABULARY, check
@@ -121,3 +122,13 @@ def test_other_objects_stay_as_they_are(changed: dict[str, Any]) -> None:
 )
 def test_a_pattern_of_whole_names_is_anchored_in_each_part(pattern: str, body: str) -> None:
     assert whole_names(pattern) == body
+
+
+@pytest.mark.parametrize("pattern", ["[]", r"^a[\x01]b$", r"[^\s\S]|\x7f", r"\v"])
+def test_a_pattern_that_no_name_has_is_left_out(pattern: str) -> None:
+    """Else a comma or a brace would stand before a name that cannot be written."""
+    schema = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False, "minProperties": 1}
+    told = check(Asked("guided_json", "json", schema))
+    assert not isinstance(told, str) and "minProperties (1) is greater than number of properties (0)" in told.message
+    found = strict_schema({"patternProperties": {pattern: {}, "a": {}}})
+    assert list(found["patternProperties"]) == ["a"]

@@ -31,7 +31,7 @@ PARTS = (
         r"\u0041",
         r"\u{41}",
     ),
-    *(r"\P{P}", r"\p{Cc}", r"\p{L}", r"\P{L}", ".", r"\D", r"\W", r"\s", r"\S", r"\\x01", r"\[\x01", "[]", "[^]"),
+    *(r"\P{P}", r"\p{Cc}", r"\p{L}", r"\P{L}", r"\D", r"\W", r"\s", r"\S", r"\\x01", r"\[\x01", "[]", "[^]"),
     *('[^"]', r"[^\\]", r'[^"\\]', r"[^\x00-\x1f]", r"[^\x00-\x1f\x7f]", r"[\x20-\x7e]", r"[^\]]", r"[\]\\]", "[^^]"),
     *("[[]", "[^[]", r"[^[\]]", "[a[b]", "[a[b[]", "[A-[]", "[[-a]", r"[[\]]", r"[^[\x01]", r"[\\[a]", r"[^\[[]"),
 )
@@ -76,6 +76,38 @@ def allows(matcher: Any, text: str) -> bool:
 @pytest.mark.parametrize("part", PARTS)
 def test_what_a_part_of_a_pattern_allows_is_what_it_matches(part: str) -> None:
     assert wrong(part) == [] and wrong(f"{part}|c") == [] and wrong(f"{part}?") == []
+
+
+WHITE = "\t\n\f\r \u00a0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"  # of ECMA-262; Rust has another list
+OTHER = "a0-é的\x85\u200b\u180e"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (".", (set(WHITE) | set(OTHER)) - set("\n\r\u2028\u2029")),
+        (r"\s", set(WHITE)),
+        (r"\S", set(OTHER)),
+        (r"[\s]", set(WHITE)),
+        (r"[^\s]", set(OTHER)),
+        (r"[\S]", set(OTHER)),
+        (r"[^\S]", set(WHITE)),
+        (r"[a\s-]", {*WHITE, "a", "-"}),
+        (r"[\S\n]", {*OTHER, "\n"}),
+        (r"[^\S\n]", set(WHITE) - {"\n"}),
+        (r"[\s\S]", set(WHITE + OTHER)),
+        (r"[^]", set(WHITE + OTHER)),
+    ],
+)
+def test_dots_and_white_space_are_those_of_ecma(pattern: str, expected: set[str]) -> None:
+    text = check(Asked("guided_json", "json", {"type": "string", "pattern": f"^{pattern}$"}))
+    assert isinstance(text, str)
+    matcher = matcher_of(text)
+    found = set()
+    for char in WHITE + OTHER:
+        tokens = [*json.dumps(char, ensure_ascii=False).encode(), END]
+        found |= {char} if matcher.deep_copy().validate_tokens(tokens) == len(tokens) else set()
+    assert found == expected
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.grammar_references import check_references
 from gateway.grammars import Asked
-from tests.byte_grammars import check
+from tests.byte_grammars import check, matcher_of
 
 DATA = ("const", "enum", "default", "examples")  # keywords with values
 REF = {"$ref": "#/$defs/a"}
@@ -28,6 +28,9 @@ def with_defs(**defs: Any) -> dict[str, Any]:
         with_defs(a={"allOf": [{"anyOf": [REF, {"allOf": [REF]}]}]}),
         {"$ref": "#"},
         {"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/1"}]},
+        with_defs(a={"anyOf": [REF, {"type": "integer"}]}),
+        with_defs(a={"anyOf": [REF, False]}),
+        {"items": {"$ref": "#anchor"}, "$defs": {"a": REF, "b": {"$anchor": "anchor"}}},
         {"items": REF, "$defs": {"a": {"$ref": "#/$defs/b~1c%25"}, "b/c%": REF}},
         {"items": REF, "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a/allOf/0"}]}}},
         *({"properties": {name: {"$ref": f"#/properties/{name}"}}} for name in DATA),
@@ -45,10 +48,9 @@ def test_a_reference_that_leads_to_itself_is_refused(schema: Any) -> None:
     "schema",
     [
         with_defs(a={"type": "object", "properties": {"a": REF}}),
-        with_defs(a={"anyOf": [REF, {"type": "null"}]}),
         with_defs(a={"allOf": [{"$ref": "#/$defs/b"}]}, b={"type": "integer"}),
-        with_defs(a={"anyOf": [REF, True]}),
         with_defs(a={"anyOf": []}),
+        with_defs(a={"type": "null"}, b={"$ref": "#/$defs/b"}),
         with_defs(a={"$ref": "#nowhere"}),
         with_defs(a={"$ref": "#/$defs/a/b"}),
         with_defs(a={"$ref": "#/$defs/b/9"}, b=[]),
@@ -66,9 +68,43 @@ def test_other_references_are_left_to_the_library(schema: Any) -> None:
 
 def test_a_long_chain_is_followed_to_its_end() -> None:
     chain = {f"d{place}": {"$ref": f"#/$defs/d{place + 1}"} for place in range(5000)}
-    check_references({"$defs": {**chain, "d5000": {"type": "null"}}})
+    first = {"$ref": "#/$defs/d0"}
+    check_references({"items": first, "$defs": {**chain, "d5000": {"type": "null"}}})
     with pytest.raises(ValueError, match="leads to itself"):
-        check_references({"$defs": {**chain, "d5000": {"$ref": "#/$defs/d17"}}})
+        check_references({"items": first, "$defs": {**chain, "d5000": {"$ref": "#/$defs/d17"}}})
+
+
+WITHIN = {"type": "object", "properties": {"x": REF}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_defs(a=WITHIN),
+        with_defs(a={"anyOf": [WITHIN, {"allOf": [WITHIN]}]}),
+        with_defs(a={"type": "array", "items": REF, "minItems": 1}),
+        with_defs(a={"type": "array", "prefixItems": [{}], "items": REF, "minItems": 2}),
+        with_defs(a={**WITHIN, "properties": {"x": {"$ref": "#/$defs/b"}}}, b={"allOf": [REF]}),
+    ],
+)
+def test_a_reference_that_each_value_needs_again_is_refused(schema: Any) -> None:
+    found = check(Asked("guided_json", "json", schema))
+    assert not isinstance(found, str) and "leads to itself in each value" in found.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_defs(a={**WITHIN, "required": []}),
+        with_defs(a={"anyOf": [WITHIN, {"type": "null"}]}),
+        with_defs(a={**WITHIN, "type": ["object", "null"]}),
+        with_defs(a={"type": "array", "items": REF, "minItems": 0}),
+        with_defs(a={"type": "array", "prefixItems": [{}], "items": REF, "minItems": 1}),
+        with_defs(a={"type": "array", "items": {"anyOf": [WITHIN, {"type": "null"}]}, "minItems": 3}),
+    ],
+)
+def test_a_reference_that_a_value_may_be_without_is_followed(schema: Any) -> None:
+    assert isinstance(check(Asked("guided_json", "json", schema)), str)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -89,10 +125,23 @@ def test_references_lead_to_themselves_if_following_them_never_ends(seed: int) -
             if "$ref" in schema:
                 return depth > 0 and ends(defs[schema["$ref"].rpartition("/")[2]], depth - 1)
             parts = [ends(each, depth) for each in schema.get("allOf", schema.get("anyOf", []))]
-            return all(parts) if "allOf" in schema else any(parts) or not parts
+            return all(parts)
 
+        schema = {"prefixItems": refs, "$defs": defs}
         if all(ends(each, len(names)) for each in defs.values()):
-            check_references({"$defs": defs})
+            check_references(schema)
         else:
             with pytest.raises(ValueError, match="leads to itself"):
-                check_references({"$defs": defs})
+                check_references(schema)
+
+
+@pytest.mark.parametrize("number", ["04", "06", "07"])
+@pytest.mark.parametrize("end", ["#", ""])
+def test_nothing_beside_a_reference_counts_in_old_drafts(number: str, end: str) -> None:
+    schema = {"$ref": "#/definitions/a", "type": "null", "not": {}, "definitions": {"a": {"type": "integer"}}}
+    old = {"$schema": f"http://json-schema.org/draft-{number}/schema{end}", **schema}
+    text = check(Asked("guided_json", "json", old))
+    assert isinstance(text, str) and matcher_of(text).try_consume_tokens([*b"17"]) == 2
+    for new in (schema, {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}):
+        told = check(Asked("guided_json", "json", new))
+        assert not isinstance(told, str) and '"not"' in told.message

@@ -1,8 +1,10 @@
 """Random JSON schemas that favour edges: numbers, exclusive bounds, names by pattern, unions, formats, references."""
 
+from functools import partial
 from random import Random
 from typing import Any, Final
 
+from gateway.grammar_schemas import mapped
 from tests.fuzz.served.patterns import pattern
 
 NUMBERS: Final = (
@@ -38,7 +40,16 @@ REFUSED: Final[tuple[dict[str, Any], ...]] = (
     *({"$dynamicRef": "#a"}, {"x-guidance": {}}, {"extends": {}}, {"$ref": "http://example.org/s"}, {"type": "x"}),
 )
 P_REFUSED: Final = 0.004  # of schemas that have one of these
+P_BELOW: Final = 0.05  # of greatest lengths below the least ones
 P_LARGE: Final = 0.04  # of bounds that lie among NUMBERS
+MULTIPLES: Final = (1, 2, 3, 7, 0.5, 0.1, 0.25, 0.01, 10, 1e-9, 5, 100, 2**53, 0.3, 0.7, 1.5, 2.5, 12, 64, 1e6, 0.125)
+DRAFTS: Final = {  # that `$schema` may name, with how one writes what the others write in another way
+    "http://json-schema.org/draft-04/schema#": "flags",
+    "http://json-schema.org/draft-06/schema#": "lists",
+    "http://json-schema.org/draft-07/schema#": "lists",
+    "https://json-schema.org/draft/2019-09/schema": "lists",
+    "https://json-schema.org/draft/2020-12/schema": "",
+}
 
 
 def schema(rng: Random) -> Any:
@@ -46,10 +57,37 @@ def schema(rng: Random) -> Any:
     num_defs = rng.choice((0, 0, 1, 2, 3, rng.randint(4, 30)))
     names = [f"d{place}" for place in range(num_defs)]
     found = _schema(rng, 3, names)
-    if not isinstance(found, dict) or not names:
+    if not isinstance(found, dict):
         return found
-    key = rng.choice(("$defs", "$defs", "definitions"))
-    return _refer({**found, "$defs": {name: _schema(rng, 2, names) for name in names}}, key)
+    if names:
+        key = rng.choice(("$defs", "$defs", "definitions"))
+        found = _refer({**found, "$defs": {name: _schema(rng, 2, names) for name in names}}, key)
+    return found if rng.random() < 0.8 else _of_draft(found, rng.choice(list(DRAFTS)))
+
+
+def _of_draft(found: dict[str, Any], draft: str) -> dict[str, Any]:
+    """The same in the spelling of a draft."""
+    way = DRAFTS[draft]
+    spelt: dict[str, Any] = mapped(found, partial(_spelt, way)) if way else found
+    return {"$schema": draft, **spelt}
+
+
+def _spelt(way: str, found: dict[str, Any]) -> dict[str, Any]:
+    """One schema without formats of later drafts, whose first items are a list; in draft 4 exclusive bounds are flags,
+    and no `required` is empty."""
+    spelt = dict(found)
+    if "prefixItems" in spelt:
+        rest = {"additionalItems": spelt["items"]} if "items" in spelt else {}
+        spelt = {**spelt, "items": spelt["prefixItems"], **rest}
+        del spelt["prefixItems"]
+    for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if way == "flags" and exclusive in spelt and plain not in spelt:
+            spelt |= {plain: spelt[exclusive], exclusive: True}
+    if spelt.get("format") in ("duration", "uuid"):
+        del spelt["format"]
+    if way == "flags" and spelt.get("required") == []:
+        del spelt["required"]
+    return spelt
 
 
 def _refer(found: dict[str, Any], key: str) -> dict[str, Any]:
@@ -71,12 +109,12 @@ def _renamed(value: Any, place: str) -> Any:
 def _schema(rng: Random, depth: int, names: list[str]) -> Any:
     if rng.random() < P_REFUSED:
         return dict(rng.choice(REFUSED))
-    simple = (_number, _number, _string, _enum, _plain)
-    nested = (_object, _object, _object, _array, _union, _union)
+    simple = (_number, _number, _string, _string, _enum, _enum, _plain, _plain, _numbers, _values_within)
+    nested = (*simple, _object, _object, _object, _object, _object, _object, _array, _array, *([_union] * 4))
     if names and rng.random() < 0.25:
         found: Any = {"$ref": f"#/$defs/{rng.choice(names)}"}
         return found if rng.random() < 0.95 else {**found, **_number(rng, depth, names)}
-    return rng.choice(simple if depth == 0 else (*simple, *nested))(rng, depth, names)
+    return rng.choice(simple if depth == 0 else nested)(rng, depth, names)
 
 
 def _bound(rng: Random) -> int | float:
@@ -92,8 +130,41 @@ def _number(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     if rng.random() < 0.7:
         found[rng.choice(("maximum", "exclusiveMaximum"))] = high
     if rng.random() < 0.2:
-        found["multipleOf"] = rng.choice((1, 2, 3, 7, 0.5, 0.1, 0.25, 0.01, 10, 1e-9, 5, 100, 2**53))
+        found["multipleOf"] = rng.choice(MULTIPLES)
+    if rng.random() < 0.1:
+        del found["type"]
     return found
+
+
+def _numbers(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
+    """Several bounds and multiples that hold together, and may leave few numbers, one, or none."""
+    parts = [_number(rng, depth, names) for _ in range(rng.randint(1, 3))]
+    for each in parts:
+        each.pop("type", None)
+        if rng.random() < 0.5:
+            each["multipleOf"] = rng.choice(MULTIPLES)
+    found: dict[str, Any] = {"type": rng.choice(("number", "integer", ["number", "string"]))}
+    middle, width = _bound(rng), rng.choice((0, 1e-9, 0.001, 0.1, 0.5, 1, 3, 50))
+    found |= {rng.choice(("minimum", "exclusiveMinimum")): middle}
+    found |= {rng.choice(("maximum", "exclusiveMaximum")): middle + width}
+    match rng.randrange(4):
+        case 0:
+            return found | {"multipleOf": rng.choice(MULTIPLES)}
+        case 1:
+            return found | {"anyOf": parts}
+        case 2:
+            return {"type": found["type"], "allOf": [*parts, *({key: each} for key, each in found.items())]}
+    return found | {"allOf": parts}
+
+
+def _values_within(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
+    """Values beside bounds, of which some, one or none lies within."""
+    return _enum(rng, depth, names) | _number(rng, depth, names)
+
+
+def _pattern(rng: Random, depth: int) -> str:
+    """Without a class of no characters, which the validators take for the beginning of a longer one."""
+    return pattern(rng, depth).replace("[]", "a")
 
 
 def _string(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
@@ -102,9 +173,9 @@ def _string(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     if rng.random() < 0.4:
         found["minLength"] = least
     if rng.random() < 0.6:
-        found["maxLength"] = least + rng.choice((0, 1, 5, 30, 200)) - rng.choice((0, 0, 0, 0, 1))
+        found["maxLength"] = least + rng.choice((0, 1, 5, 30, 200)) - (rng.random() < P_BELOW)
     if rng.random() < 0.4:
-        text = pattern(rng, 2)
+        text = _pattern(rng, 2)
         found["pattern"] = rng.choice((f"^{text}$", f"^({text})$", text, f"^{text}", f"{text}$"))
     if rng.random() < 0.3:
         found["format"] = rng.choice(FORMATS)
@@ -140,13 +211,13 @@ def _object(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
             "",
             "^x[0-9]$",
             ".",
-            pattern(rng, 1),
+            _pattern(rng, 1),
         ]
         chosen = rng.sample(patterns, min(len(patterns), rng.randint(1, 2)))
         found["patternProperties"] = {each: _schema(rng, depth - 1, names) for each in chosen}
     for keyword in ("minProperties", "maxProperties"):
         if rng.random() < 0.06:
-            found[keyword] = rng.choice((0, 1, 1, len(found["required"]) + 1, 8))
+            found[keyword] = rng.choice((0, 1, 1, len(found["required"]), len(found["required"]) + 1, 8))
     return found
 
 
@@ -160,7 +231,7 @@ def _array(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     if rng.random() < 0.5:
         found["minItems"] = least
     if rng.random() < 0.7:
-        found["maxItems"] = least + rng.choice((0, 1, 3, 3, 50)) - rng.choice((0, 0, 0, 0, 1))
+        found["maxItems"] = least + rng.choice((0, 1, 3, 3, 50)) - (rng.random() < P_BELOW)
     return found
 
 
@@ -168,7 +239,7 @@ def _union(rng: Random, depth: int, names: list[str]) -> dict[str, Any]:
     keyword = rng.choice(("anyOf", "anyOf", "oneOf", "allOf", "allOf"))
     parts = [_schema(rng, depth - 1, names) for _ in range(rng.randint(1, 3))]
     if keyword == "allOf" and rng.random() < 0.6:  # parts of one kind, which leave something
-        make = rng.choice((_number, _string, _object))
+        make = rng.choice((_number, _string, _object, _array))
         parts = [make(rng, depth, names) for _ in range(rng.randint(1, 3))]
     beside = _schema(rng, depth - 1, names) if rng.random() < 0.3 else {}
     return {**(beside if isinstance(beside, dict) else {}), keyword: parts}
