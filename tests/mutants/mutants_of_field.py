@@ -220,4 +220,28 @@ FIELD = (
         "a model reads calls in quotes, as it was never trained to",
         tests=("tests/gateway/test_template_messages.py",),
     ),
+    Mutant(
+        "exclusive bounds stay as they are",
+        "strict_schema",
+        "mapped(strict, exact_bounds(_fractions(strict)))",
+        "strict",
+        "a number above 0 and up to 0.5 may be 0",
+        tests=("tests/gateway/test_grammar_bounds.py",),
+    ),
+    Mutant(
+        "numbers that are no exact doubles are followed",
+        "strict_schema",
+        "_check_numbers(used)",
+        "",
+        "llguidance answers another number, or recurses without an end",
+        tests=("tests/gateway/test_grammar_texts.py",),
+    ),
+    Mutant(
+        "patterns of names that properties have stay",
+        "gateway/grammar_schemas.py _strict",
+        "with_own_names(__schema)",
+        "__schema",
+        "an answer would fail behind a comma",
+        tests=("tests/gateway/test_grammar_names.py",),
+    ),
 )
