@@ -31,8 +31,8 @@ FIELD = (
     Mutant(
         "a grammar is compiled and not walked",
         "Trials.of",
-        "self._walk_all(compile_grammar(text, self._vocabulary), __rng)",
-        "compile_grammar(text, self._vocabulary)",
+        "self._walk_all(grammar, __rng)",
+        "",
         "an answer would end in its middle, or the first token kill a worker",
         tests=("tests/gateway/test_grammar_trials.py",),
     ),
