@@ -133,7 +133,7 @@ FOLLOWED: Final = (
             *(str, pydantic.StrictStr, _str(min_length=2, max_length=5), _str(max_length=0), _str(max_length=100_000)),
             *(_str(pattern=r"^[A-Z]{2}\d{3}$"), _str(pattern=r"^[a-z]+$", min_length=2, max_length=4)),
             *(
-                _str(pattern=r"^\w+\s\S$"),
+                _str(pattern=r"^\w+$"),
                 _str(pattern=r"^.{3}$"),
                 _str(pattern=r'^[^"\\]*$'),
                 _str(pattern="^[äöü]+$"),
@@ -294,9 +294,10 @@ UNSAID: Final = (
         ((pydantic.NaiveDatetime, '"2024-01-01T00:00:00Z"'),),
     ),
     Unsaid(
-        r"`pattern` with `\D` or `\W`",
-        "ECMA's dialect, in which digits and letters are ASCII's; in Pydantic's they are those of all scripts",
-        ((_str(pattern=r"^\W$"), '"é"'), (_str(pattern=r"^\D$"), '"٣"')),
+        r"`pattern` with `\D`, `\W` or `\s`",
+        "ECMA's dialect, in which digits and letters are ASCII's, and U+FEFF is white space; in Pydantic's digits and"
+        " letters are those of all scripts, and U+FEFF is none",
+        ((_str(pattern=r"^\W$"), '"é"'), (_str(pattern=r"^\D$"), '"٣"'), (_str(pattern=r"^\s$"), '"\ufeff"')),
     ),
     Unsaid(
         "`dict` with keys that are numbers or `bool`",
