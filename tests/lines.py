@@ -9,6 +9,7 @@ import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
 
+TESTS = ("tests/", "testkit/")
 TOOLS = ("bench/", "loadtest/", "models/")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 KINDS = ("files", "code", "docstrings", "comments", "blanks")
@@ -41,7 +42,7 @@ def by_room(root: Path) -> dict[str, Counter[str]]:
     for path in sorted(path for path in paths if (root / path).is_file()):
         lines = count((root / path).read_text())
         rooms[path.partition("/")[0]] += lines
-        parts["tests" if path.startswith("tests/") else "tools" if path.startswith(TOOLS) else "product"] += lines
+        parts["tests" if path.startswith(TESTS) else "tools" if path.startswith(TOOLS) else "product"] += lines
     return {room: lines for room, lines in rooms.items() if room != "tests"} | parts
 
 

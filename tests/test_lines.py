@@ -44,9 +44,16 @@ def test_small_files(source: str) -> None:
 
 
 def test_rooms_are_summed_and_tools_and_tests_stand_apart(tmp_path: Path) -> None:
-    for path in ("decode/a.py", "decode/b.py", "bench/a.py", "models/train/a.py", "tests/decode/test_a.py"):
+    for path in (
+        "decode/a.py",
+        "decode/b.py",
+        "bench/a.py",
+        "models/train/a.py",
+        "testkit/a.py",
+        "tests/decode/test_a.py",
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("a = 1\n\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     code = {name: lines["code"] for name, lines in by_room(tmp_path).items()}
-    assert code == {"bench": 1, "decode": 2, "models": 1, "product": 2, "tools": 2, "tests": 1}
+    assert code == {"bench": 1, "decode": 2, "models": 1, "testkit": 1, "product": 2, "tools": 2, "tests": 2}
