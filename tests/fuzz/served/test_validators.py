@@ -28,6 +28,8 @@ from tests.fuzz.served.validators import NotJudged, wrong_with
         ('{"a": 1}', {"patternProperties": {"": {}}, "additionalProperties": False}, True),
         ('{"a": 1}', {"patternProperties": {"": {"type": "null"}}}, False),
         ('"\u0663"', {"pattern": "^\\d$"}, False),
+        ('{"\\n\u2028": 1}', {"patternProperties": {"^.*$": False}}, True),
+        ('"\ufeff"', {"pattern": "^[^\\S\\n]$"}, True),
         ("1", False, False),
         ("1", True, True),
         ("NaN", {}, False),
@@ -41,9 +43,9 @@ def test_a_text_follows_its_schema_or_not(text: str, schema: Any, is_right: bool
 
 
 def test_validators_that_disagree_in_what_neither_is_good_at_are_told() -> None:
-    """Python's `$` matches before a line break, so it holds a name against the schema of another."""
-    found = wrong_with('{"\\n": 1}', {"patternProperties": {"^$": {"const": 2}}})
-    assert found == "disputed: 2 was expected"
+    """Python's takes no leap second, and no value beside it says whose matter that is."""
+    found = wrong_with('"23:59:60Z"', {"anyOf": [{"format": "time"}, {"const": 1}]})
+    assert found == "disputed: '23:59:60Z' is not a 'time'"
 
 
 @pytest.mark.parametrize("schema", [{"type": "x"}, {"$ref": "http://example.org/s"}, {"pattern": "("}])

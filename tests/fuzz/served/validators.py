@@ -1,7 +1,7 @@
 """Whether a text is JSON of a schema, by two validators that know nothing of grammars.
 
-jsonschema counts exactly, when numbers are decimals, and reads patterns as Python does. jsonschema_rs reads patterns as
-ECMA does, and counts in doubles here and there. Where they disagree, each is believed in what it is good at.
+jsonschema counts exactly, when numbers are decimals. jsonschema_rs counts in doubles here and there, and knows more of
+patterns. Both get patterns that ecma.py has written out. Where they disagree, each is believed in what it is good at.
 """
 
 import json
@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
 
 from gateway.grammar_schemas import mapped
+from tests.fuzz.served.ecma import PYTHON_END, RUST_END, with_patterns
 from tests.schemas import FORMATS
 
 DIGITS: Final = 2000  # of a decimal: more than any number of an answer has
@@ -69,7 +70,8 @@ Found = tuple[frozenset[str], str]  # the keywords that do not hold, and a sente
 
 def _by_rust(value: Any, schema: Any) -> Found | None:
     try:
-        validator = jsonschema_rs.validator_for(schema, validate_formats=True, retriever=_no_document)
+        dialect = mapped(schema, with_patterns(RUST_END))
+        validator = jsonschema_rs.validator_for(dialect, validate_formats=True, retriever=_no_document)
         errors = list(validator.iter_errors(value))
     except (ValueError, jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError) as error:
         raise NotJudged(str(error)[:200]) from error
@@ -82,7 +84,8 @@ def _no_document(uri: str) -> Any:
 
 
 def _by_python(text: str, schema: Any) -> Found | None:
-    exact = json.loads(json.dumps(mapped(schema, _with_named_patterns)), parse_float=Decimal)
+    dialect = mapped(mapped(schema, with_patterns(PYTHON_END)), _with_named_patterns)
+    exact = json.loads(json.dumps(dialect), parse_float=Decimal)
     kind = validators.validator_for(schema if isinstance(schema, dict) else {}, Draft202012Validator)
     kind = validators.extend(kind, type_checker=_IS_NUMBER)
     with localcontext(Context(prec=DIGITS)):
