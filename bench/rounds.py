@@ -28,7 +28,7 @@ def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T
 
 
 def in_rounds(sides: Mapping[K, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
-    """What each round of each side gave."""
+    """The figures of each round, by side."""
     found: dict[K, list[T]] = {name: [] for name in sides}
     for name, number in turns(sides, rounds, warm_up):
         result = sides[name]()

@@ -64,7 +64,7 @@ class Named(Protocol):
 
     @property
     def why(self) -> str:
-        """What a reader needs if it survives."""
+        """A diff and its place, for a mutant that survives."""
 
 
 Some = TypeVar("Some", bound=Named)

@@ -23,7 +23,7 @@ PYTHON_END: Final = r"\Z"  # `$` of Python's stands before a last line break, to
 
 
 def with_patterns(end: str) -> Change:
-    """What writes out the own patterns of a schema. Those of the schemas in it are the caller's."""
+    """A change that writes out the patterns of a schema itself, and not those of the schemas in it."""
 
     def change(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(pattern := schema.get("pattern"), str):
