@@ -20,7 +20,7 @@ class LauncherNews:
         self._rest = b""
 
     def start(self) -> None:
-        """Listens until the launcher closes its end. Does nothing if the descriptor is no pipe: then nobody tells."""
+        """Listens until the launcher closes its end. Does nothing if the descriptor is no pipe."""
         if stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             os.set_blocking(self._fd, False)
             asyncio.get_running_loop().add_reader(self._fd, self._read)

@@ -123,11 +123,11 @@ def decodes_in_c(kernels: CpuKernels, rotation: Rotation, rows: Rows, kv: PagedK
 
 
 def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
-    """Of the widest values that such a layer has at a time."""
+    """How many numbers of one row a layer holds at a time, at most."""
     attention = layer.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
     return int(layer.output.outputs + max(attention, 3 * layer.down.inputs))
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers begin."""
+    """The address of a tensor's first number; None without a tensor."""
     return None if tensor is None else tensor.data_ptr()

@@ -36,7 +36,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What one side has done. `outputs` are those of each prompt, as far as they were drawn."""
+    """The figures of one side. `outputs`: the tokens that each prompt has drawn."""
 
     tokens_per_s: float
     mean_length: float  # of a run of tokens

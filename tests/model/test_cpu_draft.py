@@ -13,12 +13,13 @@ from torch import Tensor
 from model.cpu_draft import CpuDraft
 from model.draft import chain_by_steps, first_layer
 from model.inputs import ChainInput, ModelInput
-from model.linear import has_fast_bfloat16
 from model.loaded_draft import LoadedDraft
 from model.runner import DraftSource, ModelRunner
 from testkit.checkpoints import Architecture, make_checkpoint
 from tests.drafts import add_mtp, make_draft
 from tests.model.driving import Lanes, random_prompt
+
+pytestmark = pytest.mark.usefixtures("rows")
 
 VOCAB = 307
 KINDS: list[tuple[str, Architecture, bool]] = [  # algorithm, family, has all that a checkpoint may leave out
@@ -28,16 +29,6 @@ KINDS: list[tuple[str, Architecture, bool]] = [  # algorithm, family, has all th
     ("eagle3", "qwen3", False),
     ("mtp", "qwen2", True),
 ]
-
-
-@pytest.fixture(autouse=True, params=["bfloat16", "float32"])
-def rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> torch.dtype:
-    """The dtype of activations: bfloat16 on a CPU with instructions for it, float32 on one without."""
-    dtype: torch.dtype = getattr(torch, request.param)
-    if dtype is torch.bfloat16 and not has_fast_bfloat16():
-        pytest.skip("this CPU has no instructions for bfloat16")
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: dtype is torch.bfloat16)
-    return dtype
 
 
 @pytest.fixture
@@ -184,8 +175,8 @@ def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
 def test_no_rows_have_no_proposals(tmp_path: Path) -> None:
     runner = load(tmp_path, "eagle", "llama", True)
     lanes, _, chain, hidden_TE = batch(runner, (9,), 2)
-    nobody, indices_B = chain.slots_SB[:, :0], chain.indices_B[:0]
-    none = ChainInput(nobody, nobody, nobody, chain.page_table_BP[:0], 1, indices_B)
+    empty_SB, indices_B = chain.slots_SB[:, :0], chain.indices_B[:0]
+    none = ChainInput(empty_SB, empty_SB, empty_SB, chain.page_table_BP[:0], 1, indices_B)
     assert draft_of(runner).chain(none, indices_B, hidden_TE[:0], lanes.kv).shape == (2, 0)
 
 

@@ -11,20 +11,11 @@ from torch import Tensor
 from model.attention_cpu import CpuPlan
 from model.cpu_layers import is_decodes
 from model.inputs import ModelInput
-from model.linear import has_fast_bfloat16
 from model.runner import ModelRunner
 from testkit.checkpoints import Architecture, make_checkpoint
 from tests.model.driving import Lanes, random_prompt
 
-
-@pytest.fixture(autouse=True, params=["bfloat16", "float32"])
-def rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> torch.dtype:
-    """The dtype of activations: bfloat16 on a CPU with instructions for it, float32 on one without."""
-    dtype: torch.dtype = getattr(torch, request.param)
-    if dtype is torch.bfloat16 and not has_fast_bfloat16():
-        pytest.skip("this CPU has no instructions for bfloat16")
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: dtype is torch.bfloat16)
-    return dtype
+pytestmark = pytest.mark.usefixtures("rows")
 
 
 def load(folder: Path) -> ModelRunner:

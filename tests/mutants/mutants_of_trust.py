@@ -117,7 +117,7 @@ TRUST = (
         tests=("tests/transfer/landing/test_transfer.py",),
     ),
     Mutant(
-        "whoever says so may write in place",
+        "a stranger that says so may write in place",
         "Writers.admit",
         "self._is_taken(offer.seat)",
         "True",

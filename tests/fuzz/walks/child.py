@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def answer(seed: int, number: int) -> str:
-    """What became of a schema, as tests/fuzz/fuzzing.py reads it."""
+    """The outcome of a schema, as tests/fuzz/fuzzing.py reads it."""
     try:
         return json.dumps({"outcome": json.dumps(tried(seed, number).told())})
     except BaseException as error:  # noqa: BLE001 - what native code raises in a panic is no Exception
