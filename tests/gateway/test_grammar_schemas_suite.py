@@ -42,6 +42,6 @@ def test_what_a_grammar_allows_is_valid(draft: str) -> None:
             found[f"{is_valid} {is_allowed}"] += 1
             if is_allowed and not is_valid:
                 wrong.add(group.where)
-    assert wrong <= set(OPTIONAL)
+    assert wrong <= {group for group in OPTIONAL if group.startswith("content: ")}
     assert (found["accepted"], found["refused"]) == COUNTS[draft]
     assert found["True True"] > 0.9 * (found["True True"] + found["True False"]), "most valid values are answers"
