@@ -158,6 +158,10 @@ class SendTransfer:
             self._runs[key] = whole_pages(numbers, self._layout.layer(frame.layer).page_bytes)
         return self._runs[key]
 
+    def goes_on(self, last: KvFrame, frame: KvFrame) -> bool:
+        """Whether a frame moves the same bytes as `last`, of the layer behind it."""
+        return frame.layer == last.layer + 1 and self._key(frame) == self._key(last)
+
     def _key(self, frame: KvFrame) -> tuple[int, int, int]:
         """Frames with the same key move the same bytes of their layers."""
         return self._layout.place(frame.layer)[0], frame.page_start, frame.num_pages
@@ -238,6 +242,7 @@ class MovingFrame:
     transfer: SendTransfer
     frame: KvFrame
     moving: Moving
+    layer_moved: int  # its place among the layers that were given to the device in one call
 
 
 class PeerQueue:
@@ -277,9 +282,9 @@ class PeerQueue:
         """Whether a device was given frames whose headers have not left."""
         return bool(self._moving)
 
-    def begin(self, transfer: SendTransfer, frame: KvFrame, moving: Moving) -> None:
-        """Notes that a frame was given to the device."""
-        self._moving.append(MovingFrame(transfer, frame, moving))
+    def begin(self, transfer: SendTransfer, frames: Sequence[KvFrame], moving: Moving) -> None:
+        """Notes that frames were given to the device in one call."""
+        self._moving.extend(MovingFrame(transfer, frame, moving, at) for at, frame in enumerate(frames))
 
     def moved(self) -> MovingFrame | None:
         """The oldest frame at the device, if the device is done with it. It stays until pop_moved()."""

@@ -189,9 +189,9 @@ class DeviceWriters(Writers):
 
 @dataclass
 class Reading:
-    """A sum that a device makes; a test says when it is there."""
+    """The sums that a device makes in one call; a test says when they are there."""
 
-    total: int
+    totals: list[int]
     done: bool = False
 
 
@@ -202,8 +202,8 @@ class SlowReader:
     totals: list[int]
     readings: list[Reading] = field(default_factory=list)
 
-    def begin(self, layer: int, targets: object) -> Reading:
-        self.readings.append(Reading(self.totals[layer]))
+    def begin(self, layers: range, targets: object) -> Reading:
+        self.readings.append(Reading(self.totals[layers.start : layers.stop]))
         return self.readings[-1]
 
 
@@ -212,7 +212,7 @@ class SlowReader:
 def test_a_sum_that_a_device_makes_late_does_not_reach_a_transfer_that_was_released(
     num_summed: int, is_right: bool
 ) -> None:
-    """`num_summed` frames are summed before the release, the others behind it."""
+    """`num_summed` frames arrive first and are summed before the release, the others behind it."""
     case = Case()
     totals = [7 + layer for layer in range(LAYOUT.num_layers)]
     num_bytes = NUM_TOKENS * 2 * LAYOUT.layer(0).token_bytes  # what was written in place has no rest of a page
@@ -221,12 +221,15 @@ def test_a_sum_that_a_device_makes_late_does_not_reach_a_transfer_that_was_relea
     reader = SlowReader([total + (not is_right) * 256 for total in totals])
     receiver = FrameReceiver(case.pool, case.queue, DeviceWriters(), cast(Any, reader))
     transfer = receiver.reserve(9, 1, SENDER, PAGES, NUM_TOKENS, in_place=True)
-    case.queue.frames += [[pack_header(header)] for header in headers]
-    receiver.poll()
-    assert receiver.is_checking and len(reader.readings) == LAYOUT.num_layers
+    for arriving in (headers[:num_summed], headers[num_summed:]):
+        case.queue.frames += [[pack_header(header)] for header in arriving]
+        receiver.poll()
+    assert receiver.is_checking
+    assert [len(each.totals) for each in reader.readings] == [
+        num for num in (num_summed, LAYOUT.num_layers - num_summed) if num
+    ]  # one call for those that arrive together
 
-    for reading in reader.readings[:num_summed]:
-        reading.done = True
+    reader.readings[0].done = num_summed > 0
     receiver.poll()
     landed = receiver.counters.get("frames", 0)
     assert landed == (num_summed if is_right else 0)
