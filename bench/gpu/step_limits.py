@@ -95,7 +95,7 @@ WAYS_ABOUT: Final = (
     " is of it. *wall*: until the host knows that all are done. Where device is hardly longer than host, the host is"
     " the limit."
 )
-IPC_S: Final = 30.0  # the greatest time of a part, with the start of its other process
+IPC_S: Final = 22.0  # the greatest time of a part, with the start of its other process
 KV_ABOUT: Final = "Bytes moved once a second; the copy is counted likewise. *check*: what decode's sum over it takes."
 
 
