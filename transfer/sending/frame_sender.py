@@ -233,7 +233,7 @@ class FrameSender:
         now: a last frame waits for all moves."""
         peer, pool = self._peers[instance], self._pools.get(instance)
         if isinstance(pool, DevicePool) and transfer.is_in_place and isinstance(frame, KvFrame):
-            frames = self._popped(peer, transfer)
+            frames = peer.pop_together()
             layers = range(frame.layer, frame.layer + len(frames))
             peer.begin(transfer, frames, pool.begin(layers, transfer.copy(frame)))
             return True
@@ -241,22 +241,8 @@ class FrameSender:
         num_bytes = transfer.payload_bytes(frame)
         if peer.is_moving or not self._send(instance, transfer, frame):
             return False
-        peer.pop()
-        peer.credit.take(transfer.target.reservation, num_bytes)
+        peer.pop(num_bytes)
         return True
-
-    @staticmethod
-    def _popped(peer: PeerQueue, transfer: SendTransfer) -> list[KvFrame]:
-        """Takes the head and the frames that go on with it, as credit allows."""
-        frames: list[KvFrame] = []
-        while (head := peer.head()) is not None and head[0] is transfer and isinstance(frame := head[1], KvFrame):
-            num_bytes = transfer.payload_bytes(frame)
-            if frames and not (transfer.goes_on(frames[-1], frame) and peer.credit.fits(num_bytes)):
-                break
-            peer.pop()
-            peer.credit.take(transfer.target.reservation, num_bytes)
-            frames.append(frame)
-        return frames
 
     def _send_moved(self, instance: int) -> bool:
         """Sends the headers of frames that a device has moved. False if the wire accepts no more."""

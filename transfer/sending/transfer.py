@@ -273,9 +273,24 @@ class PeerQueue:
         """The next frame. It stays queued until pop()."""
         return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
 
-    def pop(self) -> None:
-        """Removes the head."""
-        next(frames for frames in self._waiting.values() if frames).popleft()
+    def pop(self, num_bytes: int) -> None:
+        """Removes the head, which leaves: it takes credit for `num_bytes`."""
+        transfer, frames = next((transfer, frames) for transfer, frames in self._waiting.items() if frames)
+        frames.popleft()
+        self.credit.take(transfer.target.reservation, num_bytes)
+
+    def pop_together(self) -> list[KvFrame]:
+        """Removes the head, a KvFrame, and the frames that go on with it, as credit allows."""
+        popped: list[KvFrame] = []
+        transfer = next(transfer for transfer, frames in self._waiting.items() if frames)
+        waiting = self._waiting[transfer]
+        while waiting and isinstance(frame := waiting[0], KvFrame):
+            num_bytes = transfer.payload_bytes(frame)
+            if popped and not (transfer.goes_on(popped[-1], frame) and self.credit.fits(num_bytes)):
+                break
+            self.pop(num_bytes)
+            popped.append(frame)
+        return popped
 
     @property
     def is_moving(self) -> bool:
