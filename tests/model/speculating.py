@@ -131,6 +131,8 @@ def load_mtp(folder: Path) -> ModelRunner:
     return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
 
 
-def edit_config(folder: Path, **fields: object) -> None:
+def edit_config(folder: Path, **changed: object) -> None:
+    """Other values in config.json; ... takes a field out."""
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    fields = {**json.loads(path.read_text()), **changed}
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
