@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import torch
 
-from bench.gpu.shape import TINY, RandomWeights
+from bench.gpu.shape import QWEN3_8B, TINY, RandomWeights
 from bench.gpu.sheet import StepSheet
-from loadtest.bench_model import CONFIG, write_model
+from loadtest.bench_model import write_model
 from loadtest.deployment import PAIR, UNIFIED, deployed
 from loadtest.http_exchange import Server, get
 from loadtest.load import cells_of, failures, plain_load, run_load
@@ -27,14 +27,11 @@ from loadtest.measure import Load, Measured
 from runtime.clock import MonotonicClock
 
 MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape without its embeddings
-    **CONFIG,
-    "vocab_size": 151936,
+    **QWEN3_8B,
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
     "max_position_embeddings": 8192,
 }
 DEPLOYMENTS: Final = {"unified": UNIFIED, "pair": PAIR}
