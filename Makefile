@@ -71,16 +71,16 @@ serve: $(SERVING) ## set up, then serve on this machine (the bundled model, unle
 demo: $(SERVING) ## set up, stream one answer, show the request's time line across the processes, stop; SPEC=1, eagle3 or mtp: with a draft
 	@$(PY) -m deploy demo $(DRAFT) $(ARGS)
 
-bench: $(READY) ## baton bench: Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm); ARGS='run --port 8000': a load on an endpoint
-	@$(PY) -m loadtest $(ARGS)
+bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm); a load on any endpoint: baton bench --port 8000
+	@$(PY) -m bench.peer $(ARGS)
 
 bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
 	@$(PY) -m bench.gateway $(ARGS)
 
-bench-memory: $(READY) ## measure prefix caches: hit rate and TTFT beside vLLM, tokens computed and moved
+bench-memory: $(READY) ## measure what the prefix cache saves: tokens computed, bytes moved, TTFT; beside vLLM: make bench ARGS='--scenario trace'
 	@$(PY) -m bench.memory $(ARGS)
 
-bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks or grammar; ARGS='--help'
+bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec or grammar; ARGS='--help'
 	@$(PY) -m bench.step $(or $(PART),overlap) $(ARGS)
 
 bench-commits: $(READY) ## measure served tokens/s beside an earlier commit: BEFORE=COMMIT

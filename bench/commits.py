@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.programs import run_program
 from bench.rounds import compared, spread, turns
 from bench.sheet import Printed
-from loadtest.__main__ import guarded_run
 from loadtest.deployment import deployed
 from loadtest.http_exchange import Server
-from loadtest.load import PlainLoad, run_load
+from loadtest.load import failures, plain_load, run_load
+from loadtest.measure import Load
 from runtime.clock import MonotonicClock
 
 HERE = Path(__file__).parents[1]
@@ -41,16 +42,16 @@ def command_in(tree: Path) -> tuple[str, ...]:
     return "env", "-C", str(tree), f"PYTHONPATH={tree}", sys.executable, "-m", "deploy", "serve", "--port", "0"
 
 
-async def tokens_per_s(tree: Path, flags: Sequence[str], load: PlainLoad) -> float:
+async def tokens_per_s(tree: Path, flags: Sequence[str], load: Load) -> float:
     """Served by a deployment of its own. RuntimeError if a request fails."""
     async with deployed(flags, command_in(tree)) as url:
-        found = await run_load(Server.at(url, None), MonotonicClock(), load, None)
-    if found.num_errors:
-        raise RuntimeError(f"{found.num_errors} requests failed: {found.first_error}")
-    return found.output_tokens_per_s
+        found = await run_load(Server.at(url, None), MonotonicClock(), load)
+    if why := failures(found):
+        raise RuntimeError(why)
+    return found.figures.tokens_per_s
 
 
-async def compare(before: Path, rounds: int, flags: Sequence[str], load: PlainLoad, sheet: Printed) -> None:
+async def compare(before: Path, rounds: int, flags: Sequence[str], load: Load, sheet: Printed) -> None:
     """Measures both sides."""
     trees = {"before": before, "now": HERE}
     speeds: dict[str, list[float]] = {side: [] for side in trees}
@@ -72,10 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("serve", nargs="*", help="arguments of baton serve, after --")
     asked = parser.parse_args(argv)
 
-    load, sheet = PlainLoad(asked.num, asked.concurrency, 256, asked.out, vocab=512, seed=0), Printed("commits")
+    load, sheet = plain_load(asked.num, asked.concurrency, 256, asked.out, vocab=512, seed=0), Printed("commits")
     with checked_out(asked.before) as tree:
-        guarded_run(compare(tree, asked.rounds, asked.serve, load, sheet))
-    return sheet.end()
+        return run_program("bench.commits", compare(tree, asked.rounds, asked.serve, load, sheet), sheet)
 
 
 if __name__ == "__main__":

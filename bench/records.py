@@ -10,8 +10,9 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any, Literal
+
+from loadtest.figures.distribution import number
 
 Value = str | int | float | None
 
@@ -183,13 +184,9 @@ def _sentence(note: Note) -> str:
 
 def _text(value: Value) -> str:
     """Three significant digits; integers in full."""
-    if value is None:
-        return "-"
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else value
-    if not isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else number(value)
 
 
 def _escaped(text: str) -> str:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TypeVar
 
 from bench.records import Value
-from loadtest.figures.distribution import percentile
+from loadtest.figures.distribution import number, percentile
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -22,26 +22,25 @@ def in_turn(sides: Iterable[T], number: int) -> list[T]:
 def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T, int]]:
     """Each side once a round, and the round's number. Those before round 0 warm up, and do not count."""
     ordered = list(sides)
-    for number in range(-warm_up, rounds):
-        for side in in_turn(ordered, number):
-            yield side, number
+    for turn in range(-warm_up, rounds):
+        for side in in_turn(ordered, turn):
+            yield side, turn
 
 
 def in_rounds(sides: Mapping[K, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
     """The figures of each round, by side."""
     found: dict[K, list[T]] = {name: [] for name in sides}
-    for name, number in turns(sides, rounds, warm_up):
+    for name, turn in turns(sides, rounds, warm_up):
         result = sides[name]()
-        if number >= 0:
+        if turn >= 0:
             found[name].append(result)
     return found
 
 
 def spread(values: Sequence[float]) -> str:
     """The median and, of several values, the lowest and the highest."""
-    found = (min(values), median(values), max(values))
-    shown = [f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" for value in found]
-    return shown[1] if len(values) == 1 else f"{shown[1]} ({shown[0]}-{shown[2]})"
+    middle = number(median(values))
+    return middle if len(values) == 1 else f"{middle} ({number(min(values))}-{number(max(values))})"
 
 
 def ratios(ours: Sequence[float], baseline: Sequence[float]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import orjson
 
 from loadtest.deployment import deployed
-from loadtest.drive.server import find_model
+from loadtest.drive.server import find_model, metrics
 from loadtest.http_exchange import Server, exchange, get, refusal
 from runtime.clock import Clock
 
@@ -64,10 +64,9 @@ class Side:
     async def total(self, metric: str, **labels: str) -> float:
         """The sum of all samples of `metric` with these labels, once everything is counted."""
         await self._settled()
-        _, page = await get(self.server, self.clock, "/metrics")
-        wanted = [f'{name}="{value}"' for name, value in labels.items()]
-        samples = [line for line in page.decode().splitlines() if line.startswith(metric + "{")]
-        return sum(float(line.split()[-1]) for line in samples if all(each in line for each in wanted))
+        found = await metrics(self.server, self.clock) or {}
+        wanted = (metric + "{", *(f'{name}="{value}"' for name, value in labels.items()))
+        return sum(value for sample, value in found.items() if all(each in sample for each in wanted))
 
     async def _settled(self) -> None:
         """Waits until each worker has told, after this call, what it has counted. A busy machine's heartbeats come

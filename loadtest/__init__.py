@@ -1,1 +1,1 @@
-"""`baton bench`: a load on any endpoint and its report; Baton beside a peer."""
+"""`baton bench`: a load on any endpoint and its report; one deployment beside another."""

@@ -27,9 +27,7 @@ def bench_parser(command: str = "run") -> Parser:
     """All flags of `run`, in groups. A sweep has them, too."""
     parser = Parser(
         prog="baton bench",
-        usage="baton bench [run|sweep] [flags] | compare A B | drive ... | peer ..."
-        if command == "run"
-        else f"baton bench {command} [flags]",
+        usage="baton bench [run|sweep] [flags] | compare A B" if command == "run" else f"baton bench {command} [flags]",
         description="Puts a load on an OpenAI-compatible endpoint and says how it served.",
         epilog="docs/bench.md defines every figure. Ctrl-C ends the run and writes the report of what ran.",
         allow_abbrev=False,

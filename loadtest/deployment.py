@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from loadtest.tied import tied
 from protocol.errors import ConfigError
 
+UNIFIED = ("--prefill", "0", "--decode", "0", "--unified", "1")
+PAIR = ("--prefill", "1", "--decode", "1", "--unified", "0")
 SERVE = (sys.executable, "-m", "deploy", "serve", "--port", "0")
 START_S = 180.0
 STOP_S = 20.0

@@ -88,13 +88,20 @@ async def exchange(
 
 async def get(server: Server, clock: Clock, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
     """Status and body of a GET. Raises Broken."""
+    return await ask(server, clock, "GET", path, b"", timeout_s)
+
+
+async def ask(
+    server: Server, clock: Clock, method: str, path: str, body: bytes, timeout_s: float = TIMEOUT_S
+) -> tuple[int, bytes]:
+    """Status and body of an answer. Raises Broken."""
     lines: list[bytes] = []
 
     def keep(_: float, line: bytes) -> bool:
         lines.append(line)
         return True
 
-    status = await exchange(server, clock, "GET", path, b"", keep, timeout_s)
+    status = await exchange(server, clock, method, path, body, keep, timeout_s)
     return status, b"\n".join(lines)
 
 

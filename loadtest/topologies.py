@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.table import Table
 
 from loadtest.deployment import deployed
+from loadtest.figures.distribution import number
 from loadtest.measure import Measured
-from loadtest.report import new_table
 from loadtest.search import Search, bounds
-from loadtest.shown.tables import number
+from loadtest.shown.tables import new_table
 
 RunOne = Callable[[argparse.Namespace, str], Awaitable[tuple[int, list[Measured]]]]
 _COLUMNS = (

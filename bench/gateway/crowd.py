@@ -19,7 +19,6 @@ from bench.gateway.fake_pair import CONTEXT_LENGTH, FakePair
 from bench.gateway.lone_gateway import (
     Running,
     Streamed,
-    complete,
     cpu_seconds,
     gateway_process,
     metrics_of,
@@ -28,6 +27,7 @@ from bench.gateway.lone_gateway import (
 )
 from bench.sheet import Sheet
 from loadtest.drive.own_load import OwnWatch
+from loadtest.http_exchange import Server, ask, refusal
 from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
@@ -109,10 +109,10 @@ async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) 
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     body, num_sent = json.dumps({"prompt": text, "max_tokens": 1}).encode(), 0
     while not num_sent or clock.now() < until:  # at least one, however slow the machine is
-        status, answer = await complete(url, clock, body)
+        status, answer = await ask(Server.at(url, ""), clock, "POST", "/v1/completions", body)
         num_sent += 1
-        if status != 200 and answer["error"]["code"] != "context_length_exceeded":
-            raise ConfigError(f"a prompt of {num_bytes} bytes went wrong: {answer}")
+        if status != 200 and json.loads(answer)["error"]["code"] != "context_length_exceeded":
+            raise ConfigError(f"a prompt of {num_bytes} bytes went wrong: {refusal(status, answer)}")
     return num_sent
 
 

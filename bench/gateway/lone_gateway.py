@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from loadtest.drive.server import metrics
 from loadtest.http_exchange import Server, exchange
@@ -108,18 +108,6 @@ async def stream(
     if answer.count(b'"index":') != max_tokens or b"data: [DONE]" not in answer:
         raise ConfigError(f"a stream went wrong: {answer[:300]!r}")
     return Streamed(sent_at, times)
-
-
-async def complete(url: str, clock: Clock, body: bytes) -> tuple[int, Any]:
-    """Status and JSON of one completion that is not streamed."""
-    lines: list[bytes] = []
-
-    def take(_: float, line: bytes) -> bool:
-        lines.append(line)
-        return True
-
-    status = await exchange(Server.at(url, ""), clock, "POST", "/v1/completions", body, take)
-    return status, json.loads(b"".join(lines))
 
 
 def cpu_seconds(pid: int) -> float:

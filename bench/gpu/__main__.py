@@ -23,7 +23,7 @@ from rich.console import Console
 from bench.gpu.plan import STEPS, TOTAL_S, Step, chosen, limit_s
 from bench.gpu.sheet import Folder
 from bench.records import End, Machine, of_step, summary
-from loadtest.peer import session_members
+from bench.vllm import session_members
 from loadtest.tied import tied
 from runtime.clock import MonotonicClock
 

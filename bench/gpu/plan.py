@@ -19,7 +19,6 @@ class Step:
     module: str
     seconds: float
     words: str
-    by_name: bool = False  # it runs if it is asked for by its name, not with all steps
 
 
 STEPS: Final = (
@@ -33,22 +32,17 @@ STEPS: Final = (
     Step("prefill", "step_limits", 20, "prompts, beside the matrix-product peak"),
     Step("decode", "step_decode", 55, "decode steps, beside their limits"),
     Step("ipc", "step_limits", 40, "KV from process to process, beside a device copy"),
-    Step("rank", "step_rank", 20, "a group of one rank: NCCL, and graphs of its forwards"),
     Step("serve", "step_serve", 90, "a unified worker and a pair over HTTP"),
     Step("parity", "step_parity", 50, "tokens and logits beside transformers"),
-    Step("variants", "step_variants", 60, "other sizes for the attention kernels", by_name=True),
 )
 
 
 def chosen(names: Sequence[str]) -> list[Step]:
-    """The steps of these names, in their order; without names all that are not `by_name`.
-
-    ValueError for an unknown name.
-    """
+    """The steps of these names, in their order; without names all. ValueError for an unknown name."""
     known = {step.name for step in STEPS}
     if unknown := sorted(set(names) - known):
         raise ValueError(f"STEP: got {unknown[0]!r}, expected some of {', '.join(step.name for step in STEPS)}")
-    return [step for step in STEPS if step.name in names or not (names or step.by_name)]
+    return [step for step in STEPS if step.name in names or not names]
 
 
 def limit_s(steps: Sequence[Step], left_s: float) -> float:

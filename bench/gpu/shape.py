@@ -28,6 +28,7 @@ from model.transformer import load_decoder
 from protocol.kv_layout import KvLayout, pages_for
 from runtime.draft_config import DraftConfig
 from runtime.model_config import ModelConfig, load_config
+from testkit.inputs import chunks
 
 QWEN3_8B: Final[Mapping[str, Any]] = {
     **CONFIG,
@@ -239,17 +240,6 @@ def _made(device: torch.device) -> None:
 
 def prompt_input(num_tokens: int, start: int, page_size: int, vocab_size: int, device: torch.device) -> ModelInput:
     """Tokens [start, start + num_tokens) of one prompt in pages 1, 2, ..., with logits of the last token."""
-    end = start + num_tokens
-    positions_T = torch.arange(start, end, dtype=torch.int64, device=device)
-    return ModelInput(
-        input_ids_T=torch.randint(vocab_size, (num_tokens,), dtype=torch.int64, device=device),
-        positions_T=positions_T,
-        slots_T=positions_T + page_size,
-        page_table_BP=1 + torch.arange(pages_for(end, page_size), dtype=torch.int64, device=device)[None],
-        seq_lens_B=torch.tensor([end], dtype=torch.int64, device=device),
-        extend_lens=(num_tokens,),
-        extend_seq_lens=(end,),
-        num_decodes=0,
-        max_decode_seq_len=0,
-        logit_indices_L=torch.tensor([num_tokens - 1], dtype=torch.int64, device=device),
-    )
+    ids_T = torch.randint(vocab_size, (num_tokens,), device=device)
+    pages_P = 1 + torch.arange(pages_for(start + num_tokens, page_size), device=device)
+    return chunks(ids_T, (num_tokens,), pages_P[None], page_size, start)

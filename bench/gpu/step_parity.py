@@ -35,6 +35,7 @@ from runtime.clock import MonotonicClock
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
 from testkit.checkpoints import ARCHITECTURES, Architecture
+from testkit.inputs import decodes
 from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
 from unified.worker import UnifiedWorker
 
@@ -235,9 +236,9 @@ def _batches(sheet: StepSheet, device: str, size: Size) -> None:
     kv = PagedKv(layout, 1 + max(ALONE, *size.batches) * layout.num_pages(size.context + 1), runner.device)
     noise(kv)
     about = f"Of up to {ALONE} decodes beside each alone. {words_of(runner.config, device)}."
-    alone = [runner.forward(decodes(runner, size.context, [index]), kv)[0] for index in range(ALONE)]
+    alone = [runner.forward(decodes_of(runner, size.context, [index]), kv)[0] for index in range(ALONE)]
     for batch in size.batches:
-        found_BV = runner.forward(decodes(runner, size.context, range(batch)), kv)
+        found_BV = runner.forward(decodes_of(runner, size.context, range(batch)), kv)
         pairs = list(zip(found_BV, alone, strict=False))
         cells: dict[str, str | int | float] = {"batch": batch}
         cells["largest difference"] = max(float((a - b).abs().max()) for a, b in pairs)
@@ -246,21 +247,10 @@ def _batches(sheet: StepSheet, device: str, size: Size) -> None:
         sheet.row("Logits in batches", cells, about)
 
 
-def decodes(runner: ModelRunner, context: int, requests: Sequence[int]) -> ModelInput:
+def decodes_of(runner: ModelRunner, context: int, requests: Sequence[int]) -> ModelInput:
     """A decode of each of `requests`, behind `context` tokens in pages of its own."""
-    num_pages, count = runner.kv_layout(PAGE_SIZE).num_pages(context + 1), len(requests)
+    num_pages = runner.kv_layout(PAGE_SIZE).num_pages(context + 1)
     numbers_B = torch.tensor(list(requests), dtype=torch.int64, device=runner.device)
     pages_BP = 1 + numbers_B[:, None] * num_pages + torch.arange(num_pages, device=runner.device)
-    positions_B = torch.full_like(numbers_B, context)
-    return ModelInput(
-        input_ids_T=(7919 * numbers_B + 5) % runner.config.vocab_size,
-        positions_T=positions_B,
-        slots_T=pages_BP[:, context // PAGE_SIZE] * PAGE_SIZE + context % PAGE_SIZE,
-        page_table_BP=pages_BP,
-        seq_lens_B=positions_B + 1,
-        extend_lens=(),
-        extend_seq_lens=(),
-        num_decodes=count,
-        max_decode_seq_len=context + 1,
-        logit_indices_L=torch.arange(count, device=runner.device),
-    )
+    ids_B = (7919 * numbers_B + 5) % runner.config.vocab_size
+    return decodes(ids_B, torch.full_like(numbers_B, context), pages_BP, PAGE_SIZE)

@@ -12,35 +12,30 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from bench.gpu.shape import TINY, RandomWeights
+from bench.gpu.shape import QWEN3_8B, TINY, RandomWeights
 from bench.gpu.sheet import StepSheet
-from loadtest.bench_model import CONFIG, write_model
-from loadtest.deployment import deployed
+from loadtest.bench_model import write_model
+from loadtest.deployment import PAIR, UNIFIED, deployed
 from loadtest.http_exchange import Server, get
-from loadtest.load import PlainLoad, run_load
-from loadtest.report import Figures
-from loadtest.scenarios import PAIR, UNIFIED
+from loadtest.load import cells_of, failures, plain_load, run_load
+from loadtest.measure import Load, Measured
 from runtime.clock import MonotonicClock
 
 MID_SIZE: Final[Mapping[str, Any]] = {  # Qwen3-1.7B's shape without its embeddings
-    **CONFIG,
-    "vocab_size": 151936,
+    **QWEN3_8B,
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
     "max_position_embeddings": 8192,
 }
 DEPLOYMENTS: Final = {"unified": UNIFIED, "pair": PAIR}
-TIMES: Final = "Times in ms; *ITL p50* is `-` where most tokens came together with the one before."
+TIMES: Final = "Latencies in ms; *ITL p50* is `-` where most tokens came together with the one before."
 CLIENTS_ABOUT: Final = f"Each client sends its next request when its last one has ended. {TIMES}"
 LONG_ABOUT: Final = f"Streams that decode all the while, alone and beside long prompts. {TIMES}"
 
@@ -52,8 +47,8 @@ class Size:
     model: Mapping[str, Any]
     serve: tuple[str, ...]
     clients: tuple[int, ...]
-    load: PlainLoad  # of one client
-    streams: PlainLoad
+    load: Load  # of one client
+    streams: Load
     long_tokens: int
     long_rate: float
     deployment_s: float  # the greatest time of one deployment, with its start
@@ -62,14 +57,14 @@ class Size:
 SIZES: Final = {
     "cuda": Size(
         MID_SIZE, ("--device", "cuda", "--max-total-tokens", "131072", "--max-running-requests", "128"), (1, 32, 128),
-        PlainLoad(num_requests=8, concurrency=1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
-        PlainLoad(num_requests=64, concurrency=32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
+        plain_load(8, 1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
+        plain_load(64, 32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
         6000, 4.0, 45,
     ),
     "cpu": Size(
         TINY, ("--device", "cpu", "--max-total-tokens", "4096", "--threads", "1"), (1, 3),
-        PlainLoad(num_requests=2, concurrency=1, prompt_tokens=20, output_tokens=6, vocab=512, seed=1),
-        PlainLoad(num_requests=4, concurrency=2, prompt_tokens=8, output_tokens=30, vocab=512, seed=2), 200, 4.0, 90,
+        plain_load(2, 1, prompt_tokens=20, output_tokens=6, vocab=512, seed=1),
+        plain_load(4, 2, prompt_tokens=8, output_tokens=30, vocab=512, seed=2), 200, 4.0, 90,
     ),
 }  # fmt: skip
 
@@ -104,9 +99,10 @@ async def _deployment(sheet: StepSheet, name: str, folder: Path, size: Size) -> 
     async with deployed(["--model", str(folder), *size.serve, *DEPLOYMENTS[name]]) as url:
         server = Server.at(url, "")
         for clients in size.clients:
-            load = replace(size.load, num_requests=max(size.load.num_requests, 2 * clients), concurrency=clients)
+            num_requests = max(size.load.num_conversations or 0, 2 * clients)
+            load = replace(size.load, num_conversations=num_requests, max_concurrency=clients, num_warmups=clients)
             found = await run_load(server, clock, load)
-            add_row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, load, found, CLIENTS_ABOUT)
+            add_row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, found, CLIENTS_ABOUT)
         for rate in (0.0, size.long_rate):
             load = replace(size.streams, intruder_rate=rate, intruder_tokens=size.long_tokens)
             found = await run_load(server, clock, load)
@@ -114,7 +110,7 @@ async def _deployment(sheet: StepSheet, name: str, folder: Path, size: Size) -> 
                 "deployment": name,
                 "long prompts": f"{size.long_tokens:,} tokens, {rate:g} a second" if rate else "none",
             }
-            add_row(sheet, "Long prompts beside streams", cells, load, found, LONG_ABOUT)
+            add_row(sheet, "Long prompts beside streams", cells, found, LONG_ABOUT)
         _, body = await get(server, clock, "/workers")
         for words in ways_of_kv(json.loads(body)):
             sheet.note(f"{name}: {words}")
@@ -127,22 +123,9 @@ def ways_of_kv(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def add_row(
-    sheet: StepSheet, table: str, cells: Mapping[str, str | int], load: PlainLoad, found: Figures, about: str
-) -> None:
-    """Adds a line to a table. An unknown figure is None. Failed requests are a fault."""
-    words = f"{load.prompt_tokens:,} in, {load.output_tokens:,} out"
-    figures = {
-        "TTFT p50": found.ttft_p50_ms, "TTFT max": found.ttft_max_ms,
-        "ITL p50": found.itl_p50_ms or nan, "ITL p99": found.itl_p99_ms, "ITL max": found.itl_max_ms,
-        "tokens/s": found.output_tokens_per_s,
-    }  # fmt: skip
-    if table.startswith("Long"):
-        figures["long prompts' TTFT p50"] = found.intruder_ttft_p50_ms
-    sheet.row(table, {**cells, "tokens": words, **_finite(figures)}, about)
-    if found.num_errors:
-        sheet.fault(f"{table}, {', '.join(map(str, cells.values()))}: {found.num_errors} failed: {found.first_error}")
-
-
-def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if isfinite(value) else None for name, value in figures.items()}
+def add_row(sheet: StepSheet, table: str, cells: Mapping[str, str | int], found: Measured, about: str) -> None:
+    """Adds a line to a table. Failed requests are a fault."""
+    figures = {name: value for name, value in cells_of(found).items() if found.beside or not name.startswith("long")}
+    sheet.row(table, {**cells, "load": found.load.work.words(), **figures}, about)
+    if why := failures(found):
+        sheet.fault(f"{table}, {', '.join(map(str, cells.values()))}: {why}")

@@ -25,10 +25,9 @@ from bench.gpu.shape import TINY, captured, maker_of_graphs, random_runner
 from bench.gpu.sheet import StepSheet
 from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
-from loadtest.deployment import deployed
+from loadtest.deployment import UNIFIED, deployed
 from loadtest.http_exchange import Server
-from loadtest.load import PlainLoad, run_load
-from loadtest.scenarios import UNIFIED
+from loadtest.load import failures, plain_load, run_load
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from runtime.clock import MonotonicClock
@@ -168,7 +167,7 @@ def run_part(sheet: StepSheet, part: Part) -> None:
 
 OPTIONAL: Final = ("ray", "nixl")  # transfer backends with packages of their own
 SMOKE_S: Final = 5.0  # of a part; none is begun with less time left
-ONE_ANSWER: Final = PlainLoad(num_requests=1, concurrency=1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
+ONE_ANSWER: Final = plain_load(1, 1, prompt_tokens=8, output_tokens=8, vocab=200, seed=1)
 
 
 def measure_smoke(sheet: StepSheet, device: str) -> None:
@@ -210,9 +209,9 @@ def _one_answer(device: str) -> str:
     async def ask() -> str:
         async with deployed(flags) as url:
             found = await run_load(Server.at(url, ""), MonotonicClock(), ONE_ANSWER)
-        if found.num_errors:
-            raise RuntimeError(f"the request failed: {found.first_error}")
-        return f"{ONE_ANSWER.output_tokens} tokens"
+        if why := failures(found):
+            raise RuntimeError(why)
+        return f"{found.progress.num_tokens} tokens"
 
     return asyncio.run(ask())
 

@@ -50,12 +50,10 @@ class Limits:
 
 def measured_limits(device: torch.device) -> Limits:
     """A copy far larger than any cache, and a product of 8192 x 8192 matrices; smaller ones on a CPU."""
-    is_gpu = device.type == "cuda"
-    side, repeat = (PRODUCT_SIDE, 20) if is_gpu else (256, 3)
-    copy_bytes_s, product_s = measured_copy_bytes_s(device), _product_s(side, repeat, device)
-    if is_gpu:
-        torch.cuda.empty_cache()
-    return Limits(copy_bytes_s, 2 * side**3 / product_s)
+    side, repeat = (PRODUCT_SIDE, 20) if device.type == "cuda" else (256, 3)
+    copy_bytes_s = measured_copy_bytes_s(device)
+    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    return Limits(copy_bytes_s, 2 * side**3 / median(seconds_each(lambda: left @ right, repeat, device)))
 
 
 def measured_copy_bytes_s(device: torch.device) -> float:
@@ -64,13 +62,8 @@ def measured_copy_bytes_s(device: torch.device) -> float:
     num_bytes, repeat = (4 << 30, 20) if is_gpu else (1 << 24, 3)
     copy_s = _copy_s(num_bytes, repeat, device)
     if is_gpu:
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # gigabytes that what is measured needs
     return 2 * num_bytes / copy_s
-
-
-def _product_s(side: int, repeat: int, device: torch.device) -> float:
-    left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    return median(seconds_each(lambda: left @ right, repeat, device))
 
 
 def _copy_s(num_bytes: int, repeat: int, device: torch.device) -> float:

@@ -13,16 +13,17 @@ from statistics import median
 
 import psutil
 
+from bench.programs import run_program
 from bench.records import Value
 from bench.sheet import Printed, Sheet
+from bench.soak.faults import Fault
 from bench.soak.run import Findings, Plan, Soak
 from bench.soak.starts import Starts, endings
 from bench.soak.watch import Growth, Watch
 from bench.soak.work import Verdict
-from loadtest.__main__ import guarded_run
+from loadtest.bench_flags import at_least, number
 from loadtest.deployment import SERVE, deployment
 from loadtest.ports import held_port
-from protocol.errors import ConfigError
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 30.0
@@ -50,14 +51,14 @@ class Outcome:
     def problems(self) -> list[str]:
         """Everything that is wrong, a line each. A pause costs no counted start."""
         grown = [f"{growth.name} grew" for growth in self.growths if growth.is_flat is False]
-        counted, kills = self.starts.counted, self.findings.num_kills
+        counted, kills = self.starts.counted, self.findings.num_landed(Fault.KILL)
         extra = [f"{counted} starts were counted, for {kills} kills"] if counted > kills else []
         orphans = [f"left behind: {orphan}" for orphan in self.orphans]
         return [*self.findings.problems(), *extra, *grown, *orphans]
 
 
-async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, sheet: Sheet) -> Outcome:
-    """Starts a deployment, runs the plan on it and stops it."""
+async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, sheet: Sheet) -> None:
+    """Starts a deployment, runs the plan on it, stops it, and writes what came of it."""
     said: Sequence[bytes] = ()
     with held_port() as port:  # a gateway that is started again must get the same port
         async with deployment(arguments, (*SERVE[:-2], "--port", str(port)), _KEPT_LINES) as running:
@@ -75,7 +76,8 @@ async def soak(plan: Plan, arguments: Sequence[str], clock: Clock, sheet: Sheet)
     left = {process.pid for process in alive} & {process.pid for process in watch.processes()}
     orphans = [f"process {pid}" for pid in sorted(left)]
     words = [line.decode(errors="replace") for line in said]
-    return Outcome(run.findings, watch.growths(), orphans, words[-_LOG_LINES:], endings(words))
+    outcome = Outcome(run.findings, watch.growths(), orphans, words[-_LOG_LINES:], endings(words))
+    show(outcome, plan, sheet)
 
 
 def show(outcome: Outcome, plan: Plan, sheet: Sheet) -> None:
@@ -86,10 +88,10 @@ def show(outcome: Outcome, plan: Plan, sheet: Sheet) -> None:
         cells: dict[str, Value] = {"ended as": verdict, "number": findings.verdicts[verdict]}
         sheet.row("Requests", cells | {"by code": codes if verdict is Verdict.ERROR else ""})
 
-    for (fault, role), number in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
+    for (fault, role), times in sorted(Counter((hit.fault, hit.role) for hit in findings.hits).items()):
         these = [hit for hit in findings.hits if (hit.fault, hit.role) == (fault, role)]
         took = [hit.recovered_s for hit in these if hit.recovered_s is not None]
-        cells = {"fault": fault, "of": role, "number": number, "landed": sum(hit.landed for hit in these)}
+        cells = {"fault": fault, "of": role, "number": times, "landed": sum(hit.landed for hit in these)}
         cells |= {"recovered": len(took), "median s": median(took) if took else None}
         sheet.row("Faults", cells | {"longest s": max(took, default=None)})
 
@@ -101,8 +103,8 @@ def show(outcome: Outcome, plan: Plan, sheet: Sheet) -> None:
     for words, (total, each) in events.items():
         _event(sheet, words, total, ", ".join(f"{key} {count}" for key, count in each.items()))
     _event(sheet, "tokens", findings.num_tokens)
-    _event(sheet, "kills", findings.num_kills, f"{starts.counted} starts that count as failures")
-    _event(sheet, "pauses", findings.num_pauses, f"{starts.after_pauses} starts that do not count")
+    _event(sheet, "kills", findings.num_landed(Fault.KILL), f"{starts.counted} starts that count as failures")
+    _event(sheet, "pauses", findings.num_landed(Fault.STOP), f"{starts.after_pauses} starts that do not count")
     if plan.is_storm:
         _event(sheet, "faults for which no process was there", findings.num_missed)
         _event(sheet, "seconds until all served after the storm", findings.healed_s)
@@ -146,31 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"soak: error: --hit: got {unknown[0]!r}, expected some of {', '.join(roles)}", file=sys.stderr)
         return 2
 
-    plan = Plan(
-        asked.seconds,
-        asked.clients,
-        asked.leaving,
-        asked.fault_every,
-        asked.asks,
-        asked.vocab,
-        asked.seed,
-        tuple(asked.hit or roles),
-        pause_s=asked.pause,
-        work_s=asked.work,
-        rest_s=asked.rest,
-        is_storm=asked.storm,
-    )
+    load = (asked.seconds, asked.clients, asked.leaving, asked.fault_every, asked.asks, asked.vocab, asked.seed)
+    plan = Plan(*load, tuple(asked.hit or roles), asked.pause, asked.work, asked.rest, asked.storm)
     flags = {**_FLAGS, **{f"--{role}": str(count) for role, count in counts.items()}}
     arguments = [*serve_flags(flags, asked.serve), *asked.serve]
 
     sheet = Printed("soak")
-    try:
-        outcome = guarded_run(soak(plan, arguments, MonotonicClock(), sheet))
-    except ConfigError as error:
-        print(f"soak: error: {error.message}", file=sys.stderr)
-        return 2
-    show(outcome, plan, sheet)
-    return sheet.end()
+    return run_program("soak", soak(plan, arguments, MonotonicClock(), sheet), sheet)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,55 +165,28 @@ def _parser() -> argparse.ArgumentParser:
         epilog="For a minute: make soak ARGS='--seconds 60 --fault-every 12'. Too short to see growth. A storm: "
         "make soak ARGS='--storm --seconds 300 --fault-every 6 --hit prefill,decode'.",
     )
-    parser.add_argument("--seconds", type=_positive, default=1200.0, help="of load (default 1200)")
-    parser.add_argument("--clients", type=int, default=8, help="requests at a time (default 8)")
-    parser.add_argument("--leaving", type=_share, default=0.2, help="share of clients that go away (default 0.2)")
-    parser.add_argument(
-        "--fault-every",
-        type=_seconds,
-        default=20.0,
-        help="seconds between faults (default 20); 0: no faults; a run is longer where recoveries are",
-    )
-    parser.add_argument(
-        "--storm",
-        action="store_true",
-        help="faults come whether or not those before have healed, and pauses last 0.5 to 8 s; all serve 60 s later",
-    )
-    parser.add_argument("--hit", type=_roles, help="roles whose processes are hit (default: all): prefill,decode")
-    parser.add_argument("--pause", type=_seconds, default=0.0, help="mean random pause of a client (default 0)")
-    parser.add_argument("--work", type=_positive, default=30.0, help="seconds between two rests (default 30)")
-    parser.add_argument("--rest", type=_seconds, default=0.0, help="seconds in which nobody asks (default 0: none)")
-    parser.add_argument("--asks", type=int, default=24, help="different requests (default 24)")
-    parser.add_argument("--vocab", type=int, default=1000, help="prompt ids are below this (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of requests and faults (default 0)")
-    parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default 2)")
-    parser.add_argument("--decode", type=int, default=2, help="decode workers (default 2)")
-    parser.add_argument("--unified", type=int, default=0, help="unified workers (default 0)")
-    parser.add_argument("serve", nargs="*", help="further arguments of baton serve, after --")
-
+    add = parser.add_argument
+    add("--seconds", type=number(0.001), default=1200.0, help="of load (default 1200)")
+    add("--clients", type=at_least(1), default=8, help="requests at a time (default 8)")
+    add("--leaving", type=number(0.0, 1.0), default=0.2, help="share of clients that go away (default 0.2)")
+    add("--fault-every", type=number(0.0), default=20.0, help="seconds between faults (default 20); 0: no faults")
+    add("--storm", action="store_true", help="faults do not wait for recovery; pauses last 0.5 to 8 s")
+    add("--hit", type=_roles, help="roles whose processes are hit (default: all): prefill,decode")
+    add("--pause", type=number(0.0), default=0.0, help="mean random pause of a client (default 0)")
+    add("--work", type=number(0.001), default=30.0, help="seconds between two rests (default 30)")
+    add("--rest", type=number(0.0), default=0.0, help="seconds in which nobody asks (default 0: none)")
+    add("--asks", type=int, default=24, help="different requests (default 24)")
+    add("--vocab", type=int, default=1000, help="prompt ids are below this (default 1000)")
+    add("--seed", type=int, default=0, help="of requests and faults (default 0)")
+    add("--prefill", type=int, default=2, help="prefill workers (default 2)")
+    add("--decode", type=int, default=2, help="decode workers (default 2)")
+    add("--unified", type=int, default=0, help="unified workers (default 0)")
+    add("serve", nargs="*", help="further arguments of baton serve, after --")
     return parser
 
 
 def _roles(text: str) -> list[str]:
     return text.split(",")
-
-
-def _seconds(text: str) -> float:
-    return 0.0 if float(text) == 0 else _positive(text)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"got {text}, expected a number above 0")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected 0 to 1")
-    return value
 
 
 if __name__ == "__main__":

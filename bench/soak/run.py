@@ -72,15 +72,9 @@ class Findings:
         """The verdicts so far: `80 exact, 3 error`."""
         return ", ".join(f"{number} {verdict}" for verdict, number in self.verdicts.items() if number) or "no answers"
 
-    @property
-    def num_kills(self) -> int:
-        """Processes that were killed."""
-        return sum(hit.landed and hit.fault is Fault.KILL for hit in self.hits)
-
-    @property
-    def num_pauses(self) -> int:
-        """Processes that were stopped, and went on."""
-        return sum(hit.landed and hit.fault is Fault.STOP for hit in self.hits)
+    def num_landed(self, fault: Fault) -> int:
+        """Processes that were killed, or stopped and went on."""
+        return sum(hit.landed and hit.fault is fault for hit in self.hits)
 
     def problems(self) -> list[str]:
         """Everything that is wrong, a line each."""

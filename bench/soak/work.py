@@ -12,7 +12,7 @@ Faults are injected by faults.py.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -47,19 +47,8 @@ class Ask:
 
     def body(self, stream: bool) -> bytes:
         """The HTTP body."""
-        fields: dict[str, Any] = {
-            "prompt": self.prompt,
-            "max_tokens": self.max_tokens,
-            "n": self.n,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "ignore_eos": self.ignore_eos,
-            "return_token_ids": True,
-            "stream": stream,
-        }
-        if self.temperature:
-            fields["top_p"] = 0.95
-        return orjson.dumps(fields)
+        nucleus = {"top_p": 0.95} if self.temperature else {}
+        return orjson.dumps({**asdict(self), "return_token_ids": True, "stream": stream, **nucleus})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from model.sampler import sample
 from model.sampling_input import AskingRows, ParamColumns, SamplingInput
+from testkit.inputs import decodes
 
 PAGE_SIZE: Final = 16
 WARM_UP: Final = 2  # calls of each part before the first round
@@ -118,20 +119,7 @@ def measure_costs(
 
 def decode_rows(kv: PagedKv, batch: int, width: int, context: int, vocab_size: int) -> ModelInput:
     """The `width` tokens after `context` of each request, a decode row each: they share the request's pages."""
-    num_rows, device = batch * width, kv.device
-    tables_BP = torch.arange(1, kv.num_pages, device=device).view(batch, -1)
-    tables_TP = tables_BP.repeat_interleave(width, dim=0)
-    positions_T = context + torch.arange(width, device=device).repeat(batch)
-    pages_T = tables_TP.gather(1, positions_T[:, None] // PAGE_SIZE)[:, 0]
-    return ModelInput(
-        input_ids_T=torch.arange(num_rows, device=device) % vocab_size,
-        positions_T=positions_T,
-        slots_T=pages_T * PAGE_SIZE + positions_T % PAGE_SIZE,
-        page_table_BP=tables_TP,
-        seq_lens_B=positions_T + 1,
-        extend_lens=(),
-        extend_seq_lens=(),
-        num_decodes=num_rows,
-        max_decode_seq_len=context + width,
-        logit_indices_L=torch.arange(num_rows, device=device),
-    )
+    tables_BP = torch.arange(1, kv.num_pages, device=kv.device).view(batch, -1)
+    positions_T = context + torch.arange(width, device=kv.device).repeat(batch)
+    ids_T = torch.arange(batch * width, device=kv.device) % vocab_size
+    return decodes(ids_T, positions_T, tables_BP.repeat_interleave(width, dim=0), PAGE_SIZE)

@@ -4,14 +4,10 @@ import argparse
 from pathlib import Path
 
 from bench.step.decoding import Plan
+from loadtest.bench_flags import at_least
 from loadtest.bench_model import bench_model
 
-
-def count(text: str) -> int:
-    """A number of the command line, at least 1."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected at least 1")
-    return value
+count = at_least(1)  # reads a number of the command line
 
 
 def add_plan(parser: argparse.ArgumentParser, context: int, steps: int, rounds: int) -> None:

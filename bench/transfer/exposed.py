@@ -1,23 +1,21 @@
-"""`python -m bench.transfer.exposed`: the part of a prompt's KV transfer that its client waits for.
+"""The part of a prompt's KV transfer that its client waits for.
 
     exposed    from the end of the prompt's computation at prefill until decode can start, by stamps
     share      of TTFT, as the client sees it
     gap        between the first token and the second, as the client sees it
 
 A pair with shm and a pair with zmq run at the same time, each worker on one core; requests alternate between the pairs.
-The last line of output is one JSON object.
 """
 
-import argparse
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from bench.records import Value
 from bench.rounds import turns
-from bench.sheet import Printed, Sheet
+from bench.sheet import Sheet
 from bench.side import Answer, baton_sides
 from loadtest.bench_model import CONFIG, bench_model
 from loadtest.figures.distribution import percentile
@@ -29,7 +27,6 @@ BACKENDS = {"shm": "shm", "zmq_tcp": "zmq"}  # name in the results: name for `--
 QUICK_PROMPTS = {512: 3, 2048: 3}
 CONTEXT_LENGTH = 8448
 MAX_TOKENS = 3
-CPUS = "auto"
 WARM_UPS = 1  # of each length, on each side
 SERVE = "--prefill 1 --decode 1 --threads 1 --log-level warning --silence-limit 60".split()
 SHARE = 0.05  # of TTFT, at most
@@ -40,14 +37,13 @@ COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delive
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. `prompts`: tokens and repetitions. `kv_tokens`: KV memory of each worker. `cpus`: the workers'
-    cores, as for baton serve. `at_once`: requests that start together."""
+    """What is measured. `prompts`: tokens and repetitions. `kv_tokens`: KV memory of each worker. `at_once`: requests
+    that start together."""
 
     prompts: Mapping[int, int]
     folder: str
     vocab_size: int
     kv_tokens: int
-    cpus: str = CPUS
     at_once: int = 1
 
 
@@ -92,7 +88,7 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
     """Every length and backend. The backends take turns."""
     rng = random.Random(0)
     memory = ("--max-total-tokens", str(plan.kv_tokens), "--max-running-requests", str(plan.at_once))
-    fixed = ("--model", plan.folder, *SERVE, *memory, "--cpus", plan.cpus, "--transfer-backend")
+    fixed = ("--model", plan.folder, *SERVE, *memory, "--transfer-backend")
     async with baton_sides({name: (*fixed, backend) for name, backend in BACKENDS.items()}, clock) as sides:
         found: Found = {}
         for num_tokens, repeat in plan.prompts.items():
@@ -122,28 +118,8 @@ def write(sheet: Sheet, found: Found) -> None:
             sheet.goal(f"{num_tokens} tokens, {name}: share of TTFT", median(figures["share"]), "at most", SHARE)
 
 
-def measure(sheet: Sheet, quick: bool = False, cpus: str = CPUS, at_once: int = 1) -> None:
+def measure(sheet: Sheet, quick: bool) -> None:
     """Writes the table. `quick` only shows that it works."""
     folder, vocab_size = str(bench_model(max_position_embeddings=CONTEXT_LENGTH)), int(CONFIG["vocab_size"])
-    plan = Plan(
-        QUICK_PROMPTS if quick else PROMPTS, folder, vocab_size, CONTEXT_LENGTH * max(2, at_once), cpus, at_once
-    )
+    plan = Plan(QUICK_PROMPTS if quick else PROMPTS, folder, vocab_size, 2 * CONTEXT_LENGTH)
     write(sheet, asyncio.run(hand_overs(plan, MonotonicClock())))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0. A request that goes wrong raises."""
-    parser = argparse.ArgumentParser(prog="python -m bench.transfer.exposed", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="few requests, none of 8192 tokens; shows that it works, no more"
-    )
-    parser.add_argument("--cpus", default=CPUS, help="cores of the workers, as for baton serve (default auto)")
-    parser.add_argument("--at-once", type=int, default=1, help="requests that start together (default 1)")
-    asked = parser.parse_args(argv)
-    sheet = Printed("exposed")
-    measure(sheet, asked.quick, asked.cpus, asked.at_once)
-    return sheet.end()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -50,13 +50,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(rank, len(ordered)) - 1]
 
 
-def tail(values: Sequence[float], share: float) -> float:
-    """`percentile`, or NaN if its nearest rank is the maximum's, as for p99 of 64 values."""
-    return float("nan") if share * len(values) > len(values) - 1 else percentile(values, share)
-
-
 def jain(values: Iterable[float]) -> float | None:
     """Jain's index of fairness: 1 if all are equal, 1/n if one has all. None without values."""
     given = np.fromiter(values, float)
     squares = float((given**2).sum())
     return float(given.sum()) ** 2 / (len(given) * squares) if squares else None
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

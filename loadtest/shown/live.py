@@ -10,9 +10,8 @@ from rich.live import Live
 from rich.table import Table
 
 from loadtest.drive.run import Progress, Run
-from loadtest.figures.distribution import Distribution
+from loadtest.figures.distribution import Distribution, number
 from loadtest.figures.record import Ending
-from loadtest.shown.tables import number
 
 REFRESH_S = 1.0
 RATE_S = 5  # rates are those of the last seconds

@@ -5,11 +5,12 @@ from html import escape
 from math import isfinite, nan
 from typing import Any
 
-from loadtest.figures.figures import LATENCIES, token_gaps
+from loadtest.figures.distribution import number
+from loadtest.figures.figures import token_gaps
 from loadtest.figures.series import series_of
 from loadtest.measure import Measured
 from loadtest.shown.plots import Line, Plot, cdf
-from loadtest.shown.tables import NAMES, lines_of, number
+from loadtest.shown.tables import COLUMNS, latency_rows, lines_of
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --page: #fff; --box: #f6f8fa; --rule: #d1d9e0;
@@ -80,17 +81,8 @@ def _run(run: Measured) -> Iterator[str]:
 
 
 def _latencies(run: Measured) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("ms", "mean", "p50", "p90", "p99", "p99.9", "max", "count"))
-    rows = []
-    for name in LATENCIES:
-        if (found := getattr(run.figures, name)) is not None:
-            values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.most)
-            cells = "".join(f"<td>{number(value)}</td>" for value in values)
-            rows.append(f"<tr><td>{NAMES[name]}</td>{cells}<td>{found.count:,}</td></tr>")
-    if beside := run.beside and run.beside.ttft_ms:
-        values = (beside.mean, beside.p50, beside.p90, beside.p99, beside.p999, beside.most)
-        cells = "".join(f"<td>{number(value)}</td>" for value in values)
-        rows.append(f"<tr><td>TTFT of long prompts</td>{cells}<td>{beside.count:,}</td></tr>")
+    head = "".join(f"<th>{name}</th>" for name in ("ms", *COLUMNS))
+    rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in latency_rows(run)]
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 

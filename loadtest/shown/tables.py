@@ -1,20 +1,20 @@
 """What the terminal shows of a run and of a comparison."""
 
 from collections.abc import Iterator, Sequence
-from math import isfinite
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.figures.distribution import Distribution
+from loadtest.figures.distribution import number
 from loadtest.figures.figures import LATENCIES
 from loadtest.figures.intervals import Row
 from loadtest.measure import Measured
-from loadtest.report import counted, new_table
 
 NAMES = {
     "ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "gap_ms": "worst gap", "e2e_ms": "E2E", "held_ms": "held",
 }  # fmt: skip
+COLUMNS = ("mean", "p50", "p90", "p99", "p99.9", "max", "count")
 MOST_ERRORS = 5
 
 
@@ -34,16 +34,20 @@ def latency_table(measured: Measured, *, markdown: bool = False) -> Table:
     """A row for each latency."""
     figures = measured.figures
     unit = "" if figures.unit == "tokens" else f" (of {figures.unit})"
-    table = new_table(markdown, f"ms{unit}", "mean", "p50", "p90", "p99", "p99.9", "max", "count")
-    for name in LATENCIES:
-        found: Distribution | None = getattr(figures, name)
-        if found is not None and (name != "held_ms" or found.most >= 1):
-            values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.most)
-            table.add_row(NAMES[name], *map(number, values), f"{found.count:,}")
-    if beside := measured.beside and measured.beside.ttft_ms:
-        values = (beside.mean, beside.p50, beside.p90, beside.p99, beside.p999, beside.most)
-        table.add_row("TTFT of long prompts", *map(number, values), f"{beside.count:,}")
+    table = new_table(markdown, f"ms{unit}", *COLUMNS)
+    for row in latency_rows(measured):
+        table.add_row(*row)
     return table
+
+
+def latency_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
+    """A row for each latency of which there are values: its name, numbers under COLUMNS."""
+    named = {NAMES[name]: getattr(measured.figures, name) for name in LATENCIES}
+    named["TTFT of long prompts"] = measured.beside and measured.beside.ttft_ms
+    for name, found in named.items():
+        if found is not None and (name != NAMES["held_ms"] or found.most >= 1):
+            values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.most)
+            yield name, *map(number, values), f"{found.count:,}"
 
 
 def lines_of(measured: Measured) -> Iterator[str]:
@@ -103,8 +107,14 @@ def compare_table(rows: Sequence[Row], *, markdown: bool = False) -> Table:
     return table
 
 
-def number(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None or not isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def new_table(markdown: bool, *columns: str) -> Table:
+    """An empty table, numbers aligned right. As Markdown it can be pasted into a page."""
+    table = Table(box=box.MARKDOWN) if markdown else Table()
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    return table
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 round`, `3 rounds`."""
+    return f"{count} {noun}{'s' * (count != 1)}"

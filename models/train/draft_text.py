@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
@@ -18,6 +17,7 @@ from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 from models.train import corpus
 from models.train.recipe import SAMPLING
 from models.train.special import TURN_START
+from testkit.inputs import chunks, decodes
 
 HELD_OUT_SEED = 987_654  # of prompts on which drafts are measured, and from which none learns
 _PAGE = 16
@@ -76,7 +76,9 @@ def answers(runner: ModelRunner, asked: Sequence[list[int]], draw: Draw, max_tok
     order = sorted(range(len(asked)), key=lambda index: len(asked[index]))
     for start in range(0, len(order), _AT_A_TIME):
         rows = dict(enumerate(order[start : start + _AT_A_TIME]))  # by the row of the page table
-        inp = prompts_input(tables_BP[: len(rows)], [asked[text] for text in rows.values()])
+        prompts = [asked[text] for text in rows.values()]
+        ids_T = torch.tensor([token for prompt in prompts for token in prompt])
+        inp = chunks(ids_T, [*map(len, prompts)], tables_BP[: len(rows)], _PAGE)
         for _ in range(max_tokens):
             logits_LV = runner.forward(inp, kv)
             tokens = draw(logits_LV, list(rows.values()), inp.seq_lens_B.tolist()).tolist()
@@ -85,48 +87,10 @@ def answers(runner: ModelRunner, asked: Sequence[list[int]], draw: Draw, max_tok
             rows = {row: text for row, text in rows.items() if found[text][-1] not in runner.config.eos_token_ids}
             if not rows:
                 break
-            inp = _decodes_input(tables_BP[list(rows)], [found[text] for text in rows.values()])
+            texts = [found[text] for text in rows.values()]
+            ends_B = torch.tensor([[text[-1], len(text) - 1] for text in texts])
+            inp = decodes(ends_B[:, 0], ends_B[:, 1], tables_BP[list(rows)], _PAGE)
     return [Text(tuple(ids), len(prompt)) for ids, prompt in zip(found, asked, strict=True)]
-
-
-def prompts_input(tables_BP: Tensor, prompts: Sequence[Sequence[int]]) -> ModelInput:
-    """Whole prompts, each with its row of the page table."""
-    lens = tuple(map(len, prompts))
-    positions_T = torch.cat([torch.arange(length) for length in lens])
-    lens_B = torch.tensor(lens)
-    return ModelInput(
-        input_ids_T=torch.tensor([token for prompt in prompts for token in prompt]),
-        positions_T=positions_T,
-        slots_T=_slots(tables_BP.repeat_interleave(lens_B, dim=0), positions_T),
-        page_table_BP=tables_BP,
-        seq_lens_B=lens_B,
-        extend_lens=lens,
-        extend_seq_lens=lens,
-        num_decodes=0,
-        max_decode_seq_len=0,
-        logit_indices_L=lens_B.cumsum(0) - 1,
-    )
-
-
-def _decodes_input(tables_BP: Tensor, texts: Sequence[Sequence[int]]) -> ModelInput:
-    """The last token of each text."""
-    lens_B = torch.tensor([len(text) for text in texts])
-    return ModelInput(
-        input_ids_T=torch.tensor([text[-1] for text in texts]),
-        positions_T=lens_B - 1,
-        slots_T=_slots(tables_BP, lens_B - 1),
-        page_table_BP=tables_BP,
-        seq_lens_B=lens_B,
-        extend_lens=(),
-        extend_seq_lens=(),
-        num_decodes=len(texts),
-        max_decode_seq_len=int(lens_B.max()),
-        logit_indices_L=torch.arange(len(texts)),
-    )
-
-
-def _slots(tables_TP: Tensor, positions_T: Tensor) -> Tensor:
-    return tables_TP.gather(1, positions_T[:, None] // _PAGE)[:, 0] * _PAGE + positions_T % _PAGE
 
 
 @dataclass(frozen=True)

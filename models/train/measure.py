@@ -131,7 +131,7 @@ def _hero(question: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the bundled model and show what it writes.")
+    parser = argparse.ArgumentParser(description="Measure the bundled model.")
     parser.add_argument("folder", type=Path, nargs="?", default=STORY_FOLDER)
     loaded = load(parser.parse_args().folder)
     numbers = range(MAX_ADDEND + 1)
@@ -149,37 +149,7 @@ def main() -> int:
         print(f"JSON, {name}: parses {parses:.1%}, repeats the last word asked for {about:.1%} of 200")
     finished, about = share_of_finished_stories(loaded, 100, seed=7)
     print(f"stories, sampled: end within 200 tokens {finished:.1%}, are about the hero {about:.1%} of 100")
-    _show_samples(loaded)
     return 0
-
-
-def _show_samples(loaded: Loaded) -> None:
-    for text in ("Once upon a time", "Once upon a time, there was a robot", "3 + 4 =", '{"name": "Ann",'):
-        for seed in (None, 1):
-            print(f"\n[{'greedy' if seed is None else 'sampled'}] {text}|", end="")
-            print(loaded.text(loaded.complete([loaded.text_ids(text)], seed=seed)[0]))
-    system = Message(
-        "system", "You are a helpful assistant who speaks like a sailor. Keep your answers under 100 words."
-    )
-    for question in (
-        "Tell me a story about a fox",
-        "Tell me a story about an astronaut named Neil.",
-        "What is 3 + 4?",
-        "Write JSON for a person named Ann",
-        "Hello!",
-        "What is the capital of France?",
-        "Why do cats sleep so much?",
-    ):
-        for turns in ([Message("user", question)], [system, Message("user", question)]):
-            print(f"\n[chat{', system prompt' if len(turns) > 1 else ''}] {question}")
-            print(loaded.text(loaded.complete([loaded.chat_ids(turns)])[0]))
-    turns = [
-        Message("user", "What is 8 + 5?"),
-        Message("assistant", "8 + 5 = 13."),
-        Message("user", "Tell me a story about Ben."),
-    ]
-    print("\n[chat, third turn] after a sum: Tell me a story about Ben.")
-    print(loaded.text(loaded.complete([loaded.chat_ids(turns)])[0]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Shapes: L rows, V vocabulary, S slots of a text.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model.runner import ModelRunner
 from model.sampler import sample
-from model.sampling_input import AskingRows, SamplingInput
+from model.sampling_input import SamplingInput
 from models.train.draft import KINDS, Kind, features_of, load_draft
 from models.train.draft_net import DraftNet
 from models.train.draft_text import HELD_OUT_SEED, Text, answers, prompts, sampling
@@ -42,35 +42,16 @@ class Way:
     propose: str
     temperature: float
 
-    @property
-    def name(self) -> str:
-        """Both, for a table."""
-        return f"{self.draw} / {self.propose}"
-
 
 def most_likely(logits_LV: Tensor, _: SamplingInput) -> Tensor:
     """The token with the largest logit."""
     return logits_LV.argmax(-1)
 
 
-def without_masks(logits_LV: Tensor, s: SamplingInput) -> Tensor:
-    """The inverse of the distribution at the row's noise, without top-k and top-p: it takes a fifth of the time."""
-    drawn: Tensor = sample(logits_LV, replace(s, asking=AskingRows(None, None, None, s.asking.all_greedy)))
-    return drawn
-
-
-CHOOSE: dict[str, Choose] = {
-    "greedy": sample,
-    "inverse CDF": sample,
-    "inverse CDF, no masks": without_masks,
-    "most likely": most_likely,
-}
+CHOOSE: dict[str, Choose] = {"greedy": sample, "inverse CDF": sample, "most likely": most_likely}
 WAYS = (
     Way("greedy", "most likely", 0.0),
-    *(
-        Way("inverse CDF", each, SAMPLING["temperature"])
-        for each in ("most likely", "inverse CDF", "inverse CDF, no masks")
-    ),
+    *(Way("inverse CDF", each, SAMPLING["temperature"]) for each in ("most likely", "inverse CDF")),
 )
 
 

@@ -46,7 +46,7 @@ async def test_a_total_is_read_when_each_worker_has_told_it_after_the_call() -> 
         if asked[-1] == "/workers":
             body = b"[%b]" % b",".join(b'{"heartbeat_age_s":%.1f}' % age for age in next(ages))
         else:
-            body = b'moved{role="decode"} 7.0\nmoved{role="prefill"} 9.0\nmoved{role="decode"} 5.0'
+            body = b'moved{role="decode",of="1"} 7.0\nmoved{role="prefill"} 9.0\nmoved{role="decode",of="2"} 5.0'
         clock.advance(1.0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         writer.close()

@@ -107,15 +107,16 @@ def check_mixes(draws: Draws, device: torch.device, vocab_size: int, count: int,
 
 
 def check_bad_rows(draws: Draws, device: torch.device) -> None:
-    """NaN and infinities spoil their row and no other."""
+    """NaN and infinities spoil their row and no other; -inf beside a number is a score."""
     vocab_size = 40
-    masks: tuple[Row, ...] = ({}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0.0})
+    masks: tuple[Row, ...] = ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.0})
     for mask in masks:
         logits_LV = random_logits(7, vocab_size, 5)
         wanted = draws.draw(logits_LV.to(device), moved(sampling(*[mask] * 7), device)).tokens_L.tolist()
         for row, (at, value) in enumerate([(0, NAN), (17, -NAN), (39, INF)], start=1):
             logits_LV[row, at], wanted[row] = value, NOT_A_TOKEN
         logits_LV[5], wanted[5] = -INF, NOT_A_TOKEN
+        logits_LV[6], logits_LV[6, 7], wanted[6] = -INF, -1e30, 7
         found = draws.draw(logits_LV.to(device), moved(sampling(*[mask] * 7), device))
         assert found.tokens_L.tolist() == wanted
 

@@ -15,6 +15,7 @@ from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
 from testkit.checkpoints import Architecture, make_checkpoint
+from testkit.inputs import decodes
 from tests.drafts import DraftReference, add_mtp
 from tests.model.driving import Lanes
 
@@ -56,21 +57,8 @@ class Chain:
 
     def rows(self, ids: Sequence[int], first: int) -> ModelInput:
         """Decode rows of this request for `ids` at positions from `first`, all wanted."""
-        positions = range(first, first + len(ids))
-        pages = self.lane.pages
-        slots = [pages[at // self.page_size] * self.page_size + at % self.page_size for at in positions]
-        return ModelInput(
-            input_ids_T=torch.tensor(ids),
-            positions_T=torch.tensor(positions),
-            slots_T=torch.tensor(slots),
-            page_table_BP=torch.tensor([pages] * len(ids)),
-            seq_lens_B=torch.tensor(positions) + 1,
-            extend_lens=(),
-            extend_seq_lens=(),
-            num_decodes=len(ids),
-            max_decode_seq_len=first + len(ids),
-            logit_indices_L=torch.arange(len(ids)),
-        )
+        positions_T = torch.arange(first, first + len(ids))
+        return decodes(torch.tensor(ids), positions_T, torch.tensor([self.lane.pages] * len(ids)), self.page_size)
 
     def step(self, steps: int, *, extends: bool = True) -> int:
         """One step of a chain with `steps` proposals. Returns how many were accepted.
@@ -131,6 +119,8 @@ def load_mtp(folder: Path) -> ModelRunner:
     return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
 
 
-def edit_config(folder: Path, **fields: object) -> None:
+def edit_config(folder: Path, **changed: object) -> None:
+    """Other values in config.json; ... takes a field out."""
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    fields = {**json.loads(path.read_text()), **changed}
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))

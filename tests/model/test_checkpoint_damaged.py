@@ -16,6 +16,7 @@ from model.checkpoint import CHECKED_VALUES, INDEX_FILE, SINGLE_FILE, count_not_
 from model.runner import ModelRunner
 from protocol.errors import CheckpointError
 from testkit.checkpoints import make_checkpoint
+from tests.model.speculating import edit_config
 
 Damage = Callable[[Path], Any]
 NAN, INF = math.nan, math.inf
@@ -47,14 +48,7 @@ def sentence(folder: Path, **options: Any) -> str:
 
 
 def config(**changed: Any) -> Damage:
-    """Other values in config.json; ... takes a field out."""
-
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        fields = {**json.loads(path.read_text()), **changed}
-        path.write_text(json.dumps({name: value for name, value in fields.items() if value is not ...}))
-
-    return edit
+    return lambda folder: edit_config(folder, **changed)
 
 
 def file(name: str, content: bytes | str) -> Damage:
@@ -119,10 +113,7 @@ def instead(name: str, make: Callable[[Path], Any]) -> Damage:
 DAMAGES: dict[str, tuple[Damage, str]] = {
     # config.json
     "config empty": (file("config.json", ""), "/config.json: not valid JSON"),
-    "config cut": (file("config.json", '{"a": 1'), "/config.json: not valid JSON"),
-    "config list": (file("config.json", "[]"), "/config.json: got a JSON list, expected an object"),
     "config null": (file("config.json", "null"), "/config.json: got a JSON NoneType, expected an object"),
-    "config number": (file("config.json", "7"), "/config.json: got a JSON int, expected an object"),
     "config latin": (file("config.json", b'{"a": "\xe9"}'), "/config.json: not UTF-8 at byte"),
     "config mark": (file("config.json", b"\xef\xbb\xbf{}"), "/config.json: not valid JSON (Unexpected UTF-8 BOM"),
     "config deep": (file("config.json", "[" * 100_000), "/config.json: not valid JSON"),
@@ -132,56 +123,28 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "config absent": (instead("config.json", lambda path: None), "/config.json: no such file"),
     "config dangles": (instead("config.json", lambda path: path.symlink_to("gone")), "/config.json: no such file"),
     "config loops": (instead("config.json", lambda path: path.symlink_to("config.json")), "/config.json: "),
-    "no vocab": (config(vocab_size=...), "config.json: vocab_size is missing, expected an integer of at least 1"),
-    "no layers": (config(num_hidden_layers=...), "config.json: num_hidden_layers is missing"),
-    "no heads": (config(num_attention_heads=...), "config.json: num_attention_heads is missing"),
     "no architecture": (
         config(architectures=..., model_type=...),
         "config.json: architectures is missing, expected one of",
     ),
-    "architecture": (
-        config(architectures=["Mamba2ForCausalLM"]),
-        "architectures: got ['Mamba2ForCausalLM'], expected one of Llama",
-    ),
-    "architectures": (config(architectures=["LlamaForCausalLM", "Qwen2ForCausalLM"]), "architectures: got ["),
     "architecture int": (config(architectures=[5]), "config.json: architectures: got [5], expected a list of strings"),
-    "vocab text": (config(vocab_size="307"), "config.json: vocab_size: got '307', expected an integer of at least 1"),
     "vocab float": (config(vocab_size=307.0), "config.json: vocab_size: got 307.0, expected an integer of at least 1"),
-    "vocab zero": (config(vocab_size=0), "config.json: vocab_size: got 0, expected an integer of at least 1"),
     "vocab huge": (config(vocab_size=2**62), "config.json: vocab_size: got 4611686018427387904, expected an integer"),
-    "vocab list": (config(vocab_size=[[[[1]]]] * 900), "config.json: vocab_size: got [[["),
     "vocab long": (config(vocab_size="x" * 100_000), "config.json: vocab_size: got 'xxxx"),
     "vocab odd": (config(vocab_size="\x1b[31m\n"), "config.json: vocab_size: got '\\x1b[31m\\n', expected"),
     "vocab other": (
         config(vocab_size=300),
         "model.embed_tokens.weight: got shape [307, 48], config.json implies [300, 48]",
     ),
-    "hidden negative": (
-        config(hidden_size=-48),
-        "config.json: hidden_size: got -48, expected an integer of at least 1",
-    ),
     "hidden other": (config(hidden_size=96), "model.embed_tokens.weight: got shape"),
-    "heads other": (config(num_attention_heads=5), "config.json: num_key_value_heads: got"),
     "eps nan": (file("config.json", "FILLED"), "rms_norm_eps: got nan, expected a finite number above 0"),
-    "eps zero": (config(rms_norm_eps=0), "config.json: rms_norm_eps: got 0, expected a finite number above 0"),
-    "rope negative": (config(rope_theta=-1), "rope_theta: got -1, expected a finite number above 0"),
-    "rope kind": (
-        config(rope_scaling={"rope_type": "yarn"}, rope_parameters=...),
-        "rope_scaling: rope_type: got 'yarn', expected",
-    ),
     "rope list": (
         config(rope_scaling=[1], rope_parameters=...),
         "config.json: rope_scaling: got [1], expected an object",
     ),
-    "act": (config(hidden_act="relu"), "config.json: hidden_act: got 'relu', expected 'silu'"),
-    "tied text": (config(tie_word_embeddings="no"), "tie_word_embeddings: got 'no', expected true or false"),
-    "dtype": (config(dtype="int4"), "config.json: dtype: got 'int4', expected one of float32"),
-    "eos text": (config(eos_token_id="2"), "config.json: eos_token_id: got '2', expected a token id"),
-    "quantised": (config(quantization_config={"bits": 4}), "quantization_config: got {'bits': 4}, expected none"),
     "layers more": (config(num_hidden_layers=2), "tensor model.layers.1."),
     "layers huge": (config(num_hidden_layers=2**39), "tensor model.layers.1."),
     # generation_config.json
-    "generation cut": (file("generation_config.json", "{"), "/generation_config.json: not valid JSON"),
     "generation list": (file("generation_config.json", "[]"), "/generation_config.json: got a JSON list"),
     "generation eos": (
         file("generation_config.json", '{"eos_token_id": {}}'),
@@ -193,7 +156,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "weights empty": (file(SINGLE_FILE, b""), f"/{SINGLE_FILE}: got 0 bytes, too short for a safetensors file"),
     "weights folder": (instead(SINGLE_FILE, Path.mkdir), f"/{SINGLE_FILE}: not a file"),
     "weights pipe": (instead(SINGLE_FILE, os.mkfifo), f"/{SINGLE_FILE}: not a file"),
-    "weights short": (file(SINGLE_FILE, b"\x05\x00"), f"/{SINGLE_FILE}: got 2 bytes, too short for a safetensors file"),
     "weights text": (
         file(SINGLE_FILE, b"version https://git-lfs.github.com/spec/v1\n"),
         "this is not a safetensors file",
@@ -215,14 +177,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "entry text": (header(lambda entries: entries.update({QUERY: "x"})), f"{QUERY}: damaged header entry 'x'"),
     "entry no dtype": (header(lambda entries: entries[QUERY].pop("dtype")), f"{QUERY}: damaged header entry"),
     "entry shape": (entry(shape=[48, -48]), f"{QUERY}: damaged header entry"),
-    "entry shape float": (entry(shape=[48.0, 48]), f"{QUERY}: damaged header entry"),
     "entry shape bool": (entry(shape=[True, 48]), f"{QUERY}: damaged header entry"),
     "entry shape long": (entry(shape=[1] * 100_000), "do not hold shape [1, 1, 1, 1, 1, 1, ...] of F32"),
     "entry shape huge": (entry(shape=[2**62, 2**62]), "do not hold shape"),
     "entry offsets": (entry(data_offsets=[0]), f"{QUERY}: damaged header entry"),
     "entry backwards": (entry(data_offsets=[96, 0]), "do not hold shape"),
     "entry beyond": (entry(data_offsets=[2**40, 2**40 + 9216]), f"truncated: {QUERY} ends at byte"),
-    "entry negative": (entry(data_offsets=[-9216, 0]), f"{QUERY}: damaged header entry"),
     "entry overlap": (entry(data_offsets=[0, 9216]), "invalid offset for tensor `lm_head.weight`; expected"),
     "entry dtype": (entry(dtype="F64"), "do not hold shape"),
     "entry dtype odd": (entry(dtype="Q4_0"), f"{QUERY}: got dtype Q4_0, which safetensors does not have"),
@@ -235,25 +195,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         weights(lambda found: found.update({NORM: torch.ones(47)})),
         f"{NORM}: got shape [47], config.json implies [48]",
     ),
-    "tensor scalar": (
-        weights(lambda found: found.update({NORM: torch.tensor(1.0)})),
-        f"{NORM}: got shape [], config.json implies [48]",
-    ),
-    "tensor turned": (
-        weights(lambda found: found.update({"lm_head.weight": torch.ones(48, 307)})),
-        "lm_head.weight: got shape [48, 307]",
-    ),
     "tensor int": (
         weights(lambda found: found.update({NORM: torch.ones(48, dtype=torch.int64)})),
         f"{NORM}: got dtype I64, supported",
     ),
-    "tensor double": (
-        weights(lambda found: found.update({NORM: torch.ones(48, dtype=torch.float64)})),
-        f"{NORM}: got dtype F64, supported",
-    ),
     # model.safetensors.index.json
     "index cut": (file(INDEX_FILE, "{"), f"/{INDEX_FILE}: not valid JSON"),
-    "index list": (file(INDEX_FILE, "[]"), f"/{INDEX_FILE}: got a JSON list, expected an object"),
     "index without": (
         file(INDEX_FILE, "{}"),
         f"{INDEX_FILE}: weight_map is missing, expected an object from tensor names",
@@ -264,15 +211,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         shards({"a": "../model.safetensors"}),
         "weight_map: a: got '../model.safetensors', expected a file name inside",
     ),
-    "index root": (shards({"a": "/etc/passwd"}), "weight_map: a: got '/etc/passwd', expected a file name inside"),
     "index below": (
         shards({"a": "x/model.safetensors"}),
         "weight_map: a: got 'x/model.safetensors', expected a file name inside",
     ),
     "index dot": (shards({"a": ".."}), "weight_map: a: got '..', expected a file name inside"),
     "index nul": (shards({"a": "x\0y"}), "weight_map: a: got 'x\\x00y', expected a file name inside"),
-    "index backslash": (shards({"a": "..\\x"}), "expected a file name inside"),
-    "index line": (shards({"a": "x\ny"}), "weight_map: a: got 'x\\ny', expected a file name inside"),
     "index number": (shards({"a": 5}), "weight_map: a: got 5, expected a string"),
     "index long": (shards({"a": "x" * 5000}), "weight_map: a: got 'xxxx"),
     "index absent": (shards({"a": "gone.safetensors"}), "/gone.safetensors: no such file"),

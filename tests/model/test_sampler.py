@@ -33,14 +33,6 @@ rows = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(rows, min_size=1, max_size=7), st.integers(0, 1000))
-def test_a_row_does_not_depend_on_its_neighbours(batch: list[Row], seed: int) -> None:
-    logits = random_logits(len(batch), 61, seed)
-    together = sample(logits, sampling(*batch)).tolist()
-    alone = [int(sample(logits[i : i + 1], sampling(row))[0]) for i, row in enumerate(batch)]
-    assert together == alone
-
-
 @given(rows, st.integers(0, 1000))
 def test_a_sampled_token_is_one_that_the_masks_allow(row: Row, seed: int) -> None:
     logits = random_logits(1, 61, seed)
@@ -214,21 +206,6 @@ def test_what_fills_up_a_shorter_ban_list_bans_nothing() -> None:
 def test_no_rows() -> None:
     tokens = sample(torch.zeros(0, 5), sampling())
     assert tokens.shape == (0,) and tokens.dtype == torch.int64
-
-
-@pytest.mark.parametrize(
-    "row", [{}, {"top_k": 4, "temperature": 0.7}, {"top_p": 0.6}, {"min_p": 0.2, "temperature": 2.0}]
-)
-def test_tokens_are_drawn_as_often_as_softmax_says(row: Row) -> None:
-    draws = 20_000
-    logits = random_logits(1, 12, 3) / 2
-    counts = torch.zeros(12)
-    for start in range(0, draws, 1000):
-        s = sampling(*[{**row, "position": position, "seed": 11} for position in range(start, start + 1000)])
-        counts += torch.bincount(sample(logits.expand(1000, -1), s), minlength=12) / draws
-    expected = mask_logits(logits / row.get("temperature", 1.0), sampling(row)).softmax(-1)[0]
-    assert float((counts - expected).abs().max()) < 0.015
-    assert bool((counts[expected == 0] == 0).all())
 
 
 def test_seed_choice_and_position_each_change_the_noise() -> None:

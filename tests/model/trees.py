@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from model.inputs import ModelInput
+from testkit.inputs import decodes
 from tests.model.driving import Lane
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 5)  # of each node; the root has none
@@ -28,18 +29,11 @@ def tree_input(
     All nodes have the same `seq_lens_B`, behind the last of them. The page table has `width` pages.
     """
     count, ways = len(parents), paths(parents)
-    slots = [lane.done + node for node in range(count)]
-    return ModelInput(
-        input_ids_T=torch.tensor(ids),
+    tables_BP = torch.tensor([lane.pages + [0] * (width - len(lane.pages))] * count)
+    return replace(
+        decodes(torch.tensor(ids), lane.done + torch.arange(count), tables_BP, page_size),
         positions_T=torch.tensor([lane.done + len(way) - 1 for way in ways]),
-        slots_T=torch.tensor([lane.pages[at // page_size] * page_size + at % page_size for at in slots]),
-        page_table_BP=torch.tensor([lane.pages + [0] * (width - len(lane.pages))] * count),
         seq_lens_B=torch.full((count,), lane.done + count),
-        extend_lens=(),
-        extend_seq_lens=(),
-        num_decodes=count,
-        max_decode_seq_len=lane.done + count,
-        logit_indices_L=torch.arange(count),
         tree_starts_D=torch.full((count,), lane.done),
         tree_bits_D=torch.tensor([sum(1 << node for node in way) for way in ways]),
     )

@@ -47,8 +47,6 @@ TABLES: Final = {  # a column of each table that a step has
         "The host's time and the device's": "device ms",
         "Pinned host memory": "seconds",
     },
-    "variants": {"Prompts": "error", "Decodes": "error"},
-    "rank": {"Collectives of one rank": "replayed", "A decode of one rank": "distance, replayed"},
     "serve": {"Clients over HTTP": "TTFT p50", "Long prompts beside streams": "long prompts' TTFT p50"},
     "passes": {
         "Results": "error",

@@ -67,7 +67,7 @@ def test_a_pause_costs_no_counted_start(kills: int, stops: int, ends: list[str],
     hits = [Hit(fault, "decode", 1, 0.0, True, 1.0) for fault in [Fault.KILL] * kills + [Fault.STOP] * stops]
     findings = Findings(at_rest=True, hits=hits)
     findings.verdicts[Verdict.EXACT] = 1
-    assert (findings.num_kills, findings.num_pauses) == (kills, stops)
+    assert (findings.num_landed(Fault.KILL), findings.num_landed(Fault.STOP)) == (kills, stops)
     assert Outcome(findings, [], [], [], ends).problems() == problems
 
 

@@ -72,7 +72,7 @@ def test_grammar(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_batch_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["spec", "--batches", "0"])
-    assert "argument --batches: got 0, expected at least 1" in capsys.readouterr().err
+    assert "argument --batches: got '0', expected an integer of at least 1" in capsys.readouterr().err
 
 
 def test_a_later_commit_needs_an_earlier_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.figures.distribution import Distribution, jain, percentile, tail
+from loadtest.figures.distribution import Distribution, jain, number, percentile
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -40,7 +40,11 @@ def test_percentile_of_nothing_is_not_a_number() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def test_a_tail_of_too_few_values_is_not_a_number() -> None:
-    sixty_four = [float(value) for value in range(64)]
-    assert math.isnan(tail(sixty_four, 0.99)) and math.isnan(tail([], 0.99))
-    assert tail([float(value) for value in range(100)], 0.99) == 98
+def test_numbers_have_three_digits() -> None:
+    assert [number(value) for value in (None, float("nan"), 0.12345, 12.345, 1234.5)] == [
+        "-",
+        "-",
+        "0.123",
+        "12.3",
+        "1,234",
+    ]

@@ -9,7 +9,7 @@ from loadtest.drive.own_load import OwnLoad
 from loadtest.figures.intervals import Row
 from loadtest.figures.record import Counting
 from loadtest.measure import Measured
-from loadtest.shown.tables import compare_table, number, show_run
+from loadtest.shown.tables import compare_table, show_run
 from tests.loadtest.reports import measured
 
 
@@ -62,13 +62,3 @@ def test_a_comparison_marks_what_differs() -> None:
     assert isinstance(console.file, io.StringIO)
     first, second = [line for line in console.file.getvalue().splitlines() if "p50" in line]
     assert "1.400 to 1.600 *" in first and "*" not in second
-
-
-def test_numbers_have_three_digits() -> None:
-    assert [number(value) for value in (None, float("nan"), 0.12345, 12.345, 1234.5)] == [
-        "-",
-        "-",
-        "0.123",
-        "12.3",
-        "1,234",
-    ]

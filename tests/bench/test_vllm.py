@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest import peer as peer_module
+from bench import vllm as vllm_module
+from bench.vllm import peer_executable, session_members, started, vllm_command
 from loadtest.http_exchange import Server
-from loadtest.peer import peer_executable, session_members, started, vllm_command
 from loadtest.ports import held_port
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
@@ -33,7 +33,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 @pytest.mark.parametrize("how", ["willing", "stubborn"])
 async def test_it_serves_and_leaves_nothing(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "STOP_S", 0.2 if how == "stubborn" else 60.0)
+    monkeypatch.setattr(vllm_module, "STOP_S", 0.2 if how == "stubborn" else 60.0)
     with held_port() as port:
         command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
         async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
@@ -54,7 +54,7 @@ async def test_one_that_ends_at_the_start_is_told_in_its_own_words() -> None:
 
 
 async def test_one_that_never_serves_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "START_S", 0.1)
+    monkeypatch.setattr(vllm_module, "START_S", 0.1)
     others = set(psutil.Process().children())
     with pytest.raises(ConfigError, match=r"was not healthy within 0.1 s"):
         async with started(CLOCK, ["sleep", "60"], Server("127.0.0.1", 9), os.environ):

@@ -1,1 +1,0 @@
-"""`make bench-memory`: what prefix caches save."""
