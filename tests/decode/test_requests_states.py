@@ -3,7 +3,6 @@ from itertools import product
 import pytest
 
 from decode.requests import MOVES, DecodeState
-from tests.decode.driving import Phase, drive_to, expect_rest, greedy, make_cluster, prompt_of, slow_network
 from transfer.states import advance
 
 LEGAL = {
@@ -26,17 +25,3 @@ def test_the_whole_table(old: DecodeState, new: DecodeState) -> None:
 
 def test_every_state_is_in_the_table() -> None:
     assert set(MOVES) == set(DecodeState)
-
-
-@pytest.mark.parametrize("phase", [Phase.RESERVING, Phase.REQUESTED, Phase.RECEIVING, Phase.RUNNING], ids=str)
-def test_a_request_that_is_cancelled_says_so_to_who_still_holds_it(phase: Phase) -> None:
-    """What waits for its KV on the device reads the state: a request that has ended does not decode."""
-    cluster = make_cluster(network=slow_network())
-    cluster.assign("victim", prompt_of("victim", 61), greedy(15))
-    drive_to(cluster, "victim", phase)
-    (worker,) = cluster.decodes.values()
-    (request,) = worker._requests.by_key.values()
-    cluster.cancel("victim")
-    cluster.run()
-    assert request.state is DecodeState.CANCELLED
-    expect_rest(cluster)

@@ -16,16 +16,11 @@ RUNNER = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1)
 HOT = 20.0  # choices of one prompt draw different tokens
 
 
-def speculating(runner: FakeRunner = RUNNER, **more: object) -> Cluster:
-    """A unified worker with the fake draft."""
-    return make_cluster("1U", runner, **more)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 5])
 def test_tokens_are_those_without_a_draft(num_steps: int, page_size: int, overlap: bool) -> None:
-    num_kept = serve(speculating(num_steps=num_steps, page_size=page_size, overlap=overlap))
+    num_kept = serve(make_cluster("1U", RUNNER, num_steps=num_steps, page_size=page_size, overlap=overlap))
     assert num_steps == 0 or num_kept > 30
 
 
@@ -39,7 +34,7 @@ TREES = [(2, 1, 3), (2, 2, 7), (2, 5, 8), (4, 3, 20), (3, 4, 3), (6, 4, 64)]
 def test_trees_keep_the_path_that_the_target_draws(shape: tuple[int, int, int], page_size: int, overlap: bool) -> None:
     topk, num_steps, num_nodes = shape
     tree = (topk, num_nodes)
-    num_kept = serve(speculating(num_steps=num_steps, tree=tree, page_size=page_size, overlap=overlap))
+    num_kept = serve(make_cluster("1U", RUNNER, num_steps=num_steps, tree=tree, page_size=page_size, overlap=overlap))
     assert num_kept > 30
 
 
@@ -68,7 +63,7 @@ def test_several_draft_layers(num_layers: int, num_steps: int, chunk_size: int, 
     begin with different tokens. Every second time, launches propose fewer tokens now and then."""
     runner = replace(RUNNER, num_draft_layers=num_layers)
     sizes = {"page_size": page_size, "num_pages": 4096 // page_size, "chunk_size": chunk_size}
-    cluster = speculating(runner, num_steps=num_steps, overlap=overlap, **sizes)
+    cluster = make_cluster("1U", runner, num_steps=num_steps, overlap=overlap, **sizes)
     proposals = Proposals(cluster.unifieds[0].planner, runner, num_steps if overlap else None)
     wanted = dict[tuple[str, int], tuple[tuple[int, ...], str]]()
     for index, length in enumerate((1, 2, 3, 7, 8, 16, 29)):
@@ -88,9 +83,9 @@ def test_the_budget_of_a_launch_counts_all_tokens_that_are_verified(tree: tuple[
     seen: list[ModelInput] = []
     runner = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1, before_forward=seen.append)
     budget = 30
-    cluster = speculating(runner, num_steps=3, tree=tree, chunk_size=budget)
+    cluster = make_cluster("1U", runner, num_steps=3, tree=tree, chunk_size=budget)
     for index in range(6):
-        cluster.assign(f"r{index}", prompt_of(f"r{index}", 50), SamplingParams(max_tokens=30, temperature=0.0))
+        cluster.ask(f"r{index}", 50, SamplingParams(max_tokens=30, temperature=0.0))
     cluster.run()
     mixed = [inp for inp in seen if inp.extend_lens and inp.num_decodes]
     assert len(mixed) > 5 and {inp.num_decodes % width for inp in mixed} == {0}
