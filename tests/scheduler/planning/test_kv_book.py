@@ -6,15 +6,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
-from hypothesis.stateful import (
-    run_state_machine_as_test as check_state_machine,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as check_state_machine
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from protocol.prefixes import packed
@@ -246,78 +239,6 @@ def test_only_who_holds_a_row_grows_in_it() -> None:
         book.grow(holding, 8)
 
 
-def test_a_second_release_does_not_take_from_the_next_owner() -> None:
-    book = make_book()
-    (first,) = admitted(book, 3, 8)
-    book.release(first)
-    (second,) = admitted(book, 3, 8)
-    assert (second.row, second.generation) == (first.row, first.generation + 1)
-    assert set(second.pages) == set(first.pages)
-    book.release(first)
-    assert (book.counts().owned, book.rows.num_free) == (2, 4)
-
-
-def test_a_page_shared_by_choices_is_freed_by_the_last() -> None:
-    book = make_book()
-    holdings = admitted(book, 8, 12, 3)  # 2 pages of the prompt, and one for each choice
-    assert book.counts().owned == 5
-    for left, holding in zip((4, 3, 0), holdings, strict=True):
-        book.release(holding)
-        assert book.counts().owned == left
-    assert book.counts().free == 19
-
-
-def test_pages_added_to_one_choice_are_its_own() -> None:
-    book = make_book()
-    one, other = admitted(book, 8, 8, 2)
-    assert one.pages == other.pages
-    added = book.grow(one, 12)
-    assert added is not None and one.pages == other.pages + added
-    book.release(one)
-    assert book.counts().owned == len(other.pages)
-
-
-def test_a_reservation_that_a_writer_may_still_write_keeps_its_pages_and_not_its_row() -> None:
-    book = make_book(max_requests=1)
-    (holding,) = admitted(book, 5, 8, state=RESERVED)
-    writer = Writer()
-    book.release(holding, writer)
-    assert (book.counts().quarantined, book.counts().reserved, book.rows.num_free) == (2, 0, 1)
-    assert not book.collect(book.newest_ticket)
-    (next_one,) = admitted(book, 5, 8)
-    assert not set(next_one.pages) & set(holding.pages)
-
-    writer.writes = False
-    assert book.collect(book.newest_ticket)
-    assert book.counts().quarantined == 0
-
-
-def test_what_is_released_waits_for_the_newest_ticket() -> None:
-    book = make_book(max_requests=1)
-    (holding,) = admitted(book, 5, 8)
-    tickets = [book.next_ticket() for _ in range(2)]
-    book.release(holding)
-    assert not book.collect(tickets[0]) and book.admit(1, 1, 1) is None
-    assert (book.counts().quarantined, book.rows.num_free) == (2, 0)
-    assert book.collect(tickets[1])
-    assert (book.counts().free, book.rows.num_free) == (19, 1)
-
-
-def test_an_idle_book_frees_at_once() -> None:
-    book = make_book()
-    book.collect(book.next_ticket())
-    (holding,) = admitted(book, 5, 8)
-    book.release(holding)
-    assert (book.counts().free, book.rows.num_free) == (19, 5)
-
-
-@pytest.mark.parametrize("num_pages,max_requests", [(4, 5), (20, 2)])
-def test_too_few_pages_or_rows_admit_nobody(num_pages: int, max_requests: int) -> None:
-    book = make_book(num_pages, max_requests)
-    assert book.admit(4, 8, 3) is None
-    assert (book.counts().free, book.rows.num_free) == (num_pages - 1, max_requests)
-
-
 @pytest.mark.parametrize(
     "prompt,tokens,n,reason",
     [
@@ -329,14 +250,6 @@ def test_too_few_pages_or_rows_admit_nobody(num_pages: int, max_requests: int) -
 )
 def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -> None:
     assert make_book().never_fits(prompt, tokens, n) == reason
-
-
-def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
-    book = make_book()
-    holdings = admitted(book, 8, 12, 3, RESERVED)
-    assert book.counts().reserved == 5
-    book.own(holdings)
-    assert (book.counts().owned, book.counts().reserved) == (5, 0)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

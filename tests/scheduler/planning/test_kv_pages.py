@@ -4,16 +4,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
-from hypothesis.stateful import (
-    run_state_machine_as_test as check_state_machine,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as check_state_machine
 
 from scheduler.planning.kv_pages import PageAllocator, PageState
 from tests.doubles.page_ledger import check_pages
@@ -141,50 +133,8 @@ def test_a_pool_without_a_page_is_refused() -> None:
         PageAllocator(1)
 
 
-def test_all_or_nothing() -> None:
-    pages = PageAllocator(4)
-    assert pages.allocate(4) is None
-    assert pages.counts().free == 3
-    assert pages.allocate(0) == []
-
-
 def test_double_free_in_one_call() -> None:
     pages = PageAllocator(4)
     (page,) = pages.allocate(1) or []
     with pytest.raises(AssertionError, match=f"page {page} is given back twice"):
         pages.retire([page, page])
-
-
-def test_owned_pages_are_not_owned_again() -> None:
-    pages = PageAllocator(4)
-    got = pages.allocate(1, PageState.OWNED) or []
-    with pytest.raises(AssertionError, match="OWNED, expected RESERVED"):
-        pages.own(got)
-
-
-def test_a_page_that_the_cache_keeps_is_handed_out_only_after_it_is_dropped() -> None:
-    pages = PageAllocator(3)
-    assert pages.allocate(2) == [1, 2]
-    pages.keep([1])
-    pages.retire([1, 2])
-    assert (pages.num_free, pages.num_cached, pages.counts().quarantined) == (0, 0, 2)
-    pages.reuse([1, 2])
-    assert (pages.num_free, pages.num_cached) == (1, 1)
-    assert pages.allocate(2) is None
-    pages.drop([1])
-    assert pages.allocate(2) == [1, 2]
-
-
-def test_a_cached_page_that_is_used_again_waits_for_both_users() -> None:
-    pages = PageAllocator(2)
-    pages.allocate(1)
-    pages.keep([1])
-    pages.retire([1])  # its launch is in flight
-    pages.share([1])
-    pages.reuse([1])
-    assert not pages.is_idle(1)
-    pages.retire([1])
-    pages.drop([1])
-    assert pages.num_free == 0
-    pages.reuse([1])
-    assert pages.num_free == 1

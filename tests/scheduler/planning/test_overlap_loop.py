@@ -16,7 +16,16 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import FailAt, ManualStream, admitted, greedy, make_executor, make_planner, prompt_chunk
+from tests.scheduler.building import (
+    FailAt,
+    ManualStream,
+    admitted,
+    greedy,
+    make_executor,
+    make_pair,
+    make_planner,
+    prompt_chunk,
+)
 from tests.scheduler.remembering import Remembers
 
 
@@ -66,8 +75,7 @@ def complete_one(executor: Executor) -> None:
 def drive(overlap: bool, max_tokens: int = 3, failing: int = 0) -> OneRequest:
     """Completes one launch whenever the loop has nothing else to do."""
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(failing))
-    executor = make_executor(ManualStream(), runner=runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner)
     role = OneRequest(planner, max_tokens)
     loop = OverlapLoop(planner, role, overlap)
     while loop.step() or loop.busy:
@@ -120,8 +128,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
     monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     """Like one that raises on the device. With overlap one more launch of the request is in flight."""
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream())
     role = OneRequest(planner, 4)
     loop = OverlapLoop(planner, role, overlap)
     build, count = ForwardBatch.init_new, 0
