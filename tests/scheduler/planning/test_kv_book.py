@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test as check_state_machine
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from protocol.prefixes import packed
-from scheduler.planning.kv_book import CacheKey, Holding
+from scheduler.planning.kv_book import CacheKey, Holding, KvBook, RowPool
 from scheduler.planning.kv_pages import PageState
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.books import OWNED, PAGE_SIZE, RESERVED, admitted, make_book
@@ -256,3 +256,74 @@ def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -
 def test_the_book_against_the_model(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Books, "ahead", ahead)
     check_state_machine(Books, settings=settings(max_examples=150, stateful_step_count=40))
+
+
+def test_every_row_is_handed_out_once_and_row_zero_never() -> None:
+    rows = RowPool(4)
+    assert sorted(rows.allocate() for _ in range(3)) == [1, 2, 3]
+    with pytest.raises(AssertionError, match="num_free"):
+        rows.allocate()
+    assert rows.num_free == 0
+
+
+def test_a_reused_row_has_a_new_generation() -> None:
+    rows = RowPool(3)
+    first = rows.allocate()
+    before = rows.generation(first)
+    rows.reuse([first])
+    assert rows.allocate() == first
+    assert rows.generation(first) == before + 1
+
+
+def test_double_free_is_refused() -> None:
+    rows = RowPool(3)
+    row = rows.allocate()
+    rows.reuse([row])
+    with pytest.raises(AssertionError, match=f"row {row} is given back twice"):
+        rows.reuse([row])
+    with pytest.raises(AssertionError):
+        rows.reuse([0])
+
+
+def test_a_pool_without_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_rows: got 1, expected at least 2"):
+        RowPool(1)
+
+
+def with_margin() -> KvBook:
+    return KvBook(21, PAGE_SIZE, max_requests=5, max_context=64, margin=8)
+
+
+def test_a_margin_is_claimed_until_the_context_has_grown_or_ended() -> None:
+    book = with_margin()
+    for _ in range(20):
+        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
+        for tokens, claimed in ((8, 2), (12, 2), (16, 1), (20, 0)):
+            assert book.grow(holding, tokens) is not None
+            assert book._claimed == claimed, tokens
+        book.release(holding)
+        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
+        book.release(holding)
+        assert book._claimed == 0
+
+
+def test_another_context_is_admitted_only_if_all_margins_fit() -> None:
+    book = with_margin()
+    held = [book.admit(12, 12, 1, max_tokens=40) for _ in range(4)]
+    assert all(held), "4 x (3 pages, and 2 for the margin) of 20 pages"
+    assert book.admit(4, 4, 1) is None
+    for (holding,) in filter(None, held[:1]):
+        book.release(holding)
+    assert book.admit(20, 20, 1) is not None
+
+
+def test_pages_that_a_transfer_may_touch_are_not_coming_free() -> None:
+    book, is_read = with_margin(), True
+    (holding,) = book.admit(12, 12, 1, PageState.RESERVED) or ()
+    book.next_ticket()
+    book.release(holding, lambda: is_read)
+    assert book.num_coming == 0
+    is_read = False
+    assert book.num_coming == 3 and book.counts().free == 17, "a launch in flight may still touch them"
+    book.collect(book.newest_ticket)
+    assert book.num_coming == 0 and book.counts().free == 20

@@ -81,7 +81,7 @@ def done(planner: Planner, executor: Remembers) -> None:
     planner.collect()
 
 
-def at_rest(planner: Planner) -> None:
+def expect_rest(planner: Planner) -> None:
     planner.collect()
     assert planner.book.slots is not None
     for pool in (planner.book.pages, planner.book.slots):
@@ -118,7 +118,7 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     assert executor.plan.leaves == (1,), "the executor goes on with its former row"
     assert over(planner, executor, 52) == [(req, (52,))]
     planner.release(req)
-    at_rest(planner)
+    expect_rest(planner)
 
 
 def test_with_a_draft_only_a_choice_that_has_begun_goes_to_host_memory() -> None:
@@ -249,7 +249,7 @@ def test_it_is_cancelled_in_every_state(state: str) -> None:
     if is_copying:
         done(planner, executor)
     assert planner.make_room() == [] and planner.decodes() == ()
-    at_rest(planner)
+    expect_rest(planner)
 
 
 @pytest.mark.parametrize("num_slots", [0, 2])
@@ -282,7 +282,7 @@ def test_what_began_before_a_flush_is_not_cached_after_it() -> None:
         over(planner, executor, token)
     planner.keep(req, "")
     planner.release(req)
-    at_rest(planner)
+    expect_rest(planner)
 
 
 def test_it_runs_its_margin_before_it_gives_way_again() -> None:
