@@ -223,9 +223,7 @@ def test_a_worker_of_which_a_message_was_lost_or_could_not_be_read_registers_in_
                 assert not is_sent or bench.router.send(IDENTITY, raw)
                 assert bench.router.send(IDENTITY, bench.session.tick())
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    bench = Bench(context, play).served()
     assert epochs == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
     assert "the session with the gateway is lost" in caplog.messages
 
@@ -250,9 +248,7 @@ def test_a_second_request_to_register_for_the_same_session_begins_no_other(conte
                 elif num_beats > 4 and len(epochs) > 1:
                     bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    bench = Bench(context, play).served()
     assert epochs == [1, 2] and bench.core.num_resets == 1
 
 
@@ -291,8 +287,6 @@ def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: An
         if len(answers) == 2:
             bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    bench = Bench(context, play).served()
     assert [answer for answer, _ in answers] == [CacheFlushed(7), CacheFlushed(8)]
     assert bench.core.book._flushes == 2 and all(num_flushes for _, num_flushes in answers)
