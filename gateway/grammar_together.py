@@ -24,24 +24,42 @@ _UNIONS: Final = ("anyOf", "oneOf")
 
 def check_together(root: Any) -> None:
     """ValueError for multiples and bounds that hold together and are not followed. References end, in this schema."""
+    for parts in ways(root, "multipleOf"):
+        if len(parts) > 1:
+            _check_numbers(parts)
+
+
+def ways(root: Any, keyword: str) -> Iterator[Parts]:
+    """The ways in which parts of a schema hold together for one value, each once. ValueError for too many, which says
+    that they are too many beside `keyword`."""
+    try:
+        yield from _ways(root)
+    except _TooMany as error:
+        raise ValueError(f"{error} beside {keyword}") from error
+
+
+class _TooMany(Exception):
+    """More of something than is looked at."""
+
+
+def _ways(root: Any) -> Iterator[Parts]:
     left, seen, num_ways = [(root,)], set[frozenset[int]](), 0
     while left:
         schemas = left.pop()
         if (key := frozenset(map(id, schemas))) in seen:
             continue
         seen.add(key)
-        ways = _alternatives(schemas, root)
-        num_ways += len(ways)
+        found = _alternatives(schemas, root)
+        num_ways += len(found)
         _check_count(num_ways)
-        for parts in ways:
-            if len(parts) > 1:
-                _check_numbers(parts)
+        for parts in found:
+            yield parts
             left += _inner(parts)
 
 
 def _check_count(num_ways: int) -> None:
     if num_ways > MAX_WAYS:
-        raise ValueError(f"got more than {MAX_WAYS} ways in which parts hold together, beside multipleOf")
+        raise _TooMany(f"got more than {MAX_WAYS} ways in which parts hold together,")
 
 
 def _alternatives(schemas: Sequence[Any], root: Any) -> list[Parts]:
@@ -54,7 +72,7 @@ def _alternatives(schemas: Sequence[Any], root: Any) -> list[Parts]:
 
 def _of_one(schema: Any, root: Any, depth: int = 0) -> list[Parts]:
     if depth > MAX_DEPTH:
-        raise ValueError(f"got more than {MAX_DEPTH} references within one another beside multipleOf")
+        raise _TooMany(f"got more than {MAX_DEPTH} references within one another")
     if not isinstance(schema, dict):
         return [] if schema is False else [()]
     found: list[Parts] = [(schema,)]

@@ -6,15 +6,16 @@ patterns. Both get patterns that ecma.py has written out. Where they disagree, e
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Context, Decimal, localcontext
 from typing import Any, Final
 
 import jsonschema_rs
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
+from jsonschema_rs import ValidationErrorKind
 
-from gateway.grammar_schemas import mapped
+from gateway.grammar_references import mapped
 from tests.fuzz.served.ecma import PYTHON_END, RUST_END, with_patterns
 from tests.schemas import FORMATS
 
@@ -75,8 +76,17 @@ def _by_rust(value: Any, schema: Any) -> Found | None:
         errors = list(validator.iter_errors(value))
     except (ValueError, jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError) as error:
         raise NotJudged(str(error)[:200]) from error
-    keywords = frozenset(str(each.schema_path[-1]) if each.schema_path else "" for each in errors)
+    keywords = frozenset(str(each.schema_path[-1]) if each.schema_path else "" for each in _within_unions(errors))
     return (keywords, _line(errors[0].message)) if errors else None
+
+
+def _within_unions(errors: Iterable[jsonschema_rs.ValidationError]) -> Iterator[jsonschema_rs.ValidationError]:
+    """The errors in the parts of unions, of which none holds, in place of the unions'."""
+    for error in errors:
+        if isinstance(error.kind, ValidationErrorKind.AnyOf | ValidationErrorKind.OneOfNotValid):
+            yield from _within_unions(each for part in error.kind.context for each in part)
+        else:
+            yield error
 
 
 def _no_document(uri: str) -> Any:
