@@ -15,30 +15,13 @@ TEXT = "xyz!"
 SCORED: dict[str, Any] = {"max_tokens": 5, "echo": True, "logprobs": 2}
 
 
-def prompt_fields(start: int = 0) -> dict[str, list[Any]]:
-    """What `logprobs` tells of the prompt; see prompt_scores."""
-    tops = [{chr(ord(char) + 1): -place + 0.5, char: -float(place)} for place, char in enumerate(TEXT)]
-    return {
-        "tokens": list(TEXT)[start:],
-        "token_logprobs": [None, -1.0, -2.0, -3.0][start:],
-        "top_logprobs": [None, *tops[1:]][start:],
-        "text_offset": [0, 1, 2, 3][start:],
-    }
-
-
-@pytest.mark.parametrize("prompt", [TEXT, list(TEXT.encode())], ids=["text", "ids"])
-async def test_an_answer_begins_with_its_prompt(setting: Setting, prompt: Any) -> None:
-    await setting.add_pair()
-    [plain] = (await setting.complete(prompt, max_tokens=5, logprobs=2)).json()["choices"]
-    [choice] = (await setting.complete(prompt, **SCORED)).json()["choices"]
-    assert choice["text"] == TEXT + plain["text"] and choice["finish_reason"] == "length"
-    of_prompt, found = prompt_fields(), choice["logprobs"]
-    for name in ("tokens", "token_logprobs", "top_logprobs"):
-        assert found[name] == of_prompt[name] + plain["logprobs"][name], name
-    assert found["text_offset"] == list(range(9)), "counted from the whole text"
-
-    [without] = (await setting.complete(prompt, max_tokens=5, echo=True)).json()["choices"]
-    assert without["text"] == choice["text"] and without["logprobs"] is None
+TOPS = [{chr(ord(char) + 1): -place + 0.5, char: -float(place)} for place, char in enumerate(TEXT)]
+OF_PROMPT: dict[str, list[Any]] = {  # what `logprobs` tells of the prompt; see prompt_scores
+    "tokens": list(TEXT),
+    "token_logprobs": [None, -1.0, -2.0, -3.0],
+    "top_logprobs": [None, *TOPS[1:]],
+    "text_offset": [0, 1, 2, 3],
+}
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -52,80 +35,10 @@ async def test_a_stream_begins_with_the_prompt(
     [whole] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
     chunks = chunks_of((await setting.complete(TEXT, stream=True, **SCORED)).text)
     parts = [each for chunk in chunks for each in chunk["choices"]]
-    assert (parts[0]["text"], parts[0]["logprobs"]) == (TEXT, prompt_fields())
+    assert (parts[0]["text"], parts[0]["logprobs"]) == (TEXT, OF_PROMPT)
     assert "".join(part["text"] for part in parts) == whole["text"] and parts[-1]["finish_reason"] == "length"
-    for name in prompt_fields():
+    for name in OF_PROMPT:
         assert [each for part in parts for each in part["logprobs"][name]] == whole["logprobs"][name]
-
-
-async def test_several_prompts_and_choices(setting: Setting) -> None:
-    await setting.add_pair()
-    prompts = [list(b"ab"), list(b"c"), list(b"defgh")]
-    fields: dict[str, Any] = {"max_tokens": 2, "n": 2, "echo": True, "logprobs": 0, "prompt_logprobs": 1}
-    answer = (await setting.complete(prompts, **fields)).json()
-    for choice in answer["choices"]:
-        prompt = prompts[choice["index"] // 2]
-        assert choice["text"].startswith(bytes(prompt).decode())
-        assert choice["logprobs"]["token_logprobs"][: len(prompt)] == [None, -1.0, -2.0, -3.0, -4.0][: len(prompt)]
-        assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None] + [1] * (len(prompt) + 1)
-        assert [entry and len(entry) for entry in choice["prompt_logprobs"]] == [None] + [2] * (len(prompt) - 1)
-    assert answer["usage"]["prompt_tokens"] == 8 and answer["usage"]["completion_tokens"] == 12
-    asked = [each.prompt_logprobs for each in setting.workers[1].assigned]
-    assert asked == [PromptLogprobsAsked(1), None, PromptLogprobsAsked(1)], "one token has nothing before it"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_no_tokens_at_all(setting: Setting, stream: bool) -> None:
-    decode = await setting.add_pair()
-    fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 2, "return_token_ids": True}
-    if stream:
-        chunks = chunks_of((await setting.complete(TEXT, stream=True, **fields)).text)
-        parts = [each for chunk in chunks for each in chunk["choices"]]
-        assert [(part["text"], part["finish_reason"], part["token_ids"]) for part in parts] == [
-            (TEXT, None, []),
-            ("", "length", []),
-        ]
-        assert parts[0]["logprobs"] == prompt_fields()
-        return
-    answer = (await setting.complete(TEXT, **fields)).json()
-    [choice] = answer["choices"]
-    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (TEXT, "length", [])
-    assert choice["logprobs"] == prompt_fields()
-    assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["total_tokens"] == 4
-    assert decode.assigned[-1].sampling.max_tokens == 1
-    lines = await setting.metrics()
-    assert 'baton_generation_tokens_total{model_name="story"} 0.0' in lines
-
-
-async def test_stop_strings_are_not_looked_for_in_the_prompt(setting: Setting) -> None:
-    await setting.add_pair()
-    [whole] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
-    stop = ["y", whole["text"][6:8]]
-    [choice] = (await setting.complete(TEXT, stop=stop, **SCORED)).json()["choices"]
-    assert choice["text"] == whole["text"][:6] and choice["finish_reason"] == "stop"
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-
-
-async def test_prompt_logprobs_of_a_chat(setting: Setting) -> None:
-    await setting.add_pair()
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "prompt_logprobs": 0}
-    answer = (await setting.client.post("/v1/chat/completions", json=body)).json()
-    [prompt] = [each.prompt_ids for each in setting.workers[1].assigned]
-    first, *others = answer["prompt_logprobs"]
-    assert first is None and [list(each) for each in others] == [[str(token)] for token in prompt[1:]]
-    assert others[0][str(prompt[1])]["rank"] == 2 and "prompt_logprobs" not in answer["choices"][0]
-
-
-async def test_the_echo_of_a_chat_is_the_assistants_last_message(setting: Setting) -> None:
-    await setting.add_pair()
-    for role, begins in (("assistant", "Once"), ("user", "")):
-        messages = [{"role": "user", "content": "hi"}, {"role": role, "content": "Once"}]
-        body = {"messages": messages, "max_tokens": 2, "logprobs": True}
-        path = "/v1/chat/completions"
-        [plain] = (await setting.client.post(path, json=body)).json()["choices"]
-        [choice] = (await setting.client.post(path, json=body | {"echo": True})).json()["choices"]
-        assert choice["message"]["content"] == begins + plain["message"]["content"]
-        assert choice["logprobs"] == plain["logprobs"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import gzip
 
-from tests.gateway.bad_input.case import CHAT, COMPLETIONS, Case, post, refused
+from tests.gateway.bad_input.case import CHAT, COMPLETIONS, USER, Case, post, refused
 
+P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
 FINE = b'{"prompt": "a", "max_tokens": 1}'
 NOT_JSON: list[bytes] = [
     b"",
@@ -81,6 +82,7 @@ TWICE: list[tuple[bytes, str]] = [
     (b'{"prompt": "a", "": 1, "": 2}', ""),
 ]
 TYPES = [
+    "",
     "text/plain",
     "text/json",
     "application/x-www-form-urlencoded",
@@ -107,5 +109,10 @@ def all_cases() -> list[Case]:
         found.append(Case(f"encoding {encoding[:20]}", sent, 415, ("content-encoding", encoding[:40])))
     found.append(Case("no content type", post(COMPLETIONS, FINE, kind=None), 200))
     found.append(Case("a byte order mark", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE), 200))
-    found.append(Case("a charset", post(COMPLETIONS, FINE, kind="application/json;charset=UTF-8"), 200))
+    found.append(Case("one before a long body", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE + b" " * 100_000), 200))
+    found.append(Case("a charset", post(COMPLETIONS, FINE, kind="Application/JSON;charset=UTF-8"), 200))
+    found.append(Case("a kind of JSON", post(CHAT, b"{%b}" % USER.encode(), kind="application/vnd.x+json"), 200))
+    found.append(Case("no encoding", post(COMPLETIONS, FINE, "content-encoding: identity"), 200))
+    for path, body in ((COMPLETIONS, FINE), (CHAT, b"{%b}" % USER.encode())):
+        found.append(Case(f"a router's id {path}", post(path, body, f"x-request-id: {P2P_ID}"), 400, ("router",)))
     return found

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.gateway.bad_input.case import CHAT, COMPLETIONS, USER, Case, refused, served, with_field
+from tests.gateway.bad_input.case import ANY, CHAT, COMPLETIONS, USER, Case, refused, served, with_field
 
 BIG = "1" + "0" * 30
 ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
@@ -14,7 +14,7 @@ ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("top_k", f'-2 1.5 true "all" [] {BIG}', "expected"),
     ("min_p", '-0.1 1.1 1e999 true "x" {}', "expected"),
     ("seed", f'1.5 true "7" [] 9223372036854775808 -9223372036854775809 {BIG} 1e5', "expected"),
-    ("n", f'0 -1 1.5 2.0 true "2" [] 2147483648 {BIG}', "expected"),
+    ("n", f'0 -1 1.5 2.0 true "2" [] 2147483648 {BIG} {{"a":[null,"\u00e9\\n"]}}', "expected"),
     ("n", "129 1000000", "expected at most 128"),
     ("n", "65 128", "expected at most 64, the requests a worker runs at once"),
     ("stop", '"" 5 true {} [""] ["a",""] [5] [null] [["a"]]', "expected"),
@@ -24,7 +24,7 @@ ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("presence_penalty", '-2.1 2.1 1e999 false "x" []', "expected"),
     ("repetition_penalty", '0 -1 2.1 1e999 true "x" []', "expected"),
     ("logit_bias", '5 true "x" [] {"1":"x"} {"1":null} {"1":101} {"x":1} {"-1":1} {"1.5":1} {"":1}', "expected"),
-    ("logit_bias", '{"1024":1}', "expected ids in [0, 1024)"),
+    ("logit_bias", '{"1024":1} {"\u0663":1} {"3":1,"03":1}', "expected"),
     ("allowed_token_ids", f'5 "a" [] [-1] [1.5] [true] ["a"] [[]] [{BIG}] {{}}', "expected"),
     ("allowed_token_ids", "[1024] [5,99999]", "expected ids in [0, 1024)"),
     ("bad_words", '5 "a" true {} [""] [5] [null] [["a"]]', "expected"),
@@ -52,6 +52,8 @@ ROWS: list[tuple[str, str, str]] = [  # field, values as JSON, what was expected
     ("prompt_logprobs", '21 -1 "5" true false [] 1.0', "expected"),
     ("timeline", '1 "yes" []', "true or false"),
     ("user", "5 true [] {}", "a string"),
+    ("cache_salt", '5 ["a"] "" {}', "expected"),
+    ("priority", '101 -101 "high" true 1.5', "expected"),
     ("model", "5 true [] {}", "a string"),
 ]
 UNSUPPORTED: list[tuple[str, str]] = [
@@ -84,6 +86,26 @@ UNSUPPORTED: list[tuple[str, str]] = [
     ("disaggregated_params", '{"request_type": "context_only"}'),
     ("request_id", '"___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_0"'),
     ("return_logprob", "true"),
+    ("return_logprob", "1"),
+    ("return_logprob", "0"),
+    ("no_stop_trim", "0.0"),
+    ("length_penalty", "true"),
+    ("max_new_tokens", "5"),
+    ("bootstrap_room", "0"),
+    ("bootstrap_room", "[1, 2]"),
+    ("rid", '"x___decode_addr_[::1]:9_y"'),
+    ("extra_body", '{"top_k": 1}'),
+    ("extra_key", '"a"'),
+    ("sampling_params", '{"temperature": 0}'),
+    ("vllm_xargs", '{"a": 1}'),
+    ("repetition_detection", '{"max_pattern_size": 3}'),
+    ("session_params", '{"id": "a"}'),
+    ("ec_transfer_params", '{"a": 1}'),
+    ("return_routed_experts", "true"),
+    ("return_prompt_text", "true"),
+    ("return_cached_tokens_details", "true"),
+    ("include_reasoning", "false"),
+    ("spaces_between_special_tokens", "false"),
     ("return_hidden_states", "true"),
     ("custom_logit_processor", '"{}"'),
     ("thinking_token_budget", "5"),
@@ -165,6 +187,11 @@ OTHERS: list[Case] = [
     refused(
         COMPLETIONS, '{"prompt": "a", "stream_options": {"include_usage": true}}', "stream_options", "without stream"
     ),
+    refused(COMPLETIONS, '{"prompt": "a", "stream_options": {}, "stream": false}', "stream_options", "without stream"),
+    refused(COMPLETIONS, '{"prompt": "a", "max_tokens": -1, "echo": true}', "max_tokens", "at least 0"),
+    refused(COMPLETIONS, '{"prompt": "a", "allowed_token_ids": [2], "min_tokens": 2}', "allowed_token_ids", "no token"),
+    refused(COMPLETIONS, '{"prompt": "a", "cache_salt": "' + "s" * 257 + '"}', "cache_salt", "257 characters"),
+    refused(COMPLETIONS, "{" + ('"' + "k" * 10_000 + '": 1,') * 2 + '"prompt": "a"}', ANY, "appears twice"),
     refused(COMPLETIONS, '{"prompt": "a", "add_special_tokens": 1}', "add_special_tokens", "true or false"),
     refused(COMPLETIONS, '{"prompt": "a", "stream": true, "n": 0}', "n", "at least 1"),
     refused(COMPLETIONS, '{"prompt": "a", "max_tokens": 0}', "max_tokens", "got 0 without echo"),
@@ -185,6 +212,8 @@ OTHERS: list[Case] = [
     served(COMPLETIONS, prompt=["a", "b"], n=2, stop=["\0", "\U0010ffff"]),
     served(COMPLETIONS, prompt=[0], temperature=2, top_p=1e-300, min_p=1, top_k=2147483647, seed=-(2**63)),
     served(COMPLETIONS, prompt="a", unheard_of={"a": [1, {"b": None}]}, n=None, stop=None, stream=False),
+    served(COMPLETIONS, prompt="a", max_tokns=5, reasoning_effort="low", temperature=1, cache_salt="\u00e4" * 256),
+    served(COMPLETIONS, prompt="a", stream_options=None, priority=-100, stop=[]),
     served(COMPLETIONS, prompt="a", frequency_penalty=0, logit_bias={}, tools=[], best_of=1, logprobs=None),
 ]
 
