@@ -1,14 +1,11 @@
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.schemas import parse_json
-from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
@@ -158,26 +155,6 @@ async def test_workers(setting: Setting) -> None:
     assert row["kv_pages"] == expected
 
 
-async def test_metrics(setting: Setting) -> None:
-    await setting.add_pair()
-    await setting.complete("x", max_tokens=5)
-    await setting.complete("x", temperature=-1)
-    text = (await setting.client.get("/metrics")).text
-    for line in (
-        'baton_time_to_first_token_seconds_count{model_name="story"} 1.0',
-        'baton_inter_token_latency_seconds_count{model_name="story"} 4.0',
-        'baton_e2e_request_latency_seconds_count{model_name="story"} 1.0',
-        'baton_requests_total{model_name="story",outcome="ok"} 1.0',
-        'baton_requests_total{model_name="story",outcome="bad_request"} 1.0',
-        'baton_generation_tokens_total{model_name="story"} 5.0',
-        'baton_requests_in_flight{model_name="story"} 0.0',
-        'baton_running_requests{model_name="story",role="decode",worker="decode-1"} 1.0',
-        'baton_kv_pages{model_name="story",role="decode",state="free",worker="decode-1"} 250.0',
-        'baton_worker_bytes_sent_total{model_name="story",role="prefill",worker="prefill-0"} 5.0',
-    ):
-        assert line in text, line
-
-
 async def test_a_body_that_is_too_long(folder: Path) -> None:
     async with running(folder, limits=HttpLimits(max_body_bytes=100)) as setting:
         response = await setting.complete("x" * 200)
@@ -207,27 +184,6 @@ async def test_a_body_that_is_announced_too_long_is_refused_before_its_key_is_lo
     async with running(folder, limits=HttpLimits(max_body_bytes=100), api_key_file=str(keys)) as setting:
         assert (await setting.complete("x" * 200)).status_code == 413
         assert (await setting.complete("x")).status_code == 401
-
-
-@pytest.mark.parametrize("num_chars, is_apart", [(15_000, False), (20_000, True)])
-async def test_a_long_text_is_parsed_and_tokenised_apart(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, num_chars: int, is_apart: bool
-) -> None:
-    places: list[bool] = []
-
-    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:
-            places.append(threading.current_thread() is not threading.main_thread())
-            return work(*args)
-
-        return noted
-
-    monkeypatch.setattr("gateway.service.parse_json", noting(parse_json))
-    monkeypatch.setattr(Translator, "completion_prompts", noting(Translator.completion_prompts))
-    await setting.add_pair()
-    response = await setting.complete("x" * num_chars)
-    assert response.status_code == 400 and f"{num_chars} characters" in response.json()["error"]["message"]
-    assert places == [is_apart] * 2
 
 
 async def test_text_of_a_model_without_tokenizer(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tests.gateway.conftest import Setting, events, running, wait_until
 from tests.gateway.folders import EOS, byte_tokenizer, write_folder
 
 TEXT = "one two three four"
-IDS = list(TEXT.encode())
 
 
 def spelling(text: str, *, ends: bool = True) -> Behaviour:

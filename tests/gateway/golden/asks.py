@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.gateway.bad_input import bodies, conversations, fields, wire
-from tests.gateway.bad_input.case import CHAT, COMPLETIONS, post
+from tests.gateway.bad_input.case import CHAT, COMPLETIONS, Case, post
 
 GENERATE: Final = "/generate"
 TEXT: Final = "Once upon a time"
@@ -222,6 +222,16 @@ def all_asks() -> list[Ask]:
     return found
 
 
+def bad_cases() -> dict[str, Case]:
+    """Bad input, by its name among all."""
+    kinds = {"bodies": bodies, "conversations": conversations, "fields": fields, "wire": wire}
+    return {
+        f"{kind} {place}: {case.name}": case
+        for kind, cases in kinds.items()
+        for place, case in enumerate(cases.all_cases())
+    }
+
+
 def _posted(path: str, body: Fields, fleet: str = "one") -> Ask:
     text = json.dumps(body)
     name = f"{fleet}: {path} {text if len(text) <= 400 else f'{text[:400]}... {len(text)}'}"
@@ -240,7 +250,9 @@ def _answered() -> Iterator[Ask]:
         for asked in WHOLE_ONLY:
             yield _posted(path, {**prompt, **base, **asked})
         for options in STREAM_OPTIONS:
-            yield _posted(path, {**prompt, "n": 2, "max_tokens": 3, "stream": True, "stream_options": options})
+            for more in ({}, {"return_token_ids": True}):
+                streamed = {"n": 2, "max_tokens": 3, "stream": True, "stream_options": options, **more}
+                yield _posted(path, {**prompt, **streamed})
     for asked in OF_GENERATE:
         of_each = asked.get("sampling_params", {})
         params = of_each if isinstance(of_each, list) else {"max_new_tokens": 12, **of_each}
@@ -249,9 +261,8 @@ def _answered() -> Iterator[Ask]:
 
 
 def _refused() -> Iterator[Ask]:
-    for kind, cases in (("bodies", bodies), ("conversations", conversations), ("fields", fields), ("wire", wire)):
-        for place, case in enumerate(cases.all_cases()):
-            yield Ask(f"{kind} {place}: {case.name}", case.parts)
+    for name, case in bad_cases().items():
+        yield Ask(name, case.parts)
     for asked in BAD_GENERATE:
         yield _posted(GENERATE, asked)
 
