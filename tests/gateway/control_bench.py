@@ -72,8 +72,9 @@ class ControlBench:
         self.cut.add(worker_id)
         self.control.look()
 
-    def say(self, worker_id: str, message: ToGateway) -> None:
-        identity = WorkerKey(worker_id, 1).identity
+    def say(self, who: str | bytes, message: ToGateway | bytes) -> None:
+        """`who`: the id of a worker, or the routing id of whoever it is."""
+        identity = who if isinstance(who, bytes) else WorkerKey(who, 1).identity
         self.control._on_raw(identity, self._ends.say(identity, message))
 
     def tokens(
