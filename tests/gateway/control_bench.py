@@ -107,6 +107,11 @@ class ControlBench:
     def cancels(self) -> list[CancelRequest]:
         return [message for _, message in self.sent if isinstance(message, CancelRequest)]
 
+    def expect_end(self, client: Client, *tokens: list[int]) -> None:
+        """The client has these tokens of its choices, all of which have ended, and nothing is left."""
+        assert client.tokens == [*tokens] and client.error is None and None not in client.finish
+        self.expect_rest()
+
     def expect_rest(self) -> None:
         """Nothing is in flight, and no worker has a load."""
         assert len(self.dispatch.requests) == self.dispatch.requests.num_choices == 0

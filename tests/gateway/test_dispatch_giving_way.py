@@ -22,8 +22,7 @@ def test_it_begins_again_with_its_outputs_and_ahead_of_new_requests() -> None:
     [record] = bench.dispatch.requests
     assert record.avoided == set() and bench.sent[-1] == ("u0", again)
     bench.tokens(again, 0, 2, 13, finish="stop")
-    assert client.tokens == [[11, 12, 13]] and client.finish == ["stop"]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12, 13])
 
 
 def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
@@ -56,8 +55,7 @@ def test_choices_of_one_attempt_give_way_one_by_one() -> None:
     assert [number for record in bench.dispatch.requests for number in record.attempts] == [1, 2]
     bench.tokens(again, 1, 1, 11, finish="stop")
     bench.tokens(last, 2, 1, 21, finish="stop")
-    assert client.tokens == [[0, 1], [10, 11], [20, 21]]
-    bench.expect_rest()
+    bench.expect_end(client, [0, 1], [10, 11], [20, 21])
 
 
 def test_a_choice_counts_where_it_runs_and_nowhere_else() -> None:
@@ -90,8 +88,7 @@ def test_what_its_older_attempt_says_late_is_dropped() -> None:
     num_dropped = bench.dispatch.requests.num_dropped
     bench.tokens(first, 1, 0, 99)
     assert bench.dispatch.requests.num_dropped == num_dropped + 1, "the whole attempt is over"
-    assert client.tokens == [[11, 12], [21]] and client.error is None
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12], [21])
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -159,8 +156,7 @@ def test_without_workers_it_waits_for_one() -> None:
     again = bench.assigns[-1]
     assert (again.num_replayed, again.resumes) == (1, True)
     bench.tokens(again, 0, 1, 12, by="u1", finish="stop")
-    assert client.tokens == [[11, 12]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 def test_without_workers_for_too_long_its_client_is_told_why() -> None:
@@ -192,8 +188,7 @@ def test_a_worker_lost_later_takes_only_what_has_not_given_way() -> None:
     assert len(bench.assigns) == 3, "choice 1 runs elsewhere already"
     bench.tokens(again, 1, 1, 21, by="u1", finish="stop")
     bench.tokens(moved, 0, 1, 20, by="u1", finish="stop")
-    assert client.tokens == [[10, 20], [11, 21]] and client.error is None
-    bench.expect_rest()
+    bench.expect_end(client, [10, 20], [11, 21])
 
 
 def test_an_attempt_after_a_loss_still_resumes() -> None:

@@ -156,25 +156,6 @@ class HeldTries:
         return "text"
 
 
-def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
-    tries = HeldTries()
-    made, tried, is_tried, is_free = tries.made, tries.tried, tries.is_tried, tries.is_free
-
-    async def run() -> None:
-        first = asyncio.create_task(made.text_of(request(regex="a")))
-        await asyncio.to_thread(is_tried.wait)
-        waits = asyncio.create_task(made.text_of(request(regex="b")))
-        await in_line(made, 1)
-        waits.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-        is_free.set()
-        assert await first == "text" and await made.text_of(request(regex="c")) == "text"
-
-    asyncio.run(run())
-    assert tried == ["a", "c"]
-
-
 def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> None:
     """A client that waits for less than a trial takes gets its answer later."""
     tries = HeldTries()

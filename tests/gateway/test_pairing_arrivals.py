@@ -93,9 +93,3 @@ def test_chats_stay_where_their_history_is_cached(num_system: int, at_a_time: in
         for earlier, later in pairwise(turns)
     )
     assert moves <= 0.03 * len(asked)
-
-
-def test_the_model_of_a_worker_is_right_where_it_can_be_worked_out() -> None:
-    [first, *others] = hot_prefix(512, 1, num_prefill=1, num_requests=3)
-    assert first.queue_s == 0 and first.computed_s - first.asked_s == pytest.approx(LAUNCH_S + 32 * 0.000_032)
-    assert {each.num_cached for each in (first, *others)} == {512}

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gateway.members import WorkerKey
-from gateway.pairing import Load
 from gateway.prefixes import KnownPrefixes
 from protocol.messages_gateway import Heartbeat, Left, Role, Welcome
 from protocol.prefixes import HASH_KEY_BYTES, packed, prefix_hashes
@@ -89,15 +88,6 @@ async def test_another_salt_is_another_prefix(setting: Setting, workers: list[Fa
     for suffix in range(4):
         assert (await served(setting, [*PREFIX, 70 + suffix], cache_salt="tenant"))[0] == "u2"
         assert (await served(setting, [*PREFIX, 70 + suffix]))[0] == "u1"
-
-
-async def test_they_spread_while_the_one_that_holds_it_is_busy(setting: Setting, workers: list[FakeWorker]) -> None:
-    await tell(setting, workers[1], 4, added=hashes(workers[1]))
-    loads, busy = setting.gateway.control.dispatch.loads, key_of(workers[1])
-    loads.add(busy, Load(4, 2000))
-    assert {(await served(setting, [*PREFIX, 70 + suffix]))[0] for suffix in range(6)} == {"u0", "u2"}
-    loads.add(busy, Load(4, 2000), -1)
-    assert (await served(setting, [*PREFIX, 70]))[0] == "u1"
 
 
 async def test_a_retry_goes_to_the_next_best(setting: Setting, workers: list[FakeWorker]) -> None:
