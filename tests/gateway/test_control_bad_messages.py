@@ -137,14 +137,6 @@ def test_stamps_are_kept_of_a_running_attempt_and_of_no_other() -> None:
     assert [stamp.name for stamp in record.stamps] == ["assigned", "queued"]
 
 
-@pytest.mark.parametrize("worker_id", ["", "d" * 129, "d d", "d\x1b[31m", "d\n", "d\x00", "w\u00f6rker"])
-def test_a_name_that_no_worker_may_have(worker_id: str) -> None:
-    bench = PairBench()
-    bench.refused(f"{worker_id}#1".encode(), changed(REGISTER, "address.worker_id", worker_id))
-    assert bench.control.refusals.total == 1
-    bench.finish_request()
-
-
 def test_a_strangers_message_is_short_and_a_members_may_be_long() -> None:
     bench = PairBench()
     long = replace(REGISTER, host="h" * MAX_STRANGER_BYTES)

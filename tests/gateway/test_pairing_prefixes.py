@@ -108,7 +108,7 @@ async def test_what_gave_way_begins_again_where_its_prompt_is_held(setting: Sett
 
 async def test_whatever_is_told_the_answers_are_the_same(setting: Setting, workers: list[FakeWorker]) -> None:
     """What is told may come twice, be lost, or be wrong."""
-    prompts = [[*PREFIX[: 40 * each], 70 + each] for each in range(6)]
+    prompts = [[*PREFIX[: 40 * each], 70 + each] for each in (0, 3, 5)]
     expected = [(await served(setting, prompt))[1] for prompt in prompts]
     first, *rest = hashes(workers[1])
     for expected_num, news in (
