@@ -1,6 +1,6 @@
 """Grammars tried and matched byte by byte: for tests that know answers as texts, and no model."""
 
-from typing import Final
+from typing import Any, Final
 
 from llguidance import LLMatcher
 
@@ -24,6 +24,19 @@ def check(asked: Asked) -> str | BadRequest:
 def checks() -> GrammarChecks:
     """What a gateway has, without a process of its own."""
     return GrammarChecks(check, VirtualClock())
+
+
+def of_schema(schema: Any, *, compact: bool = False) -> str | BadRequest:
+    """The grammar of a JSON schema, or why it is refused."""
+    return check(Asked("guided_json", "json", schema, compact))
+
+
+def allows(found: str | BadRequest | LLMatcher, answer: str) -> bool:
+    """Whether this is a whole answer of a grammar, which must not be refused."""
+    assert not isinstance(found, BadRequest), found
+    tokens = [*answer.encode(), END]
+    matcher = matcher_of(found) if isinstance(found, str) else found.deep_copy()
+    return bool(matcher.validate_tokens(tokens) == len(tokens))
 
 
 def matcher_of(text: str) -> LLMatcher:

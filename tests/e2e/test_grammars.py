@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from tests.e2e.asking import answers_to, post
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess
-from tests.selecting import first
 
 FLAGS = "serve --port 0 --dtype float32 --context-length 1024"
 PAIR, UNIFIED = "--prefill 1 --decode 1", "--prefill 0 --decode 0 --unified 1"
@@ -48,14 +47,6 @@ def test_answers_follow_random_schemas_on_every_topology(tmp_path: Path) -> None
     assert reasons.count("stop") >= 0.8 * len(reasons)
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("flags", (*TOPOLOGIES, "--prefill 1 --decode 2", UNIFIED + " --speculative-algorithm eagle"))
-def test_answers_follow_five_hundred_schemas(flags: str, tmp_path: Path) -> None:
-    found = answers_of(flags, tmp_path / "log", range(100, 600))
-    reasons = [reason for choices in found for reason, _ in choices]
-    assert reasons.count("stop") >= 0.8 * len(reasons)
-
-
 @pytest.mark.slow
 def test_openais_client_parses_answers(story: BatonProcess) -> None:
     with openai.OpenAI(base_url=story.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
@@ -69,21 +60,3 @@ def test_openais_client_parses_answers(story: BatonProcess) -> None:
     parsed = answer.choices[0].message.parsed
     assert isinstance(parsed, Animal) and answer.choices[0].finish_reason == "stop"
     assert streamed.choices[0].message.parsed == parsed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", first(1, TOPOLOGIES))
-def test_a_grammar_that_is_refused_disturbs_nobody(flags: str, tmp_path: Path) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 20}
-    with BatonProcess(*FLAGS.split(), *flags.split(), log=tmp_path / "log") as baton:
-        refused = [
-            post(baton, "/v1/chat/completions", {**body, **field}, 400)["error"]["message"]
-            for field in ({"regex": "("}, {"regex": "yes", "min_tokens": 9}, {"guided_json": {"type": "x"}})
-        ]
-        right = post(baton, "/v1/chat/completions", {**body, "regex": "(yes|no)", "ignore_eos": True})
-    assert [message.partition(":")[0] for message in refused] == [
-        "regex",
-        "the grammar allows no token here that min_tokens, allowed_token_ids, bad_words and stop_token_ids allow, too",
-        "guided_json",
-    ]
-    assert right["choices"][0]["message"]["content"] in ("yes", "no")

@@ -89,7 +89,8 @@ async def wait_until(happened: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     """A gateway that serves `folder` as "story"."""
-    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": ("story",), **options}
+    wanted: dict[str, Any] = {"port": 0, "model": str(folder), "served_model_name": ("story",)}
+    wanted |= {"silence_limit_s": 600, **options}  # a busy machine's heartbeats come late
     settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
     serving = asyncio.create_task(gateway.serve())

@@ -72,8 +72,9 @@ class ControlBench:
         self.cut.add(worker_id)
         self.control.look()
 
-    def say(self, worker_id: str, message: ToGateway) -> None:
-        identity = WorkerKey(worker_id, 1).identity
+    def say(self, who: str | bytes, message: ToGateway | bytes) -> None:
+        """`who`: the id of a worker, or the routing id of whoever it is."""
+        identity = who if isinstance(who, bytes) else WorkerKey(who, 1).identity
         self.control._on_raw(identity, self._ends.say(identity, message))
 
     def tokens(
@@ -105,6 +106,11 @@ class ControlBench:
     @property
     def cancels(self) -> list[CancelRequest]:
         return [message for _, message in self.sent if isinstance(message, CancelRequest)]
+
+    def expect_end(self, client: Client, *tokens: list[int]) -> None:
+        """The client has these tokens of its choices, all of which have ended, and nothing is left."""
+        assert client.tokens == [*tokens] and client.error is None and None not in client.finish
+        self.expect_rest()
 
     def expect_rest(self) -> None:
         """Nothing is in flight, and no worker has a load."""

@@ -5,15 +5,13 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
-from bench.gateway.lone_gateway import gateway_process
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import PATIENCE_S, Behaviour, FakeWorker, letters
@@ -149,40 +147,6 @@ async def test_a_client_that_reads_late_but_reads_gets_everything(folder: Path) 
         for reason in ("stalled", "backlog"):
             line = f'baton_slow_readers_cut_total{{model_name="story",reason="{reason}"}} 0.0'
             assert line in (await setting.client.get("/metrics")).text
-
-
-@pytest.mark.slow
-async def test_memory_stays_bounded_while_clients_do_not_read(folder: Path) -> None:
-    """A gateway of its own process."""
-    write_folder(folder, byte_tokenizer(), config={"max_position_embeddings": 10**6})
-    limits = HttpLimits(slow_reader_timeout_s=600, max_stream_backlog=1000)
-    async with gateway_process(str(folder), limits) as (url, control, _):
-        behaviour = Behaviour(burst=1)
-        opened = ExitStack()
-        worker = FakeWorker(
-            Role.UNIFIED, control, "u", behaviour=behaviour, context_length=10**6, max_total_tokens=10**7
-        )
-        await worker.start()
-        try:
-            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as client:
-                await client.post("/v1/completions", json={"prompt": "warm", "max_tokens": 5000})
-                before = await resident_bytes(client)
-                stuck = [opened.enter_context(stuck_client(url, {"stream": True})) for _ in range(8)]
-                async with asyncio.timeout(PATIENCE_S):
-                    other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 300})
-                    assert other.json()["usage"]["completion_tokens"] == 300
-                await worker.until(lambda: len({each.request_id for each in worker.cancelled}) == len(stuck))
-                grown = await resident_bytes(client) - before
-            assert grown < 150_000_000, "30 MB, twice that on a busy machine; 300 MB and more without a bound"
-        finally:
-            opened.close()
-            await worker.stop()
-
-
-async def resident_bytes(client: httpx.AsyncClient) -> int:
-    """Memory of the gateway's process."""
-    page = (await client.get("/metrics")).text
-    return int(float(next(line for line in page.splitlines() if line.startswith("process_resident")).split()[1]))
 
 
 def _until_done(client: socket.socket) -> bytes:

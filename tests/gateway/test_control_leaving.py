@@ -247,17 +247,6 @@ def test_a_group_leaves_as_one() -> None:
     assert isinstance(refused, Refused) and refused.reason.startswith("its group has left: worker 'g.0' has left")
 
 
-def test_what_a_group_has_not_begun_moves() -> None:
-    bench = ControlBench()
-    group_of(bench, 2)
-    for name in ("a", "b"):
-        bench.ask(name)
-    bench.join("u0")
-    leaves(bench, "g.0")
-    assert {message.request_id for message in bench.assigns[2:]} == {"a", "b"}
-    assert told(bench, "g.0", Leave) and told(bench, "g.1", Leave)
-
-
 def test_who_is_no_member_is_not_let_go() -> None:
     bench = ControlBench("u0")
     assert bench.control.membership.leaving(WorkerKey("u9", 1)) == ()

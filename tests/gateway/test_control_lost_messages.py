@@ -8,7 +8,8 @@ from gateway.members import WorkerKey
 from protocol.messages_gateway import Heartbeat, RegisterAgain, Role, Tokens
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
-from tests.gateway.pair_bench import STATS, PairBench, register
+from tests.gateway.pair_bench import STATS, PairBench
+from tests.gateway.worker_ends import register
 
 
 async def test_a_request_whose_tokens_were_lost_on_the_way_goes_on_elsewhere(setting: Setting) -> None:
@@ -45,6 +46,6 @@ def test_a_register_that_is_not_the_first_message_of_its_session_is_asked_for_ag
     """The first is lost, or was meant for the gateway before this one, which may have answered it."""
     bench, late = PairBench(), WorkerKey("late", 5)
     bench.say(late.identity, Heartbeat("late", 5, STATS))
-    bench.say(late.identity, register(late, Role.DECODE))
+    bench.say(late.identity, register(late.worker_id, late.instance))
     again = RegisterAgain(bench.control.membership.gateway_instance)
-    assert bench.sent == [(late.identity, again)] * 2 and bench.control.membership.find(late) is None
+    assert bench.sent == [(late.worker_id, again)] * 2 and bench.control.membership.find(late) is None

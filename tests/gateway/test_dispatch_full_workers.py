@@ -53,8 +53,7 @@ def test_a_worker_that_was_full_is_asked_again_after_another_failure() -> None:
     bench.lose(other)
     assert workers_of(bench) == [full, other, full] and bench.assigns[-1].num_replayed == 1
     bench.tokens(bench.assigns[-1], 0, 1, 12, by=full, finish="stop")
-    assert client.tokens == [[11, 12]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 @pytest.mark.parametrize("code, others", [("queue_full", ["d1"]), ("prefill_queue_full", [])])

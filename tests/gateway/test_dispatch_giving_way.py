@@ -19,20 +19,10 @@ def test_it_begins_again_with_its_outputs_and_ahead_of_new_requests() -> None:
     assert (again.attempt, again.num_replayed, again.resumes) == (1, 2, True)
     assert again.prompt_ids == (*PROMPT, 11, 12) and again.sampling == first.sampling
     assert bench.cancels == [], "its worker has dropped it already"
+    [record] = bench.dispatch.requests
+    assert record.avoided == set() and bench.sent[-1] == ("u0", again)
     bench.tokens(again, 0, 2, 13, finish="stop")
-    assert client.tokens == [[11, 12, 13]] and client.finish == ["stop"]
-    bench.expect_rest()
-
-
-def test_it_may_give_way_before_its_first_output() -> None:
-    bench = ControlBench("u0")
-    client, first = bench.ask()
-    bench.retract(first)
-    again = bench.assigns[-1]
-    assert (again.attempt, again.num_replayed, again.resumes, again.prompt_ids) == (1, 0, True, PROMPT)
-    bench.tokens(again, 0, 0, 11, finish="stop")
-    assert client.tokens == [[11]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12, 13])
 
 
 def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
@@ -50,14 +40,6 @@ def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
     bench.expect_rest()
 
 
-def test_a_worker_where_it_gave_way_is_not_avoided() -> None:
-    bench = ControlBench("u0")
-    _, first = bench.ask()
-    bench.retract(first)
-    [record] = bench.dispatch.requests
-    assert record.avoided == set() and bench.sent[-1] == ("u0", bench.assigns[-1])
-
-
 def test_choices_of_one_attempt_give_way_one_by_one() -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=3)
@@ -73,8 +55,7 @@ def test_choices_of_one_attempt_give_way_one_by_one() -> None:
     assert [number for record in bench.dispatch.requests for number in record.attempts] == [1, 2]
     bench.tokens(again, 1, 1, 11, finish="stop")
     bench.tokens(last, 2, 1, 21, finish="stop")
-    assert client.tokens == [[0, 1], [10, 11], [20, 21]]
-    bench.expect_rest()
+    bench.expect_end(client, [0, 1], [10, 11], [20, 21])
 
 
 def test_a_choice_counts_where_it_runs_and_nowhere_else() -> None:
@@ -107,8 +88,7 @@ def test_what_its_older_attempt_says_late_is_dropped() -> None:
     num_dropped = bench.dispatch.requests.num_dropped
     bench.tokens(first, 1, 0, 99)
     assert bench.dispatch.requests.num_dropped == num_dropped + 1, "the whole attempt is over"
-    assert client.tokens == [[11, 12], [21]] and client.error is None
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12], [21])
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -136,23 +116,6 @@ def test_a_choice_that_the_attempt_does_not_have_cannot_give_way(choice: int) ->
         bench.tokens(first, each, 0, 11, finish="stop")
     assert client.is_done and client.error is None
     bench.expect_rest()
-
-
-def test_a_worker_that_does_not_have_the_request_cannot_retract_it() -> None:
-    bench = ControlBench("u0", "u1")
-    _, first = bench.ask()
-    [(owner, _)] = [(to, message) for to, message in bench.sent if message is first]
-    other = "u1" if owner == "u0" else "u0"
-    bench.retract(first, by=other)
-    assert len(bench.assigns) == 1 and bench.control.refusals.counts["of another's request"] == 1
-
-
-def test_a_finished_choice_cannot_give_way() -> None:
-    bench = ControlBench("u0")
-    client, first = bench.ask(n=2)
-    bench.tokens(first, 0, 0, 11, finish="stop")
-    bench.retract(first, 0)
-    assert len(bench.assigns) == 1 and client.finish[0] == "stop"
 
 
 def test_cancel_after_it_began_again_reaches_the_new_attempt_only() -> None:
@@ -193,8 +156,7 @@ def test_without_workers_it_waits_for_one() -> None:
     again = bench.assigns[-1]
     assert (again.num_replayed, again.resumes) == (1, True)
     bench.tokens(again, 0, 1, 12, by="u1", finish="stop")
-    assert client.tokens == [[11, 12]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 def test_without_workers_for_too_long_its_client_is_told_why() -> None:
@@ -226,8 +188,7 @@ def test_a_worker_lost_later_takes_only_what_has_not_given_way() -> None:
     assert len(bench.assigns) == 3, "choice 1 runs elsewhere already"
     bench.tokens(again, 1, 1, 21, by="u1", finish="stop")
     bench.tokens(moved, 0, 1, 20, by="u1", finish="stop")
-    assert client.tokens == [[10, 20], [11, 21]] and client.error is None
-    bench.expect_rest()
+    bench.expect_end(client, [10, 20], [11, 21])
 
 
 def test_an_attempt_after_a_loss_still_resumes() -> None:
@@ -267,11 +228,3 @@ def test_cached_tokens_are_those_of_the_attempt_that_began_the_answer() -> None:
     bench.retract(other)
     bench.tokens(bench.assigns[-1], 0, 1, 12, cached=3)
     assert record.num_cached == 2
-
-
-def test_more_cached_tokens_than_the_prompt_has_are_not_believed() -> None:
-    bench = ControlBench("u0")
-    _, first = bench.ask()
-    [record] = bench.dispatch.requests
-    bench.tokens(first, 0, 0, 11, cached=10**6)
-    assert record.num_cached == len(PROMPT)

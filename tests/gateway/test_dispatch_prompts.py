@@ -57,8 +57,7 @@ def test_an_attempt_that_fails_leaves_what_it_has_told() -> None:
     assert client.tokens == [[]], "what the first attempt tells now does not count"
     tell(bench, again, 2, by="u1")
     bench.tokens(again, 0, 1, 12, by="u1", finish="stop")
-    assert client.tokens == [[11, 12]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 def test_behind_a_whole_prompt_a_retry_asks_for_nothing() -> None:
@@ -70,8 +69,7 @@ def test_behind_a_whole_prompt_a_retry_asks_for_nothing() -> None:
     again = bench.assigns[-1]
     assert (again.prompt_logprobs, again.prompt_ids) == (None, (*PROMPT, 11))
     bench.tokens(again, 0, 1, 12, by="u1", finish="stop")
-    assert client.tokens == [[11, 12]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -92,8 +90,7 @@ def test_prefill_is_lost_when_decode_has_begun(is_whole: bool) -> None:
         tell(bench, again, 2, by="p1")
         bench.tokens(again, 0, 0, 11, by="d0")
     bench.tokens(again, 0, 1, 12, by="d0", finish="stop")
-    assert client.tokens == [[11, 12]] and client.error is None
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12])
 
 
 def test_a_choice_gives_way_before_the_prompt_is_whole() -> None:
@@ -109,8 +106,7 @@ def test_a_choice_gives_way_before_the_prompt_is_whole() -> None:
     tell(bench, again, 1, 2)
     bench.tokens(again, 1, 0, 21, finish="stop")
     bench.tokens(first, 0, 1, 12, finish="stop")
-    assert client.tokens == [[11, 12], [21]]
-    bench.expect_rest()
+    bench.expect_end(client, [11, 12], [21])
 
 
 @pytest.mark.parametrize("places", [(2,), (1, 2, 3)])

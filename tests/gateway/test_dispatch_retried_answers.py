@@ -134,26 +134,6 @@ async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[s
         assert refused.status_code == 503 and refused.headers["retry-after"]
 
 
-async def test_a_worker_that_comes_back_in_time_takes_over(setting: Setting) -> None:
-    victim = await setting.add_pair(Behaviour(stop_after=2))
-    asking = asyncio.create_task(ask_and_lose(setting, victim, 2, max_tokens=6, stream=True))
-    await wait_until(lambda: setting.gateway.control.membership.missing is not None)
-    restarted = await setting.add(Role.DECODE, victim.worker_id, prefill=setting.workers[0])
-    answer = await asking
-    assert answer.text.endswith("data: [DONE]\n\n")
-    [assign] = restarted.assigned
-    assert (assign.attempt, assign.num_replayed) == (1, 2) and assign.prefill is not None
-    assert sum(len(piece) for piece, _, _ in choices_of(answer.text)[0]) == 6
-
-
-async def test_a_last_token_whose_finish_was_lost_is_the_last(setting: Setting) -> None:
-    victim = await setting.add_pair(Behaviour(stop_after=0))
-    answer = await ask_and_lose(setting, victim, 1, max_tokens=1, stream=True)  # its first token came from prefill
-    [(piece, finish, _)] = [each for each in choices_of(answer.text)[0] if each[0]]
-    assert len(piece) == 1 and finish in (None, "length")
-    assert choices_of(answer.text)[0][-1][1] == "length" and answer.text.endswith("data: [DONE]\n\n")
-
-
 GRAMMAR = {"guided_regex": "[a-z ]{1,99}"}
 
 
@@ -191,11 +171,6 @@ async def test_a_grammar_that_an_answer_has_followed_is_not_blamed_for_workers_t
     assert ended.json()["choices"][0]["finish_reason"] == "stop"
     await lose(before)
     answer, third = await lose_two(setting, **GRAMMAR)
-    assert answer.status_code == 200 and len(third.assigned) == 1
-
-
-async def test_without_a_grammar_a_third_worker_serves(setting: Setting) -> None:
-    answer, third = await lose_two(setting)
     assert answer.status_code == 200 and len(third.assigned) == 1
 
 

@@ -141,28 +141,6 @@ async def in_line(made: GrammarChecks, num: int) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_client_with_many_new_grammars_holds_up_no_other_for_more_than_one() -> None:
-    made, tried, is_free = checks(), list[str](), threading.Event()
-
-    def counted(wanted: Asked) -> str | BadRequest:
-        assert is_free.wait(60)
-        tried.append(wanted.source)
-        return "text"
-
-    vars(made)["check"] = counted
-
-    async def run() -> None:
-        many = [asyncio.create_task(made.text_of(request(regex=f"a{number}"), "many")) for number in range(20)]
-        await in_line(made, 19)
-        one = asyncio.create_task(made.text_of(request(regex="b"), "one"))
-        await in_line(made, 20)
-        is_free.set()
-        await asyncio.gather(*many, one)
-
-    asyncio.run(run())
-    assert len(tried) == 21 and "b" in tried[:3], "the one that was tried, the next one of each"
-
-
 class HeldTries:
     """Checks of grammars, whose trials wait until `is_free` is set."""
 
@@ -176,25 +154,6 @@ class HeldTries:
         self.is_tried.set()
         assert self.is_free.wait(60)
         return "text"
-
-
-def test_what_a_client_that_has_left_waited_for_is_not_tried() -> None:
-    tries = HeldTries()
-    made, tried, is_tried, is_free = tries.made, tries.tried, tries.is_tried, tries.is_free
-
-    async def run() -> None:
-        first = asyncio.create_task(made.text_of(request(regex="a")))
-        await asyncio.to_thread(is_tried.wait)
-        waits = asyncio.create_task(made.text_of(request(regex="b")))
-        await in_line(made, 1)
-        waits.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits
-        is_free.set()
-        assert await first == "text" and await made.text_of(request(regex="c")) == "text"
-
-    asyncio.run(run())
-    assert tried == ["a", "c"]
 
 
 def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> None:

@@ -10,10 +10,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
-from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from runtime.grammars import compile_grammar
-from tests.byte_grammars import END, VOCABULARY, check, matcher_of
+from tests.byte_grammars import END, VOCABULARY, matcher_of, of_schema
+from tests.byte_grammars import allows as accepts
 from tests.fuzz.served.validators import FORMATS
 
 FEBRUARIES = [f"{year:04}-02-{day}" for year in range(2105) for day in (28, 29)]
@@ -24,14 +24,11 @@ TIMES = {"00:00:00Z": True, "23:59:59.1234567z": True, "10:00:00+05:30": True, "
 
 @cache
 def grammar(name: str) -> LLMatcher:
-    found = check(Asked("guided_json", "json", {"type": "string", "format": name}))
-    assert isinstance(found, str), found
-    return matcher_of(found)
+    return matcher_of(str(of_schema({"type": "string", "format": name})))
 
 
 def allows(name: str, text: str) -> bool:
-    matcher = grammar(name).deep_copy()
-    return matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()
+    return accepts(grammar(name), f'"{text}"')
 
 
 def is_valid(name: str, text: str) -> bool:
@@ -59,10 +56,9 @@ def test_times_and_moments() -> None:
 
 def test_a_pattern_of_the_schema_holds_as_well() -> None:
     schema = {"type": "string", "format": "date", "pattern": "^20", "allOf": [{"pattern": "-02-"}]}
-    found = check(Asked("guided_json", "json", schema))
+    found = of_schema(schema)
     for text, is_allowed in {"2024-02-29": True, "2023-02-29": False, "1996-02-29": False, "2024-03-01": False}.items():
-        matcher = matcher_of(str(found))
-        assert (matcher.consume_tokens(list(f'"{text}"'.encode())) and matcher.is_accepting()) == is_allowed, text
+        assert accepts(found, f'"{text}"') == is_allowed, text
 
 
 LABEL_63 = "a" + "b-" * 30 + "cd"
@@ -94,16 +90,14 @@ def test_addresses_are_a_person_at_a_host() -> None:
 @pytest.mark.parametrize("extra", [{"maxLength": 40}, {"minLength": 5, "maxLength": 254}, {"pattern": r"\.de$"}])
 @pytest.mark.parametrize(("name", "text"), [("email", "ab@c.de"), ("hostname", "ab.c.de")])
 def test_lengths_and_patterns_beside_the_format_hold_as_well(name: str, text: str, extra: dict[str, object]) -> None:
-    found = check(Asked("guided_json", "json", {"type": "string", "format": name, **extra}))
-    tokens = list(f'"{text}"'.encode())
-    assert matcher_of(str(found)).validate_tokens([*tokens, END]) == len(tokens) + 1
-    assert matcher_of(str(found)).validate_tokens([*tokens[:-3], *b'-"', END]) < len(tokens)
+    found = of_schema({"type": "string", "format": name, **extra})
+    assert accepts(found, f'"{text}"') and not accepts(found, f'"{text[:-2]}-"')
 
 
 @pytest.mark.parametrize("name", ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"])
 def test_random_answers_are_of_their_format(name: str) -> None:
     """Some short, some as long as they may be, of few characters."""
-    text = check(Asked("guided_json", "json", {"type": "string", "format": name}, True))
+    text = of_schema({"type": "string", "format": name}, compact=True)
     grammar_of_name = compile_grammar(str(text), VOCABULARY)
     valid = jsonschema_rs.validator_for({"type": "string", "format": name}, validate_formats=True).is_valid
     num_ended = 0
@@ -147,5 +141,5 @@ def test_a_uuid_has_the_version_that_its_format_names(version: int) -> None:
 
 @pytest.mark.parametrize("name", ["uuid2", "uuid9", "uuid0", "uuid44", "UUID4"])
 def test_formats_that_nobody_knows_are_refused(name: str) -> None:
-    found = check(Asked("guided_json", "json", {"type": "string", "format": name}))
+    found = of_schema({"type": "string", "format": name})
     assert isinstance(found, BadRequest) and f"Unknown format: {name}" in found.message

@@ -2,14 +2,12 @@
 
 import json
 import random
-from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from gateway.grammar_patterns import NOTHING, UNSPELT, spelt_pattern
-from gateway.grammars import Asked
-from tests.byte_grammars import END, check, matcher_of
+from tests.byte_grammars import allows, matcher_of, of_schema
 
 CHARS = [*map(chr, range(0x82)), "é", "\u2028", "的", "😀", ""]
 SHORT = "\n\r\t\b\f"  # control characters that answers have
@@ -56,7 +54,7 @@ def wrong(pattern: str) -> list[str]:
         return []
     matching = [char for char in CHARS if validator.is_valid(f"a{char}b")]
     spelt = [char for char in matching if (char >= " " and char != "\x7f") or char in SHORT]
-    text = check(Asked("guided_json", "json", schema))
+    text = of_schema(schema)
     if not isinstance(text, str):
         return spelt
     matcher = matcher_of(text)
@@ -66,11 +64,6 @@ def wrong(pattern: str) -> list[str]:
 
 def spellings(text: str) -> set[str]:
     return {json.dumps(text), json.dumps(text, ensure_ascii=False)}
-
-
-def allows(matcher: Any, text: str) -> bool:
-    tokens = [*text.encode(), END]
-    return bool(matcher.deep_copy().validate_tokens(tokens) == len(tokens))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -100,14 +93,8 @@ OTHER = "a0-é的\x85\u200b\u180e"
     ],
 )
 def test_dots_and_white_space_are_those_of_ecma(pattern: str, expected: set[str]) -> None:
-    text = check(Asked("guided_json", "json", {"type": "string", "pattern": f"^{pattern}$"}))
-    assert isinstance(text, str)
-    matcher = matcher_of(text)
-    found = set()
-    for char in WHITE + OTHER:
-        tokens = [*json.dumps(char, ensure_ascii=False).encode(), END]
-        found |= {char} if matcher.deep_copy().validate_tokens(tokens) == len(tokens) else set()
-    assert found == expected
+    matcher = matcher_of(str(of_schema({"type": "string", "pattern": f"^{pattern}$"})))
+    assert {char for char in WHITE + OTHER if allows(matcher, json.dumps(char, ensure_ascii=False))} == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -122,7 +109,7 @@ def test_what_a_class_allows_is_what_it_matches(seed: int) -> None:
 def test_a_class_that_is_read_in_another_way_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match="in a class, expected"):
         spelt_pattern(f"^x{part}$")
-    told = check(Asked("guided_json", "json", {"patternProperties": {part: {}}}))
+    told = of_schema({"patternProperties": {part: {}}})
     assert not isinstance(told, str) and "in a class, expected" in told.message
 
 
@@ -148,7 +135,7 @@ def test_what_ecmas_dialect_has_is_not(part: str) -> None:
 def test_a_backslash_at_the_end_is_refused(pattern: str) -> None:
     schemas: list[dict[str, object]] = [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]
     for schema in schemas:
-        found = check(Asked("guided_json", "json", schema))
+        found = of_schema(schema)
         assert not isinstance(found, str) and "a backslash at the end" in found.message
 
 
@@ -158,7 +145,7 @@ def test_an_escaped_angle_is_one() -> None:
 
 def test_names_are_matched_as_texts_are() -> None:
     schema = {"type": "object", "patternProperties": {'^[^"]$': {"type": "integer"}}, "additionalProperties": False}
-    text = check(Asked("guided_json", "json", schema))
+    text = of_schema(schema)
     assert isinstance(text, str)
     matcher = matcher_of(text)
     assert [allows(matcher, each) for each in ('{"a": 1}', '{"\\\\": 1}', '{"\\"": 1}')] == [True, True, False]

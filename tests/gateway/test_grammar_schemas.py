@@ -9,17 +9,13 @@ import pytest
 from gateway.grammar_formats import with_exact_format
 from gateway.grammar_references import mapped
 from gateway.grammar_schemas import strict_schema
-from gateway.grammars import Asked
-from tests.byte_grammars import END, check, matcher_of
+from tests.byte_grammars import allows, of_schema
 
 
 def allowed(schema: Any, *texts: str) -> list[bool]:
     """Of each text, whether it is an answer."""
-    found = check(Asked("guided_json", "json", schema))
-    assert isinstance(found, str), found.message
-    matcher = matcher_of(found)
-    ends = [[*text.encode(), END] for text in texts]
-    return [matcher.deep_copy().validate_tokens(tokens) == len(tokens) for tokens in ends]
+    found = of_schema(schema)
+    return [allows(found, text) for text in texts]
 
 
 def refused(schema: Any) -> str:
@@ -82,7 +78,7 @@ def test_a_keyword_that_changes_nothing_is_as_if_it_was_not_there() -> None:
 def test_true_and_false_are_schemas_and_nothing_else_is() -> None:
     assert allowed(True, "1", '"a"', "[1]", "x") == [True, True, True, False]
     assert "expected a JSON schema" in refused(5)
-    assert isinstance(check(Asked("guided_json", "json", False)), Exception)
+    assert isinstance(of_schema(False), Exception)
 
 
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}

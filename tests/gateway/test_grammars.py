@@ -13,18 +13,12 @@ from tests.byte_grammars import checks
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
-GOOD: list[dict[str, Any]] = [
-    {"response_format": {"type": "json_object"}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+GOOD: list[dict[str, Any]] = [  # beside those of kept answers, as in BAD
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-    {"response_format": {"type": "structural_tag", **TAG}},
-    {"guided_json": SCHEMA},
     {"guided_json": json.dumps(SCHEMA)},
     {"guided_json": True},
     {"guided_json": {}},
-    {"guided_regex": "[0-9]{3}"},
     {"guided_choice": ['say "no"', "back\\slash", "line\nbreak", "déjà", "🦊", "\x00\x7f"]},
-    {"guided_grammar": 'root ::= "a" | root "b"'},
     {"guided_grammar": 'start: "a" /[0-9]+/'},
     {"json_schema": json.dumps(SCHEMA)},
     {"regex": "(yes|no)"},
@@ -32,9 +26,7 @@ GOOD: list[dict[str, Any]] = [
     {"structural_tag": json.dumps(TAG)},
     {"structural_tag": {"type": "structural_tag", **TAG}},
     {"structured_outputs": {"json": SCHEMA}},
-    {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
     {"structured_outputs": {"regex": "a+"}},
-    {"structured_outputs": {"choice": ["a", "b"]}},
     {"structured_outputs": {"grammar": 'root ::= "a"'}},
     {"structured_outputs": {"json_object": True}},
     {"structured_outputs": {"structural_tag": TAG}},
@@ -48,11 +40,8 @@ NONE: list[dict[str, Any]] = [
     {"regex": "", "ebnf": "", "guided_choice": []},
 ]
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
     ({"regex": "(?=a)b"}, "regex", "look-around"),
     ({"guided_json": "{"}, "guided_json", "cannot be followed"),
-    ({"guided_json": "[1]"}, "guided_json", "expected a JSON schema"),
-    ({"guided_json": {"type": "strng"}}, "guided_json", "strng"),
     ({"guided_json": {"not": {"type": "string"}}}, "guided_json", "not"),
     ({"guided_json": False}, "guided_json", "cannot be followed"),
     ({"guided_json": {"$ref": "#"}}, "guided_json", "cannot be followed"),  # it has no end
@@ -60,12 +49,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"ebnf": "foo"}, "ebnf", "::="),
     ({"ebnf": "root ::= other"}, "ebnf", "other"),
     ({"ebnf": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "ebnf", "cannot be followed"),
-    ({"guided_grammar": "start: other"}, "guided_grammar", "other"),
-    ({"structural_tag": "{}"}, "structural_tag", "structures"),
     ({"structural_tag": {**TAG, "triggers": ["x"]}}, "structural_tag", "triggers"),
     ({"structural_tag": {**TAG, "structures": [5]}}, "structural_tag", "structures[0]"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "structured_outputs.regex"),
-    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "beside structured_outputs.regex"),
     ({"regex": "a", "guided_json": {}}, "regex", "beside guided_json"),
     ({"regex": "a", "guided_regex": "b"}, "regex", "beside guided_regex"),
     ({"ebnf": '{"grammars": 5}'}, "ebnf", "cannot be followed"),

@@ -10,7 +10,6 @@ from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running
-from tests.gateway.folders import write_folder
 
 
 def expected_text(prompt_ids: list[int], num_tokens: int, choice: int = 0) -> str:
@@ -184,15 +183,6 @@ async def test_a_body_that_is_announced_too_long_is_refused_before_its_key_is_lo
     async with running(folder, limits=HttpLimits(max_body_bytes=100), api_key_file=str(keys)) as setting:
         assert (await setting.complete("x" * 200)).status_code == 413
         assert (await setting.complete("x")).status_code == 401
-
-
-async def test_text_of_a_model_without_tokenizer(tmp_path: Path) -> None:
-    async with running(write_folder(tmp_path / "bare")) as setting:
-        await setting.add_pair()
-        refused = await setting.complete("text")
-        assert refused.status_code == 400 and "no tokenizer" in refused.json()["error"]["message"]
-        [choice] = (await setting.complete([1, 2, 3], max_tokens=3, return_token_ids=True)).json()["choices"]
-        assert choice["text"] == "" and len(choice["token_ids"]) == 3
 
 
 async def test_settings_and_workers_bound_the_context(folder: Path) -> None:

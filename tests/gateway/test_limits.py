@@ -9,7 +9,6 @@ from gateway.limits import (
     UNKNOWN_REST,
     ContextLengthExceeded,
     Limits,
-    check_ids,
     check_list,
     limits_of,
     max_tokens,
@@ -32,30 +31,6 @@ LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool
 
 def test_what_is_asked_is_given() -> None:
     assert max_tokens(60, 40, 16, 1, "prompt", LIMITS) == 40
-
-
-def test_beyond_the_context_names_both_and_the_limit() -> None:
-    with pytest.raises(BadRequest) as caught:
-        max_tokens(60, 41, 16, 1, "prompt", LIMITS)
-    assert caught.value.param == "max_tokens"
-    assert caught.value.message == (
-        "This model's maximum context length is 100 tokens, but prompt has 60 tokens and max_tokens is 41: together 101"
-    )
-
-
-def test_a_field_of_another_name_is_named_as_it_was_sent() -> None:
-    for limits in (LIMITS, Limits(pool_tokens=80, page_size=16)):
-        with pytest.raises(BadRequest, match="max_completion_tokens is 41") as caught:
-            max_tokens(60, 41, None, 1, "messages", limits, "max_completion_tokens")
-        assert caught.value.param == "max_completion_tokens"
-
-
-def test_a_prompt_that_fills_the_context() -> None:
-    with pytest.raises(BadRequest) as caught:
-        max_tokens(100, None, 16, 1, "prompt[3]", LIMITS)
-    known, found = "This model's maximum context length is 100 tokens", "prompt[3] has 100 tokens"
-    assert caught.value.message == f"{known}, but {found}, which leaves none for the answer"
-    assert caught.value.param == "prompt"
 
 
 @given(st.integers(1, 300), st.integers(1, 3), st.sampled_from([None, 20, 100]), st.sampled_from([None, 40, 120]))
@@ -90,18 +65,6 @@ def test_more_than_the_pool() -> None:
         max_tokens(60, None, 16, 1, "prompt", Limits(context_length=100, pool_tokens=32, page_size=16))
     with pytest.raises(BadRequest, match="KV memory"):
         max_tokens(60, None, 16, 1, "prompt", Limits(pool_tokens=320, prefill_pool_tokens=32, page_size=16))
-
-
-@given(st.integers(1, 200), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(1, 40), st.integers(0, 2))
-def test_room_is_exactly_what_the_pages_hold(
-    num_prompt: int, num_choices: int, page_size: int, pages: int, lookahead: int
-) -> None:
-    limits = Limits(pool_tokens=pages * page_size, page_size=page_size, lookahead=lookahead)
-    room, sizes = limits.room(num_prompt, num_choices), (page_size, lookahead)
-    assert room is not None
-    if room >= 1:
-        assert Need(num_prompt, num_choices, room).total_pages(*sizes) <= pages
-    assert Need(num_prompt, num_choices, max(1, room + 1)).total_pages(*sizes) > pages or room == 0
 
 
 WORKERS = st.lists(st.tuples(st.sampled_from([1, 3, 4, 16]), st.integers(1, 60)), min_size=1, max_size=3)
@@ -140,13 +103,6 @@ def test_a_list_that_is_too_long_whatever_is_in_it() -> None:
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_a_list_among_lists_that_is_too_long() -> None:
-    check_list([[1] * 100, [1] * 100, [], "a"], LIMITS)
-    with pytest.raises(BadRequest, match=r"length is 100 tokens, but prompt\[1\] has 101 tokens") as caught:
-        check_list([[1] * 100, [1] * 101], LIMITS)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-
-
 @pytest.mark.parametrize(
     ("limits", "longest"),
     [
@@ -163,14 +119,6 @@ def test_a_prompt_beyond_the_longest_could_never_be_served(limits: Limits, longe
             max_tokens(longest + 1, 1, 16, 1, "prompt", limits)
         told = prompt_too_long("prompt[3]", 7, limits)
         assert told.param == "prompt" and f"prompt[3] has 7 characters, more than {longest} tokens" in told.message
-
-
-def test_ids() -> None:
-    check_ids([0, 49], "prompt", LIMITS)
-    with pytest.raises(BadRequest, match="token id 50"):
-        check_ids([50], "prompt", LIMITS)
-    with pytest.raises(BadRequest, match="empty"):
-        check_ids([], "prompt[0]", LIMITS)
 
 
 def many(num_prompts: int, n: int = 1) -> CompletionRequest:

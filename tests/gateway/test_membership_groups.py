@@ -254,14 +254,6 @@ def test_a_group_starts_again_although_another_command_with_its_name_was_refused
     assert len(admit(table, epoch=11).joined) == SIZE
 
 
-def test_a_newer_epoch_may_serve_another_model(table: Membership) -> None:
-    admit(table)
-    other = Fingerprint("model-b")
-    assert table.register(rank(0, epoch=2, fingerprint=other), 0.1).kept_waiting
-    table.give_up(key(rank(0)), "has left")
-    assert len(admit(table, epoch=2, fingerprint=other).joined) == SIZE
-
-
 # ---- it is over ----
 
 
@@ -276,14 +268,6 @@ def test_no_rank_of_a_lost_epoch_or_an_older_one_is_admitted(table: Membership) 
         assert old == "epoch 4 of group 'g' is over: worker 'g.1' has left"
     assert table.members == ()
     assert len(admit(table, epoch=6).joined) == SIZE
-
-
-def test_a_new_gateway_admits_the_same_epoch(table: Membership) -> None:
-    admit(table, epoch=5)
-    restarted = Membership(78)
-    [(_, answer)] = restarted.heartbeat(Heartbeat("g.0", instance_of(5, 0), STATS), 0.0).outgoing
-    assert answer == RegisterAgain(78)
-    assert len(admit(restarted, epoch=5).joined) == SIZE
 
 
 def test_a_worker_of_its_own_keeps_the_id_of_a_rank(table: Membership) -> None:

@@ -33,13 +33,6 @@ def test_a_value_may_count_several_times() -> None:
     assert lines(once) == lines(thrice)
 
 
-def test_a_tally_reads_like_a_counter() -> None:
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
-    Tally("tokens", "So many.", ours, lambda: 12)
-    Counter("tokens", "So many.", registry=theirs).inc(12)
-    assert lines(ours) == lines(theirs)
-
-
 def test_a_tally_with_a_label_reads_like_a_counter() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     Tally("refused", "So many.", ours, lambda: {"late": 2, "early": 0}, "reason")

@@ -178,44 +178,6 @@ def test_prefill_computes_where_the_queue_and_the_rest_are_the_least_work() -> N
         assert pick([p0, p1, d0], book).prefill is taken, "prompts that are cached take places in launches, too"
 
 
-def test_one_hot_prefix_keeps_no_other_worker_idle() -> None:
-    """64 requests come at once, and only one pair has their common prefix."""
-    members = [
-        holder(f"{role}{each}", role, 16 * (each == 0)) for role in (Role.PREFILL, Role.DECODE) for each in (0, 1)
-    ]
-    need = replace(LONG, prompt_tokens=16 * STRIDE + 32)
-    book, pairer = Loads(), Pairer("prefix_aware")
-    prefills, decodes = Counter[str](), Counter[str]()
-    for _ in range(64):
-        pair = pick(members, book, need, pairer)
-        assert pair.prefill is not None
-        for each, load, count in (
-            (pair.prefill, prefill_load(need, pair.prefill), prefills),
-            (pair.decode, decode_load(need, pair.decode), decodes),
-        ):
-            book.add(each.key, load)
-            count[each.key.worker_id] += 1
-        pair.prefill.prefixes.expect(need.prefixes)
-    assert decodes["decode0"] > decodes["decode1"] >= 64 // 3 - 1, "twice as many at most"
-    work = [book[each.key].prompt_work for each in members[:2]]
-    assert prefills["prefill1"] >= 64 // 3 and max(work) - min(work) <= 100
-
-
-def test_new_sessions_spread_and_then_stay() -> None:
-    """Eight chats over two pairs, one after the other and then turn by turn, each with a prompt of its own."""
-    members = two_of_each(0)
-    pairer, homes = Pairer("prefix_aware"), dict[int, Pair]()
-    for turn in range(4):
-        for chat in range(8):
-            hashes = tuple(bytes([chat, number]) * 4 for number in range(2 * turn + 2))
-            need = Need(len(hashes) * STRIDE + 5, 1, 50, hashes)
-            pair = pick(members, Loads(), need, pairer)
-            assert homes.setdefault(chat, pair) == pair and pair.prefill is not None
-            for each in (pair.prefill, pair.decode):
-                each.prefixes.learn(CacheNews(added=hashes))
-    assert len({pair.decode.key for pair in homes.values()}) == len({str(pair.prefill) for pair in homes.values()}) == 2
-
-
 def test_a_hit_counts_for_nothing_where_the_request_would_wait() -> None:
     d0, d1, p0 = holder("d0", Role.DECODE, 16), holder("d1", Role.DECODE), holder("p0", Role.PREFILL)
     book = Loads({d0.key: Load(64, 5000), d1.key: Load(40, 5000)})

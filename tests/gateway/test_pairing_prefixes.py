@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gateway.members import WorkerKey
-from gateway.pairing import Load
 from gateway.prefixes import KnownPrefixes
 from protocol.messages_gateway import Heartbeat, Left, Role, Welcome
 from protocol.prefixes import HASH_KEY_BYTES, packed, prefix_hashes
@@ -91,15 +90,6 @@ async def test_another_salt_is_another_prefix(setting: Setting, workers: list[Fa
         assert (await served(setting, [*PREFIX, 70 + suffix]))[0] == "u1"
 
 
-async def test_they_spread_while_the_one_that_holds_it_is_busy(setting: Setting, workers: list[FakeWorker]) -> None:
-    await tell(setting, workers[1], 4, added=hashes(workers[1]))
-    loads, busy = setting.gateway.control.dispatch.loads, key_of(workers[1])
-    loads.add(busy, Load(4, 2000))
-    assert {(await served(setting, [*PREFIX, 70 + suffix]))[0] for suffix in range(6)} == {"u0", "u2"}
-    loads.add(busy, Load(4, 2000), -1)
-    assert (await served(setting, [*PREFIX, 70]))[0] == "u1"
-
-
 async def test_a_retry_goes_to_the_next_best(setting: Setting, workers: list[FakeWorker]) -> None:
     await tell(setting, workers[1], 4, added=hashes(workers[1]))
     await tell(setting, workers[2], 2, added=hashes(workers[2])[:2])
@@ -118,7 +108,7 @@ async def test_what_gave_way_begins_again_where_its_prompt_is_held(setting: Sett
 
 async def test_whatever_is_told_the_answers_are_the_same(setting: Setting, workers: list[FakeWorker]) -> None:
     """What is told may come twice, be lost, or be wrong."""
-    prompts = [[*PREFIX[: 40 * each], 70 + each] for each in range(6)]
+    prompts = [[*PREFIX[: 40 * each], 70 + each] for each in (0, 3, 5)]
     expected = [(await served(setting, prompt))[1] for prompt in prompts]
     first, *rest = hashes(workers[1])
     for expected_num, news in (

@@ -7,7 +7,6 @@ from gateway.membership import Membership
 from gateway.presence import Presence
 from protocol.messages_gateway import Heartbeat, Role
 from protocol.messages_group import GroupPlace
-from tests.gateway.control_bench import ControlBench
 from tests.gateway.worker_ends import STATS, register
 
 P, D, U = Role.PREFILL, Role.DECODE, Role.UNIFIED
@@ -123,21 +122,3 @@ def test_how_a_worker_is_lost_by_itself() -> None:
         table.expire(9.0)
         loss = table.losses[WorkerKey("d", 1)]
         assert loss.how is how and loss.says.startswith(says)
-
-
-def test_the_gateway_notes_all_that_comes_and_goes() -> None:
-    bench = ControlBench("u0", "u1")
-    presence = bench.control.presence
-    bench.lose("u0")
-    assert presence.seconds_without(bench.clock.now()) == {U: 0.0}
-    bench.lose("u1")
-    bench.clock.advance(3.0)
-    assert presence.seconds_without(bench.clock.now()) == {U: 3.0}
-    missing = bench.control.membership.missing
-    assert missing is not None
-    assert presence.describe(missing, bench.clock.now()) == (
-        "no worker is ready, so no request could be served for 3 s; the worker lost last has dropped its connection"
-    )
-    bench.join("u2")
-    bench.say("u2", Heartbeat("u2", 1, STATS))
-    assert presence.seconds_without(bench.clock.now()) == {U: 0.0} and bench.control.membership.missing is None

@@ -54,17 +54,6 @@ def deliver(requests: Requests, *messages: ChoiceTokens) -> list[int]:
     return found
 
 
-def test_first_token_from_prefill_then_repeated_by_decode() -> None:
-    requests = new_requests()
-    assert deliver(requests, news(0, 10), news(0, 10), news(1, 11)) == [10, 11]
-
-
-def test_first_token_after_everything_else() -> None:
-    requests = new_requests()
-    assert deliver(requests, news(1, 11), news(2, 12)) == []
-    assert deliver(requests, news(0, 10)) == [10, 11, 12]
-
-
 @pytest.mark.parametrize(
     "late", [news(0, 20), news(1, 11, 20), news(0, 10, 11, 20, 13), news(2, 20, finish="stop"), news(1, 21, 12, 13)]
 )

@@ -14,7 +14,7 @@ from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
-from tests.gateway.conftest import Setting, running, wait_until
+from tests.gateway.conftest import running, wait_until
 
 
 def test_choices_in_flight_and_entering_are_bounded() -> None:
@@ -66,44 +66,9 @@ async def test_too_many_get_429_and_those_before_them_are_unharmed(folder: Path)
         assert not any(each.done() for each in held) and len(worker.assigned) == 2
         assert [(await each).json()["usage"]["completion_tokens"] for each in held] == [40, 40]
         assert (await setting.complete("x", max_tokens=1, n=4)).status_code == 200
-        refused = await setting.complete("x", n=5)
+        refused = await setting.complete(["a", "b", "c"], n=2)
         assert refused.status_code == 400 and "at most 4 in all" in refused.json()["error"]["message"]
         assert 'baton_requests_total{model_name="story",outcome="overloaded"} 5.0' in await setting.metrics()
-
-
-async def test_there_is_room_again_when_clients_leave(folder: Path) -> None:
-    async with running(folder, limits=HttpLimits(max_choices_in_flight=1)) as setting:
-        worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=1))
-        held = asyncio.create_task(setting.complete("x", max_tokens=20))
-        await worker.until(lambda: len(worker.assigned) == 1)
-        assert (await setting.complete("x")).status_code == 429
-        held.cancel()
-        await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
-        worker.behaviour = Behaviour()
-        assert (await setting.complete("x")).status_code == 200
-
-
-async def test_choices_are_prompts_times_n(folder: Path) -> None:
-    async with running(folder, limits=HttpLimits(max_choices_in_flight=8)) as setting:
-        worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=1))
-        held = asyncio.create_task(setting.complete("x", max_tokens=20, n=3))
-        await worker.until(lambda: len(worker.assigned) == 1)
-        refused = await setting.complete(["a", "b", "c"], n=2)
-        assert refused.status_code == 429
-        assert "3 choices are in flight and this request has 6" in refused.json()["error"]["message"]
-        held.cancel()
-        await wait_until(lambda: len(setting.gateway.control.dispatch.requests) == 0)
-
-
-async def test_refused_and_failed_requests_leave_room(setting: Setting) -> None:
-    """Neither count for ever."""
-    await setting.add(Role.UNIFIED)
-    for body in ({"prompt": "x", "max_tokens": 5000}, {"prompt": [999]}, {"prompt": "x", "model": "other"}):
-        for _ in range(3):
-            assert (await setting.client.post("/v1/completions", json=body)).status_code in (400, 404)
-    with setting.gateway.service.admission.entering(HttpLimits().max_choices_in_flight):
-        pass
-    assert (await setting.complete("x")).status_code == 200
 
 
 async def test_bodies_that_wait_for_their_turn_count(folder: Path) -> None:

@@ -101,9 +101,12 @@ json_values = st.recursive(
 objects = st.dictionaries(st.text("abé", max_size=3), json_values, max_size=3)
 
 
-@given(objects, st.sampled_from(["function", None, "function_call"]), st.booleans())
+PRINTED = ("{{ %s }}", "{{ '' + %s }}", "{{ %s + '' }}", "{{ %s ~ '' }}", "{{ %s | trim }}")
+
+
+@given(objects, st.sampled_from(["function", None, "function_call"]), st.booleans(), st.sampled_from(PRINTED))
 def test_arguments_as_text_and_as_an_object_render_alike(
-    arguments: dict[str, Any], field: str | None, is_ascii: bool
+    arguments: dict[str, Any], field: str | None, is_ascii: bool, printing: str
 ) -> None:
     text = json.dumps(arguments, ensure_ascii=is_ascii)
 
@@ -118,10 +121,9 @@ def test_arguments_as_text_and_as_an_object_render_alike(
     assert json.loads(render(reading, **message(text))) == arguments
     assert render(reading, **message(text)) == render(reading, **message(arguments))
 
-    for printing in ("{{ %s }}", "{{ '' + %s }}", "{{ %s + '' }}", "{{ %s ~ '' }}", "{{ %s | trim }}"):
-        source = printing % f"messages[0].{place}.arguments"
-        assert render(source, **message(text)) == text, "as the client has written it"
-        assert json.loads(render(source, **message(arguments))) == arguments
+    source = printing % f"messages[0].{place}.arguments"
+    assert render(source, **message(text)) == text, "as the client has written it"
+    assert json.loads(render(source, **message(arguments))) == arguments
 
 
 EXTRA = ("name", "refusal", "tool_calls", "function_call", "reasoning_content")

@@ -32,8 +32,8 @@ def with_normalizer(normalizer: normalizers.Normalizer | None) -> Tokenizer:
 
 def test_a_composed_character_is_made_of_so_many_at_most() -> None:
     """Any text is made of such runs, whatever its characters are."""
-    pieces = {each: unicodedata.normalize("NFD", each) for each in characters()}
-    shrinks = [len(run) / len(unicodedata.normalize("NFC", run)) for run in pieces.values()]
+    runs = [unicodedata.normalize("NFD", each) for each in characters() if not unicodedata.is_normalized("NFD", each)]
+    shrinks = [len(run) / len(unicodedata.normalize("NFC", run)) for run in runs]
     assert max(shrinks) == MOST_COMPOSED and set(KEEPING) == {"NFC", "NFD"}
 
 
@@ -47,8 +47,7 @@ def test_a_steady_normalizer_makes_four_characters_of_one_at_most(name: str) -> 
     text = "".join(characters()[1:])
     normalized = MADE[name].normalize_str(text)
     assert len(normalized) <= 1.2 * len(text)
-    stretched = [each for each in characters()[1:] if len(MADE[name].normalize_str(each)) > 4]
-    assert stretched == []
+    assert max(map(len, MADE[name].normalize_str("x".join(characters()[1:])).split("x"))) <= 4
 
 
 @pytest.mark.parametrize(

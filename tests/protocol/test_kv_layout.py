@@ -148,11 +148,3 @@ def test_a_mismatch_of_several_groups_names_the_group() -> None:
     assert against(TARGET) == "the number of layer groups (a model's and its draft's) is 2 on p, 1 on d"
     assert against(TARGET, DRAFT) is None
     assert mismatch(LAYOUT, replace(LAYOUT, dtype="float32"), "p", "d") == "dtype is bfloat16 on p, float32 on d"
-
-
-def test_every_dtype_has_a_size() -> None:
-    assert {name: replace(LAYOUT, dtype=name).layer(0).token_bytes for name in ITEM_BYTES} == {
-        "float32": 64,
-        "bfloat16": 32,
-        "float16": 32,
-    }

@@ -156,35 +156,3 @@ def test_a_huge_message_is_refused_before_it_is_parsed() -> None:
 def test_random_bytes_never_do_more_than_a_wire_error(raw: bytes) -> None:
     with pytest.raises(WireError):
         PATHS.decode(raw)
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(st.sampled_from(["Point", "Path"]), VALUES)
-def test_random_fields_never_do_more_than_a_wire_error(kind: str, fields: object) -> None:
-    try:
-        message = PATHS.decode(packed(VERSION, kind, fields))
-    except WireError:
-        return
-    assert isinstance(message, Point | Path)
-
-
-@given(st.integers(0, 200), st.integers(0, 255))
-def test_a_damaged_message_is_a_message_or_a_wire_error(at: int, value: int) -> None:
-    raw = bytearray(PATHS.encode(Path("name", tuple(Point(i, i / 2) for i in range(4)))))
-    raw[at % len(raw)] = value
-    try:
-        message = PATHS.decode(bytes(raw))
-    except WireError:
-        return
-    assert isinstance(message, Point | Path)

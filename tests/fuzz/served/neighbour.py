@@ -59,13 +59,9 @@ class Stream:
             seen = len(self.pieces)
             assert self._news.wait_for(lambda: len(self.pieces) > seen, PATIENCE_S), "the stream has ended"
 
-    def longest_gap(self, start: float, end: float) -> float:
-        """The longest time between two pieces of a stream, of which a part lies in [start, end), in seconds."""
-        before, after = self.worst(start, end)
-        return after - before
-
     def worst(self, start: float, end: float) -> tuple[float, float]:
-        """The moments of the two pieces with that gap; (start, start) if there are none."""
+        """The moments of the two pieces of a stream with the longest time between them, of which a part lies in
+        [start, end); (start, start) if there are none."""
         with self._news:
             gaps = [
                 (before, after)

@@ -82,7 +82,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(name: str) -> AsyncIterator[Fleet]:
     """The gateway and the workers that the name stands for."""
-    async with running(FOLDER, silence_limit_s=600) as setting:  # a busy machine's heartbeats come late
+    async with running(FOLDER) as setting:
         found = Fleet(setting)
         if name != "none":
             await found.add_worker({"fails at once": 0, "fails in the middle": 3}.get(name))
