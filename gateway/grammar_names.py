@@ -1,12 +1,12 @@
-"""Names in the objects of a JSON schema: each way to go on with a name has one that is left for it.
+"""Names in the objects of a JSON schema: behind each comma that an answer may write, a name may follow.
 
-llguidance goes on behind a comma with a name of `patternProperties`, or with another one. It leaves out the names of
-`properties`, and those of all patterns, and does not see that none is left. Then nothing may follow the comma. So
+llguidance goes on behind a comma with a name that a pattern of `patternProperties` matches, or with another one. Of
+both it leaves out the names of `properties`, and of the others those of all patterns. It does not see where none is
+left, and then nothing may follow the comma. So
 
-patterns that name only what the document names    their schemas go to `properties`: {"^a$": S} --> {"a": S}
-patterns that name all, or all but such names      no further name is allowed, since there is none
-patterns that do so only together with another     refused, if the parts of the schema hold together
-part's
+patterns that match only names of the document        their schemas go to `properties`: {"^a$": S} --> {"a": S}
+patterns that match all names, or all but such ones   no other name is allowed
+patterns that do so only beside those of other parts  refused, if these parts of the schema hold together
 """
 
 import json
@@ -36,7 +36,7 @@ class Names:
     _num_looks: int = 0
 
     def with_own(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The same schema with a name for each way to go on. ValueError for too many patterns and names."""
+        """The same schema, with a name left wherever one may follow. ValueError for too many patterns and names."""
         named, patterns = schema.get("properties", {}), schema.get("patternProperties")
         if not isinstance(named, dict) or not isinstance(patterns, dict):
             return schema

@@ -22,6 +22,9 @@ _DIGITS: Final = {"x": 2, "u": 4}
 _MAY_HAVE_THEM: Final = re.compile(r"\[\^|\\[xupPDWSv0c]")  # a class in which this is may have such characters
 _ESCAPES: Final = frozenset("dDwWsSbBnrtfvxucpPk")  # letters behind a backslash, in ECMA's dialect
 _GROUP: Final = re.compile(r"\(\?(:|=|!|<|[ims]*(-[ims]+)?:)")  # how a group with a question mark begins there
+_TIMES: Final = re.compile(r"[*+?]|\{\d+(?:,\d*)?\}")
+_REPEAT: Final = re.compile(rf"(?:{_TIMES.pattern})\??")
+_ASSERTIONS: Final = ("^", "$", r"\b", r"\B")
 _OPERATORS: Final = ("[:", "&&", "--", "~~")  # of Rust's classes, which are plain characters in ECMA's
 _IN_CLASS: Final = re.compile(r"\\.|\[", re.DOTALL)
 
@@ -31,14 +34,19 @@ def spelt_pattern(pattern: str) -> str:
     ECMA's."""
     found, place = "", 0
     while place < len(pattern):
+        repeat = _REPEAT.match(pattern, place)
         if pattern[place] == "[":
             end = _class_end(pattern, place)
             part = _class(pattern[place:end])
         elif pattern[place] == "\\":
             end, part = _escape(pattern, place)
+        elif repeat:
+            end, part = repeat.end(), repeat[0]
         else:
             _check_group(pattern, place)
             end, part = place + 1, _ANY if pattern[place] == "." else pattern[place]
+        if repeat or pattern[place:end] in _ASSERTIONS:
+            _check_again(pattern, end)
         found, place = found + part, end
     return found
 
@@ -69,6 +77,12 @@ def _check_group(pattern: str, place: int) -> None:
     """ValueError for a group that only Rust's dialect has, such as flags for the rest of a pattern."""
     if pattern.startswith("(?", place) and not _GROUP.match(pattern, place):
         raise ValueError(f"pattern {pattern[:80]!r}: got {pattern[place : place + 4]!r}, which is no group of ECMA's")
+
+
+def _check_again(pattern: str, end: int) -> None:
+    """ValueError for a repetition of a repetition or an assertion, such as `a++` or `^*`: ECMA's dialect has none."""
+    if again := _TIMES.match(pattern, end):
+        raise ValueError(f"pattern {pattern[:80]!r}: got {again[0]!r} where nothing is to repeat, expected brackets")
 
 
 def _escape(pattern: str, begin: int) -> tuple[int, str]:

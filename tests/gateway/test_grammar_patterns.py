@@ -131,6 +131,39 @@ def test_what_ecmas_dialect_has_is_not(part: str) -> None:
     assert spelt_pattern(part) == part
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a++",
+        "a*+",
+        "a?+",
+        "a**",
+        "a+*",
+        "a{2}{3}",
+        "a{2,}+",
+        "a+?+",
+        "[ab]++",
+        r"\d++",
+        "(?:a)++",
+        "^*",
+        "${2}",
+        r"\b+",
+    ],
+)
+def test_a_repetition_of_a_repetition_or_an_assertion_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=r"where nothing is to repeat, expected brackets"):
+        spelt_pattern(f"^x{part}$")
+    told = check(Asked("guided_json", "json", {"patternProperties": {part: {}}}))
+    assert not isinstance(told, str) and "where nothing is to repeat, expected brackets" in told.message
+
+
+@pytest.mark.parametrize(
+    "part", ["(a+)+", "a+?", "a??", "a{2,3}?", r"a\++", "[+*]+", "a+[+]", r"\?+", "(?:a+)+", "a+|+"]
+)
+def test_a_single_repetition_is_not(part: str) -> None:
+    assert spelt_pattern(part) == part
+
+
 @pytest.mark.parametrize("pattern", ["\\", "^a\\", "a\\\\\\"])
 def test_a_backslash_at_the_end_is_refused(pattern: str) -> None:
     schemas: list[dict[str, object]] = [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from gateway import grammar_texts
 from gateway.grammar_fields import MAX_CHOICES
-from gateway.grammar_texts import MAX_RULES
+from gateway.grammar_texts import MAX_RULES, MAX_TOLD
 from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from runtime.native_stack import pool_with_stack
@@ -118,3 +119,16 @@ def test_numbers_that_are_no_exact_doubles_are_refused_wherever_they_stand(numbe
 def test_numbers_up_to_the_bound_are_followed(number: float) -> None:
     found = check(Asked("guided_json", "json", {"const": number}))
     assert allows(found, json.dumps(number))
+
+
+def test_a_reason_is_told_whole_and_its_length_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"type": "integer"}, {"multipleOf": 0.7, "minimum": 1, "maximum": 4}]
+    told = check(Asked("guided_json", "json", {"allOf": parts}))
+    assert isinstance(told, BadRequest) and told.message.endswith("allow too few of them, expected all in one part")
+
+    def refused(_: Asked) -> str:
+        raise ValueError("x" * 1000)
+
+    monkeypatch.setattr(grammar_texts, "_text", refused)
+    told = check(Asked("guided_json", "json", {}))
+    assert isinstance(told, BadRequest) and told.message == f"guided_json: cannot be followed: {'x' * MAX_TOLD}..."

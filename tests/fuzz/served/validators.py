@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from datetime import date
 from decimal import Context, Decimal, localcontext
+from functools import cache
 from typing import Any, Final
 
 import jsonschema_rs
@@ -99,7 +100,7 @@ def _by_python(text: str, schema: Any) -> Found | None:
     dialect = mapped(mapped(schema, with_patterns(PYTHON_END)), _with_named_patterns)
     exact = json.loads(json.dumps(dialect), parse_float=Decimal)
     kind = validators.validator_for(schema if isinstance(schema, dict) else {}, Draft202012Validator)
-    kind = validators.extend(kind, type_checker=_IS_NUMBER)
+    kind = _exact(kind)
     with localcontext(Context(prec=DIGITS)):
         try:
             value = json.loads(text, parse_float=Decimal)
@@ -108,6 +109,12 @@ def _by_python(text: str, schema: Any) -> Found | None:
             raise NotJudged(f"{type(error).__name__}: {error}"[:200]) from error
     keywords = frozenset(name for each in errors for name in _keywords(each))
     return (keywords, _line(errors[0].message)) if errors else None
+
+
+@cache
+def _exact(kind: Any) -> Any:
+    """The validators of a draft that count exactly."""
+    return validators.extend(kind, type_checker=_IS_NUMBER)
 
 
 def _keywords(error: ValidationError) -> Iterator[str]:

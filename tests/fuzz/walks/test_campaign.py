@@ -21,13 +21,11 @@ from tests.fuzz.walks.walking import STYLES
 SEED = 3
 
 
-def walked(folder: Path, number: int = 60) -> Totals:
-    return run(
-        Options("any", SEED, 0, number, folder),
-        lambda each: Answer(**json.loads(answer("any", SEED, each))),
-        lambda _: None,
-        Event(),
-    )
+def walked(folder: Path, number: int = 60, kind: str = "any") -> Totals:
+    def read(each: int) -> Answer:
+        return Answer(**json.loads(answer(kind, SEED, each)))
+
+    return run(Options(kind, SEED, 0, number, folder), read, lambda _: None, Event())
 
 
 def strict_as(change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +34,9 @@ def strict_as(change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(grammar_texts, "strict_schema", lambda schema, compact=False: right(change(schema)))
 
 
-def test_the_gateway_follows_or_refuses_truly(tmp_path: Path) -> None:
-    totals = walked(tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gateway_follows_or_refuses_truly(kind: str, tmp_path: Path) -> None:
+    totals = walked(tmp_path, kind=kind)
     assert totals.found.total() == 0 and not list(tmp_path.iterdir())
     assert totals.num_schemas == 60 and 10 < totals.refused.total() < 50
     assert totals.walks["valid"] > 60, "walks end"

@@ -11,6 +11,7 @@ from tests.byte_grammars import check
 from tests.fuzz.walks.refusals import NO_ANSWER, NO_VALUE_BEHIND, UNKNOWN, reason, untrue
 
 REF = {"$ref": "#/$defs/a"}
+NAMES_TOGETHER = "patternProperties of several parts"
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {}}, "not"),
     ({"extends": {}}, "extends"),
@@ -23,6 +24,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"allOf": [{"type": "number", "multipleOf": 0.7}, {"type": "integer", "minimum": 1, "maximum": 6}]}, "multipleOf"),
     ({"minimum": 0.12345678901234567}, "bounds"),
     ({"exclusiveMinimum": 0, "maximum": 1e-15}, "bounds"),
+    ({"minimum": 1e-300}, "bounds"),
+    ({"exclusiveMaximum": -4.9e-35}, "a number that is not read exactly"),
+    ({"const": [0.1, 9007199254740991.0]}, "a number that is not read exactly"),
+    ({"multipleOf": 1e-23}, "a number that is not read exactly"),
+    ({"multipleOf": 4.18e-13}, "multipleOf"),
+    ({"allOf": [{"patternProperties": {"^a": {}}}, {"patternProperties": {"^[^a]|^$": {}}}]}, NAMES_TOGETHER),
     ({"minProperties": 4}, "minProperties"),
     ({"maxLength": -1}, "a negative length or count"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
