@@ -12,7 +12,6 @@ from torch import Tensor
 from bench.gpu import step_kernels
 from bench.gpu.kernel_sides import Setup, inputs_for
 from bench.gpu.shape import QWEN3_8B, TINY, config_of
-from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_kernels import (
     BOUNDS,
     SIZES,
@@ -29,10 +28,10 @@ from bench.gpu.step_kernels import (
     words_of_kernels,
 )
 from bench.gpu.timing import Limits
-from bench.records import Goal, Note, Row
+from bench.records import Goal, Note
 from model.paged_kv import PagedKv
 from model.passes import Rotation, Rows, TorchPasses
-from tests.doubles.clock import VirtualClock
+from tests.bench.gpu.sheets import faults_in, rows_in, sheet_in
 
 CONFIG = config_of(TINY)
 AT = Setup(CONFIG, torch.device("cpu"), SIZES["cpu"], Limits(1e9, 1e9))
@@ -176,14 +175,6 @@ def test_a_wrong_pass_is_told_from_a_right_one(
 # ---- the step ----
 
 
-def sheet_in(tmp_path: Path) -> StepSheet:
-    return StepSheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=True)
-
-
-def faults_in(sheet: StepSheet) -> list[str]:
-    return [each.text for each in sheet.folder.records() if isinstance(each, Note) and each.fault]
-
-
 def test_the_step_runs_and_says_what_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_kernels, "measured_limits", lambda _: Limits(1e9, 1e9))
     sheet = sheet_in(tmp_path)
@@ -194,10 +185,10 @@ def test_the_step_runs_and_says_what_stands_in(tmp_path: Path, monkeypatch: pyte
     assert note.startswith("torch's operations as a stand-in for the kernels, a stand-in for graphs")
     assert words_of_kernels("cuda") == "Triton's kernels"
 
-    rows = [each.cells for each in records if isinstance(each, Row) and each.table == "A pass"]
+    rows = [each.cells for each in rows_in(sheet) if each.table == "A pass"]
     names = ("norm", "added norm", "place", "gate")
     assert [(cells["pass"], cells["rows"]) for cells in rows] == [(name, count) for count in (1, 5) for name in names]
-    tables = [each.table for each in records if isinstance(each, Row)]
+    tables = [each.table for each in rows_in(sheet)]
     assert [tables.count(name) for name in ("Results", "Attention of decodes", "Attention of a prompt")] == [16, 2, 1]
     words = [each.words for each in records if isinstance(each, Goal)]
     assert "place, 5 rows: share of a device copy" in words and "place, 1 rows: share of a device copy" not in words
@@ -212,6 +203,6 @@ def test_a_wrong_pass_fails_the_step_in_each_dtype_and_is_timed_all_the_same(
     measure_passes(sheet, "cpu")
     sheet.end()
     assert faults_in(sheet) == [f"gate, {rows} rows, {dtype}: off by inf" for rows in (1, 5) for dtype in BOUNDS]
-    rows = [each.cells for each in sheet.folder.records() if isinstance(each, Row)]
+    rows = [each.cells for each in rows_in(sheet)]
     assert len([cells for cells in rows if "error" in cells and cells["error"] is None]) == 4
     assert len([cells for cells in rows if "torch / fused" in cells]) == 8
