@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.gpu import kernel_attention
-from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, layers_for, prompt, prompt_flops
+from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, prompt, prompt_flops
 from bench.gpu.kernel_sides import Setup
 from bench.gpu.shape import TINY, config_of
 from bench.gpu.step_kernels import SIZES
@@ -49,10 +49,6 @@ def test_the_attention_to_compare_with_is_that_of_the_formula(batch: int, contex
     for row, own_BHD in enumerate(found):
         k_SKD, v_SKD = (kv_layer[pages_BP[row], side].flatten(0, 1)[:context] for side in (0, 1))
         torch.testing.assert_close(own_BHD, plain_attention(q_BHD[row : row + 1], k_SKD, v_SKD)[0])
-
-
-def test_layers_are_as_many_as_fit_and_two_at_least() -> None:
-    assert [layers_for(each, 36, 5000) for each in (1, 100, 200, 4999, 10_000)] == [36, 36, 25, 2, 2]
 
 
 def test_a_prompt_computes_two_products_for_each_pair_and_head() -> None:
@@ -118,11 +114,3 @@ def test_wrong_decodes_are_a_fault_and_their_row_is_written(
     decodes(sheet, AT, 6, 20)
     assert own.calls > 2 and why in faults_in(sheet)[0]
     assert [each.table for each in rows_in(sheet)] == ["Attention of decodes"]
-
-
-def test_a_wrong_prompt_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Wrong(torch.float32)
-    monkeypatch.setattr(kernel_attention, "attention_of", lambda *_: own)
-    sheet = sheet_in(tmp_path)
-    prompt(sheet, AT, 20)
-    assert own.calls and "a prompt of 20 tokens: attention is off by 0." in faults_in(sheet)[0]
