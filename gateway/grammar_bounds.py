@@ -13,18 +13,22 @@ from typing import Any, Final
 from gateway.grammar_multiples import is_number
 
 MAX_DIGITS: Final = 15
+MAX_PLACES: Final = 60  # of a bound behind the point: llguidance puts a pair of brackets or two around each digit
 PLACES: Final = 9  # behind the point, of a number next to a bound, or more if another bound is as near
 _LOWER: Final = ("minimum", "exclusiveMinimum")
 _UPPER: Final = ("maximum", "exclusiveMaximum")
 
 
 def fractions_in(schema: Mapping[str, Any]) -> Iterator[float]:
-    """The bounds of one schema that are no whole numbers. ValueError for one of too many digits."""
+    """The bounds of one schema that are no whole numbers. ValueError for one of too many digits, or too near to 0."""
     for keyword in (*_LOWER, *_UPPER):
         value = schema.get(keyword)
         if isinstance(value, float) and not value.is_integer():
-            if len(Decimal(repr(value)).normalize().as_tuple().digits) > MAX_DIGITS:
+            _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+            if len(digits) > MAX_DIGITS:
                 raise ValueError(f"{keyword}: got {value}, expected at most {MAX_DIGITS} digits")
+            if -int(exponent) > MAX_PLACES:
+                raise ValueError(f"{keyword}: got {value}, expected at most {MAX_PLACES} digits behind the point")
             yield value
 
 
@@ -49,7 +53,7 @@ def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict
         for (_, keyword), away in ((_LOWER, 1), (_UPPER, -1)):
             bound = schema.get(keyword)
             if is_number(bound) and bound == int(bound) and (gap := _gap(bound, away, ordered)):
-                found[keyword] = _next_to(bound, away, gap)
+                found[keyword] = _next_to(keyword, bound, away, gap)
         return found
 
     return changed
@@ -65,10 +69,12 @@ def _gap(bound: float, away: int, ordered: Sequence[float]) -> float:
     return gap if gap < 1 else 0.0
 
 
-def _next_to(bound: float, away: int, gap: float) -> float:
+def _next_to(keyword: str, bound: float, away: int, gap: float) -> float:
     """A number of at most MAX_DIGITS digits on that side of a bound, nearer than `gap`. ValueError if there is none."""
     most = MAX_DIGITS - len(str(abs(int(bound))))
     for places in range(min(PLACES, most), most + 1):
         if 2 * 10.0**-places <= gap:
             return round(bound + away * 10.0**-places, places)
-    raise ValueError(f"got bounds {bound} and {bound + away * gap}, expected none so near to each other")
+    raise ValueError(
+        f"{keyword}: got {bound} beside the bound {bound + away * gap}, expected none so near to each other"
+    )

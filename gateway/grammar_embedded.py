@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.complaints import short
-from gateway.grammar_schemas import OPTIONS, strict_schema
+from gateway.grammar_patterns import OPTIONS
+from gateway.grammar_schemas import strict_schema
 
 _SEPARATORS: Final = {"item_separator": ",", "key_separator": ":"}
 

@@ -65,8 +65,12 @@ def check_counted(schema: Mapping[str, Any]) -> None:
 
 
 def check_work(step: Fraction) -> None:
-    """ValueError for a multiple that takes too much to look for: a state for each remainder, of 5 us."""
-    number = step.numerator * 10 ** places(step) // step.denominator
+    """ValueError for a multiple that takes too much to look for: a state for each remainder, of 5 us. So for one whose
+    remainders are too large: llguidance shifts a whole number's remainder by the decimal places, in 32 bits."""
+    shift = 10 ** places(step)
+    number = int(step * shift)
+    if (number - 1) * shift >= MAX_COUNTED:
+        raise ValueError(f"multipleOf: got {float(step):.15g}, expected fewer digits, or fewer behind the point")
     while number % 10 == 0:  # zeros at its end are looked for one by one
         number //= 10
     if number > MAX_REMAINDERS:

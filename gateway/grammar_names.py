@@ -1,66 +1,157 @@
-"""Patterns of names in a JSON schema that name only what `properties` or `required` name, where no other is allowed.
+"""Names in the objects of a JSON schema: each way to go on with a name has one that is left for it.
 
-For these llguidance allows a comma behind which no name may follow. So the pattern's schema goes to the properties
-themselves, and the pattern away.
+llguidance goes on behind a comma with a name of `patternProperties`, or with another one. It leaves out the names of
+`properties`, and those of all patterns, and does not see that none is left. Then nothing may follow the comma. So
+
+patterns that name only what the document names    their schemas go to `properties`: {"^a$": S} --> {"a": S}
+patterns that name all, or all but such names      no further name is allowed, since there is none
+patterns that do so only together with another     refused, if the parts of the schema hold together
+part's
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.grammar_patterns import NOTHING, UNSPELT
+from gateway.grammar_patterns import ESCAPES, NOTHING, OPTIONS, UNSPELT
+from gateway.grammar_references import mapped
+from gateway.grammar_together import Parts, ways
 from runtime.grammar_limits import limits
 
-MAX_LOOKS: Final = 1000  # at one pattern and one name, in a schema's object
+MAX_LOOKS: Final = 100_000  # at one pattern and one name of a document
+_NULL: Final = {"type": "null"}
 _QUIET: Final = 0
 
 
-def with_own_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema without such patterns. A name of `required` is one of `properties`, too."""
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties")
-    if not isinstance(named, dict) or not isinstance(patterns, dict) or schema.get("additionalProperties") is not False:
+@dataclass
+class Names:
+    """The names in a document. It remembers which sets of names have others."""
+
+    names: frozenset[str]
+    _others: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _num_looks: int = 0
+
+    def with_own(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """The same schema with a name for each way to go on. ValueError for too many patterns and names."""
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties")
+        if not isinstance(named, dict) or not isinstance(patterns, dict):
+            return schema
+        found, left = dict(named), dict(patterns)
+        for pattern, each in patterns.items():
+            if _may_be_few(pattern) and self._are_all(pattern, is_inside=True):
+                del left[pattern]
+                for name in self._those(pattern, is_inside=True):
+                    found[name] = {"allOf": [found[name], each]} if name in found else each
+
+        others = schema.get("additionalProperties", True)
+        if left and others is not False and self._are_all(one_of(left), is_inside=False):
+            for name in self._those(one_of(left), is_inside=False):
+                found.setdefault(name, others)
+            others = False
+        return _with(schema, found, left, others)
+
+    def check_together(self, root: Any) -> None:
+        """ValueError for patterns that leave no other name, but do so only where parts of a schema hold together."""
+        patterns = {each for part in _schemas(root) if _is_open(part) for each in part["patternProperties"]}
+        if len(patterns) < 2 or not self._are_all(one_of(sorted(patterns)), is_inside=False):
+            return
+        for parts in ways(root, "patternProperties"):
+            if (found := _named_by_parts(parts)) and self._are_all(one_of(found), is_inside=False):
+                raise ValueError(
+                    f"patternProperties: got {len(found)} patterns in parts of the schema that hold together, and they"
+                    " leave no other name, expected them in one part"
+                )
+
+    def _are_all(self, pattern: str, *, is_inside: bool) -> bool:
+        """Whether the document has all names that match a pattern, or all that do not."""
+        key = (pattern, is_inside)
+        if key not in self._others:
+            self._others[key] = self._has_others(pattern, is_inside=is_inside)
+        return not self._others[key]
+
+    def _has_others(self, pattern: str, *, is_inside: bool) -> bool:
+        if not is_inside:  # mostly there are longer names than those of the document
+            shorter = rf"^[\s\S]{{0,{max(map(len, self.names), default=0)}}}$"
+            if _goes_on(one_of([pattern, shorter]), is_inside=False):
+                return True
+        return _goes_on(pattern, is_inside=is_inside, without=self._those(pattern, is_inside=is_inside))
+
+    def _those(self, pattern: str, *, is_inside: bool) -> Sequence[str]:
+        """The names of the document that match a pattern, or that do not; in one order."""
+        self._num_looks += len(self.names)
+        if self._num_looks > MAX_LOOKS:
+            raise ValueError(f"patternProperties: got too many patterns beside {len(self.names)} names of properties")
+        matcher = _matcher(pattern, is_inside=is_inside)
+        answers = {name: f"{{{json.dumps(name, ensure_ascii=False)}:null}}".encode() for name in sorted(self.names)}
+        return [name for name, each in answers.items() if matcher.validate_tokens([*each]) == len(each)]
+
+
+def names_of(root: Any) -> Names:
+    """The names in `properties` and `required` of all schemas in a document."""
+    found = set[str]()
+    for schema in _schemas(root):
+        for keyword, kind in (("properties", dict), ("required", list)):
+            given = schema.get(keyword)
+            found.update(each for each in given if isinstance(each, str)) if isinstance(given, kind) else ()
+    return Names(frozenset(found))
+
+
+def one_of(patterns: Iterable[str]) -> str:
+    """A pattern of what matches one of these."""
+    return "|".join(each or "(?:)" for each in patterns)
+
+
+def _schemas(root: Any) -> Sequence[dict[str, Any]]:
+    """All schemas in a document."""
+    found: list[dict[str, Any]] = []
+
+    def seen(schema: dict[str, Any]) -> dict[str, Any]:
+        found.append(schema)
         return schema
-    extra = _required_besides(schema, named)
-    names = [*named, *extra]
-    bodies = {pattern: whole_names(pattern) for pattern in patterns}
-    if not all(bodies.values()) or len(names) * len(patterns) > MAX_LOOKS:
-        return schema
-    if any(_has_others(body, names) for body in bodies.values()):
-        return schema
 
-    found = dict(named)
-    for name in names:
-        own = [patterns[pattern] for pattern, body in bodies.items() if _matches(body, name)]
-        if name in extra and not own:
-            return schema  # no answer has it, as llguidance says
-        if own:
-            found[name] = {"allOf": [*([named[name]] if name in named else []), *own]}
-    return {key: value for key, value in schema.items() if key != "patternProperties"} | {"properties": found}
+    mapped(root, seen)
+    return found
 
 
-def names_nothing(pattern: str) -> bool:
-    """Whether no name has the pattern, because only characters that answers are never made of would do."""
-    if NOTHING not in pattern and UNSPELT not in pattern:
-        return False
-    parts = [part.removeprefix("^").removesuffix("" if _is_escaped(part) else "$") for part in _alternatives(pattern)]
-    return not any(_allows_any(f"/{_in_lark(part)}/") for part in parts if part) and all(parts)
+def _with(
+    schema: Mapping[str, Any], named: Mapping[str, Any], patterns: Mapping[str, Any], others: Any
+) -> dict[str, Any]:
+    """The same schema with other names. What it did not have, and what says nothing, is left out."""
+    found = {**schema, "properties": named, "patternProperties": patterns, "additionalProperties": others}
+    for keyword, nothing in (("properties", {}), ("patternProperties", {}), ("additionalProperties", True)):
+        if found[keyword] == nothing and schema.get(keyword) != nothing:
+            del found[keyword]
+    return found
 
 
-def _required_besides(schema: Mapping[str, Any], named: Mapping[str, Any]) -> list[str]:
-    required = schema.get("required")
-    names = required if isinstance(required, list) else []
-    return [name for name in names if isinstance(name, str) and name not in named]
+def _is_open(part: Mapping[str, Any]) -> bool:
+    """Whether an object has patterns, and names besides."""
+    has_patterns = isinstance(part.get("patternProperties"), dict)
+    return has_patterns and part.get("additionalProperties", True) is not False
 
 
-def whole_names(pattern: str) -> str:
-    """What a name is from its beginning to its end, as a pattern without anchors; "" if more may stand around it."""
+def _named_by_parts(parts: Parts) -> Sequence[str]:
+    """The patterns of parts that hold together; none if one part has them all, or allows no other names."""
+    lists = [frozenset(part["patternProperties"]) for part in parts if isinstance(part.get("patternProperties"), dict)]
+    found = frozenset[str]().union(*lists)
+    if any(part.get("additionalProperties") is False for part in parts) or found in lists:
+        return ()
+    return sorted(found)
+
+
+def _may_be_few(pattern: str) -> bool:
+    """Whether a pattern may match few names: none, or whole ones only. Others match longer and longer names."""
     parts = _alternatives(pattern)
-    if not all(len(part) > 1 and part[0] == "^" and part[-1] == "$" and not _is_escaped(part) for part in parts):
-        return ""
-    return f"({'|'.join(part[1:-1] for part in parts)})"
+    return all(
+        (part[:1] == "^" and part[1:] and part[-1] == "$" and not _is_escaped(part))
+        or NOTHING in part
+        or UNSPELT in part
+        for part in parts
+    )
 
 
 def _is_escaped(text: str) -> bool:
@@ -71,13 +162,13 @@ def _is_escaped(text: str) -> bool:
 
 def _alternatives(pattern: str) -> Sequence[str]:
     """The parts of a pattern between its outermost bars."""
-    found, depth, is_class, place = [""], 0, False, 0
+    found, depth, class_depth, place = [""], 0, 0, 0
     while place < len(pattern):
         end = place + (2 if pattern[place] == "\\" else 1)
         each = pattern[place:end]
-        is_class = each == "[" or (is_class and each != "]")
-        depth += 0 if is_class else (each == "(") - (each == ")")
-        if each == "|" and not depth and not is_class:
+        class_depth = max(0, class_depth + (each == "[") - (each == "]"))
+        depth += 0 if class_depth else (each == "(") - (each == ")")
+        if each == "|" and not depth and not class_depth:
             found.append("")
         else:
             found[-1] += each
@@ -85,29 +176,32 @@ def _alternatives(pattern: str) -> Sequence[str]:
     return found
 
 
-def _has_others(body: str, names: Any) -> bool:
-    """Whether some name of the pattern is none of `names`."""
-    texts = " | ".join(json.dumps(name) for name in names)
-    return _allows_any(f"/{_in_lark(body)}/ & ~({texts})" if texts else f"/{_in_lark(body)}/")
+# ---- what llguidance finds in names ----
 
 
-def _matches(body: str, name: str) -> bool:
-    return _allows_any(f"/{_in_lark(body)}/ & {json.dumps(name)}")
-
-
-def _in_lark(body: str) -> str:
-    return body.replace("\\/", "/").replace("/", "\\/")
-
-
-def _allows_any(terminal: str) -> bool:
-    """Whether a terminal of Lark's spelling has a text. True for what the library cannot say."""
-    grammar = LLMatcher.grammar_from_lark(f'start: "<" NAME ">"\nNAME: {terminal}')
-    matcher = LLMatcher(_tokenizer(), grammar, log_level=_QUIET, limits=limits(grammar))
+def _goes_on(pattern: str, *, is_inside: bool, without: Iterable[str] = ()) -> bool:
+    """Whether there is a name that matches a pattern, or one that does not, besides those `without`. True for what the
+    library cannot say."""
+    matcher = _matcher(pattern, is_inside=is_inside, without=without)
     if matcher.is_error():
         return True
-    matcher.consume_token(ord("<"))
+    matcher.consume_token(ord("{"))
     matcher.compute_bitmask()
     return not matcher.is_error()
+
+
+def _matcher(pattern: str, *, is_inside: bool, without: Iterable[str] = ()) -> LLMatcher:
+    """Objects of such names, with at least one. It reads bytes."""
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(without, False),
+        "patternProperties": {pattern: _NULL if is_inside else False},
+        "additionalProperties": False if is_inside else _NULL,
+        "minProperties": 1,
+        OPTIONS: {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES},
+    }
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    return LLMatcher(_tokenizer(), grammar, log_level=_QUIET, limits=limits(grammar))
 
 
 @cache

@@ -7,6 +7,8 @@ and it would allow an escaped quote and backslash for each class with all contro
 import re
 from typing import Final
 
+OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
+ESCAPES: Final = 'nrbtf\\"'  # letters behind a backslash in texts of an answer
 # As classes of Rust's dialect.
 UNSPELT: Final = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 NOTHING: Final = r"[^\s\S]"

@@ -20,6 +20,25 @@ _UNIONS: Final = ("anyOf", "oneOf")
 Needs = Iterator[list[Any]]  # of each list an answer follows at least one schema
 
 
+def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a schema in which `change` has been made of each schema, the inner ones first. Values in it, such as
+    those of `enum`, stay as they are."""
+    if not isinstance(schema, dict):
+        return schema
+    return change({key: _inner(key, value, change) for key, value in schema.items()})
+
+
+def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The value of a keyword, with the schemas in it changed."""
+    if key in VALUES:
+        return value
+    if isinstance(value, list):
+        return [mapped(each, change) for each in value]
+    if key in MAPS and isinstance(value, Mapping):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return mapped(value, change)
+
+
 def without_siblings(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema of draft 4, 6 or 7, in which nothing that stands beside a reference counts. Definitions stay."""
     if not isinstance(schema.get("$ref"), str):

@@ -6,27 +6,29 @@ llguidance refuses keywords that it cannot follow, but for those below. Each tex
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.grammar_bounds import exact_bounds, fractions_in, with_numeric_bounds
 from gateway.grammar_formats import with_exact_format
 from gateway.grammar_multiples import check_counted, with_exact_multiples
-from gateway.grammar_names import names_nothing, with_own_names
-from gateway.grammar_patterns import spelt_pattern
-from gateway.grammar_references import MAPS, VALUES, check_references, ignores_siblings, without_siblings
+from gateway.grammar_names import names_of
+from gateway.grammar_numbers import check_numbers
+from gateway.grammar_patterns import ESCAPES, OPTIONS, spelt_pattern
+from gateway.grammar_references import check_references, ignores_siblings, mapped, without_siblings
 from gateway.grammar_together import check_together
 
 # Between the parts of JSON: a space or two, or a line break and an indent. Without a bound a model may never go on.
 WHITESPACE: Final = r"(\n[ ]{0,24}|[ ]{0,2})"
-ESCAPES: Final = 'nrbtf\\"'
-OPTIONS: Final = "x-guidance"  # llguidance reads its own options from this key; "lenient" makes it ignore keywords
 _UNSPELT: Final = re.compile(
     r"(?<!\\)(?:\\\\)*(\\u00(?:[01][0-9a-f]|7f))"
 )  # a control character without a short escape
 
-MAX_NUMBER: Final = 2**53  # each whole number up to it is a double of its own
 _UNUSED: Final = frozenset(("default", "examples"))  # keywords of values that change no answer
+_GROUPS: Final[tuple[tuple[str, ...], ...]] = (
+    ("properties", "patternProperties", "additionalProperties"),
+    ("items", "prefixItems", "additionalItems"),
+)
 _IGNORED: Final = ("divisibleBy", "disallow", "extends")  # of draft 3
 
 
@@ -48,11 +50,13 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
         schema = {**mapped(schema, without_siblings), "$schema": draft}
     check_references(schema)
     used = mapped(schema, _without_unused)
-    _check_numbers(used)
+    check_numbers(used)
     multiples = _multiples(used)
     for each in multiples:
         check_counted(each)
-    strict = mapped(used, _strict)
+    names = names_of(used)
+    strict = mapped(mapped(used, _strict), lambda each: _grouped(names.with_own(each)))
+    names.check_together(strict)
     if multiples:
         check_together(strict)
     exact = mapped(strict, exact_bounds(_fractions(strict)))
@@ -84,38 +88,6 @@ def _multiples(schema: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _check_numbers(schema: Any) -> None:
-    """ValueError for a number that is not followed exactly, because llguidance counts in doubles."""
-    left = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise ValueError(f"got the number {str(value)[:40]}, expected none beyond {MAX_NUMBER}")
-
-
-def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy of a schema in which `change` has been made of each schema, the inner ones first. Values in it, such as
-    those of `enum`, stay as they are."""
-    if not isinstance(schema, dict):
-        return schema
-    return change({key: _inner(key, value, change) for key, value in schema.items()})
-
-
-def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """The value of a keyword, with the schemas in it changed."""
-    if key in VALUES:
-        return value
-    if isinstance(value, list):
-        return [mapped(each, change) for each in value]
-    if key in MAPS and isinstance(value, Mapping):
-        return {name: mapped(each, change) for name, each in value.items()}
-    return mapped(value, change)
-
-
 def _without_unused(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in _UNUSED}
 
@@ -128,17 +100,28 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
         schema = {key: value for key, value in schema.items() if key != "uniqueItems"}
     schema = _with_spelt_patterns(schema)
     _check_least(schema)
-    return with_own_names(with_exact_format(with_exact_multiples(with_numeric_bounds(schema))))
+    return with_exact_format(with_exact_multiples(with_numeric_bounds(schema)))
+
+
+def _grouped(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same with keywords side by side that say to what others apply. llguidance forgets those that stand on the
+    other side of a union, a reference or a value."""
+    groups = [[each for each in group if each in schema] for group in _GROUPS]
+    firsts = {group[0]: group for group in groups if group}
+    others = {each for group in groups for each in group[1:]}
+    keys = (each for key in schema if key not in others for each in firsts.get(key, [key]))
+    return {key: schema[key] for key in keys}
 
 
 def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(pattern := schema.get("pattern"), str):
         schema = {**schema, "pattern": spelt_pattern(pattern)}
     if isinstance(named := schema.get("patternProperties"), dict):
-        schema = {**schema, "patternProperties": {spelt_pattern(name): each for name, each in named.items()}}
-        schema["patternProperties"] = {
-            name: each for name, each in schema["patternProperties"].items() if not names_nothing(name)
-        }
+        spelt: dict[str, Any] = {}
+        for name, each in named.items():
+            other = spelt_pattern(name)
+            spelt[other] = {"allOf": [spelt[other], each]} if other in spelt else each
+        schema = {**schema, "patternProperties": spelt}
     return schema
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from gateway.complaints import short
 from gateway.grammar_embedded import strict_form
 from gateway.grammar_lark import strict_lark
 from gateway.grammar_schemas import strict_schema
@@ -18,6 +17,7 @@ from gateway.grammars import Asked, refusal
 from protocol.grammar import MAX_GRAMMAR_CHARS
 
 MAX_TAGS: Final = 256
+MAX_TOLD: Final = 300  # characters of a reason
 MAX_RULE_CHARS: Final = 12_000_000  # rules times characters of a GBNF grammar: their conversion takes up to a second
 MAX_RULES: Final = 4_000  # each may be called by the one before; llguidance takes 3 KB of stack for a call
 _START: Final = re.compile(
@@ -119,4 +119,5 @@ def _tags(source: Any, *, compact: bool) -> list[StructTag]:
 
 
 def _line(error: Exception) -> str:
-    return short(" ".join(str(error).split()) or type(error).__name__)[1:-1]
+    text = " ".join(str(error).split()) or type(error).__name__
+    return repr(text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}...")[1:-1]

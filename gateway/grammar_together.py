@@ -24,24 +24,42 @@ _UNIONS: Final = ("anyOf", "oneOf")
 
 def check_together(root: Any) -> None:
     """ValueError for multiples and bounds that hold together and are not followed. References end, in this schema."""
+    for parts in ways(root, "multipleOf"):
+        if len(parts) > 1:
+            _check_numbers(parts)
+
+
+def ways(root: Any, keyword: str) -> Iterator[Parts]:
+    """The ways in which parts of a schema hold together for one value, each once. ValueError for too many, which says
+    that they are too many beside `keyword`."""
+    try:
+        yield from _ways(root)
+    except _TooMany as error:
+        raise ValueError(f"{error} beside {keyword}") from error
+
+
+class _TooMany(Exception):
+    """More of something than is looked at."""
+
+
+def _ways(root: Any) -> Iterator[Parts]:
     left, seen, num_ways = [(root,)], set[frozenset[int]](), 0
     while left:
         schemas = left.pop()
         if (key := frozenset(map(id, schemas))) in seen:
             continue
         seen.add(key)
-        ways = _alternatives(schemas, root)
-        num_ways += len(ways)
+        found = _alternatives(schemas, root)
+        num_ways += len(found)
         _check_count(num_ways)
-        for parts in ways:
-            if len(parts) > 1:
-                _check_numbers(parts)
+        for parts in found:
+            yield parts
             left += _inner(parts)
 
 
 def _check_count(num_ways: int) -> None:
     if num_ways > MAX_WAYS:
-        raise ValueError(f"got more than {MAX_WAYS} ways in which parts hold together, beside multipleOf")
+        raise _TooMany(f"got more than {MAX_WAYS} ways in which parts hold together,")
 
 
 def _alternatives(schemas: Sequence[Any], root: Any) -> list[Parts]:
@@ -54,7 +72,7 @@ def _alternatives(schemas: Sequence[Any], root: Any) -> list[Parts]:
 
 def _of_one(schema: Any, root: Any, depth: int = 0) -> list[Parts]:
     if depth > MAX_DEPTH:
-        raise ValueError(f"got more than {MAX_DEPTH} references within one another beside multipleOf")
+        raise _TooMany(f"got more than {MAX_DEPTH} references within one another")
     if not isinstance(schema, dict):
         return [] if schema is False else [()]
     found: list[Parts] = [(schema,)]
@@ -170,9 +188,11 @@ def _is_written(value: Fraction, end: Fraction, num_places: int) -> bool:
 
 
 def _check_numbers(parts: Parts) -> None:
-    """ValueError if these parts have numbers, and llguidance would take none for some, or some for none."""
+    """ValueError if these parts allow numbers, and llguidance would take none for some; or some for none, where all
+    values are numbers. Beside texts it then answers with these alone."""
     steps = [exact(part["multipleOf"]) for part in parts if is_number(part.get("multipleOf"))]
-    if not steps or not _has_only_numbers(parts):
+    kinds = _kinds(parts)
+    if not steps or "number" not in kinds:
         return
     step = steps[0]
     for each in steps[1:]:
@@ -187,11 +207,12 @@ def _check_numbers(parts: Parts) -> None:
     whole = common(step, Fraction(1)) if is_integer else step
     ranges = _ranges(parts)
     is_any_left = any(each.has_written(whole, places(step)) for each in ranges)
-    if is_any_left == any(each.is_taken_for_some(float(step), is_integer=is_integer) for each in ranges):
+    is_taken = any(each.is_taken_for_some(float(step), is_integer=is_integer) for each in ranges)
+    if is_any_left == is_taken or (is_any_left and "other" in kinds):
         return
-    kind = "integers" if is_integer else "numbers"
+    words = "integers" if is_integer else "numbers"
     raise ValueError(
-        f"multipleOf: got {_listed(steps)} for {kind} whose bounds or values stand in other parts of the schema, and"
+        f"multipleOf: got {_listed(steps)} for {words} whose bounds or values stand in other parts of the schema, and"
         " allow too few of them, expected all in one part"
     )
 
@@ -200,8 +221,8 @@ def _listed(steps: Sequence[Fraction]) -> str:
     return " and ".join(f"{float(each):g}" for each in dict.fromkeys(steps))
 
 
-def _has_only_numbers(parts: Parts) -> bool:
-    """Whether all values of these parts are numbers, as far as their own types and values tell."""
+def _kinds(parts: Parts) -> set[str]:
+    """Which of "number" and "other" the values of these parts are, as far as their own types and values tell."""
     kinds = {"number", "other"}
     for part in parts:
         own = part.get("type")
@@ -210,7 +231,7 @@ def _has_only_numbers(parts: Parts) -> bool:
             kinds &= {"number" if each in ("number", "integer") else "other" for each in own}
         if (values := _values(part)) is not None:
             kinds &= {"number" if is_number(each) else "other" for each in values}
-    return kinds == {"number"}
+    return kinds
 
 
 def _values(part: Mapping[str, Any]) -> list[Any] | None:

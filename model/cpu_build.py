@@ -20,15 +20,18 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
-HEADERS: Final = ("cpu_kernels.h", "cpu_layers.h", "cpu_products.h", "cpu_team.h")
+HEADERS: Final = ("cpu_kernels.h", "cpu_lanes.h", "cpu_layers.h", "cpu_products.h", "cpu_team.h")
 _COMMON: Final = ("-O3", "-pthread", "-fPIC", "-fno-math-errno")
+_WIDE: Final = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 # Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
 _ANY_ORDER: Final = (
     *_COMMON, "-ffp-contract=fast", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
-    "-freciprocal-math", *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
+    "-freciprocal-math", *_WIDE,
 )  # fmt: skip
 _ONE_ORDER: Final = (*_COMMON, "-ffp-contract=off")
+_AS_WRITTEN: Final = (*_COMMON, "-ffp-contract=fast", "-fno-trapping-math", *_WIDE)  # a product and a sum may be one
 SOURCES: Final = {  # each file and its flags
+    "cpu_attention.c": _AS_WRITTEN,
     "cpu_draft.c": _ANY_ORDER,
     "cpu_kernels.c": _ANY_ORDER,
     "cpu_layers.c": _ANY_ORDER,

@@ -1,6 +1,6 @@
 // The kernels that cpu_layers.c calls: of one head size, one type of activations and one of pages.
-// HEAD_DIM, ACT_BF16 (else float32) and PAGE_BF16 (else float32) name them. cpu_kernels.c says what each computes.
-// `threads` is how many threads it uses at most.
+// HEAD_DIM, ACT_BF16 (else float32) and PAGE_BF16 (else float32) name them. cpu_kernels.c and cpu_attention.c say what
+// each computes. `threads` is how many threads it uses at most.
 #ifndef CPU_KERNELS_H
 #define CPU_KERNELS_H
 #include <stdint.h>
@@ -59,6 +59,6 @@ void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const
            int threads);
 
 void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
-            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t requests, int64_t num_heads,
+            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t decodes, int64_t num_heads,
             int64_t num_kv_heads, int64_t page_size, int threads);
 #endif

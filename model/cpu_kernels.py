@@ -1,5 +1,6 @@
-"""The passes between products, and attention of decodes, in C (cpu_kernels.c). Each reads and writes memory once.
+"""The passes between products (cpu_kernels.c) and attention of decodes (cpu_attention.c), in C.
 
+Each pass reads and writes memory once; tokens of one row read its pages together.
 cpu_build.py builds the library when a model first needs it, for the model's head size and types.
 Shapes as in passes.py; F = D / 2 frequencies, B requests that decode, P pages of the longest context.
 """

@@ -240,12 +240,11 @@ class PrefillWorker:
                     self._fail(job, error)
 
     def _ship_layers(self, launched: Launched) -> None:
-        while launched.layers:
-            layer = launched.layers.popleft()
-            for chunk in launched.chunks:
-                job = self._job_of.get(chunk.req)
-                if job is not None and job.moves_kv:
-                    self._sender.layer_ready(job.target, layer, chunk.end)
+        layers = [launched.layers.popleft() for _ in range(len(launched.layers))]
+        for chunk in launched.chunks if layers else ():
+            job = self._job_of.get(chunk.req)
+            if job is not None and job.moves_kv:
+                self._sender.layers_ready(job.target, layers, chunk.end)
 
     def _on_first_tokens(self, job: Job, tokens: list[int]) -> None:
         for req, token in zip(job.reqs, tokens, strict=True):

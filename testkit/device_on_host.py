@@ -1,5 +1,6 @@
 """A device in host memory: copies done at once with their checksum, and memory that a process shares with itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,19 +24,20 @@ def total_of(words_N: Tensor) -> int:
 class HostCopies:
     """Copies on a CPU, done at once: the measure of what a device must do."""
 
-    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> "Moved":
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> "Moved":
         """See Copies."""
-        words_UW = source_W.view(-1, units.num_words)[torch.from_numpy(units.sources_U)]
-        if target_W is not None:
-            target_W.view(-1, units.num_words)[torch.from_numpy(units.targets_U)] = words_UW
-        return Moved(total_of(words_UW.flatten()))
+        num_layers, num_words = source_LW.shape[0], units.num_words
+        words_LUW = source_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(units.sources_U)]
+        if target_LW is not None:
+            target_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(units.targets_U)] = words_LUW
+        return Moved(tuple(total_of(words_UW.flatten()) for words_UW in words_LUW))
 
 
 @dataclass(frozen=True)
 class Moved:
     """Work that has completed."""
 
-    total: int
+    totals: Sequence[int]
     done: bool = True
 
     def wait(self) -> None:

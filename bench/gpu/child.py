@@ -5,6 +5,7 @@ without that device, it ends with status 2 and a sentence.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from runtime.clock import MonotonicClock
 
 MACHINE: Final = "machine"
 EXIT_CONFIG: Final = 2
+STACKS_S: Final = 3.0  # before a step is ended, it writes what its threads are doing to the log
 
 
 def main() -> int:
@@ -46,12 +48,14 @@ def main() -> int:
 
     if asked.device == "cpu":
         torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(max(asked.seconds - STACKS_S, asked.seconds / 2))
     try:
         getattr(import_module(f"bench.gpu.{module}"), f"measure_{asked.step}")(sheet, asked.device)
     except Exception as error:  # noqa: BLE001 - the top of the step: the sheet says that it failed, and why
         traceback.print_exc(file=sys.stderr)
         sheet.fault(f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
+    faulthandler.cancel_dump_traceback_later()
     sheet.end()
     return 0
 

@@ -59,7 +59,7 @@ SIZES: Final = {
         MID_SIZE, ("--device", "cuda", "--max-total-tokens", "131072", "--max-running-requests", "128"), (1, 32, 128),
         plain_load(8, 1, prompt_tokens=512, output_tokens=128, vocab=151936, seed=1),
         plain_load(64, 32, prompt_tokens=64, output_tokens=512, vocab=151936, seed=2),
-        6000, 4.0, 75,
+        6000, 4.0, 45,
     ),
     "cpu": Size(
         TINY, ("--device", "cpu", "--max-total-tokens", "4096", "--threads", "1"), (1, 3),

@@ -1,9 +1,9 @@
 """KV from one process's device memory into another's, beside a plain copy: `make gpu STEP=ipc` measures it.
 
     decode's process    offers device memory and sums it afterwards
-    prefill's process   maps it and moves a whole prompt there layer by layer, like a sender; also copies within its own
+    prefill's process   maps it and moves a whole prompt there, like a sender; also copies within its own
 
-Both also launch the same in other ways (launches.py), which tell the host's time from the device's.
+Both launch it in two ways (launches.py), which tell the host's time from the device's.
 The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). A CPU with shared memory
 (host_ipc.py) shows that it runs. This file as a program is prefill's process.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from bench.child import Child, answer_all
 from bench.device_seconds import seconds_each
 from bench.transfer.host_ipc import HostIpc
-from bench.transfer.launches import NEW_PLAN, CudaQueue, HostQueue, Noted, Queue, Times, Ways
+from bench.transfer.launches import TOGETHER, CudaQueue, HostQueue, Queue, Times, Ways
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
@@ -133,12 +133,9 @@ class Writing:
     def _begin(self, prompt: Prompt, offer: PoolOffer) -> None:
         ours, num_layers = prompt.memory(), prompt.layout.num_layers
         ours.fill()
-        noted = Noted(ours.queue)
-        pool = DevicePool(AtDevice(ours.pages, noted, ours.ipc), prompt.layout, offer)
+        pool = DevicePool(AtDevice(ours.pages, ours.queue, ours.ipc), prompt.layout, offer)
         self._pages = ours.pages
-        self._ways = {
-            each: Ways(ours.queue, noted, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS
-        }
+        self._ways = {each: Ways(ours.queue, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS}
 
 
 def limit_seconds(pages: Pages) -> float:
@@ -153,10 +150,10 @@ def measure(
     num_tokens: int = NUM_TOKENS,
     layout: KvLayout = LAYOUT,
     device: str = "cuda",
-    ways: Sequence[str] = (NEW_PLAN,),
+    ways: Sequence[str] = (TOGETHER,),
 ) -> dict[str, Any] | None:
     """Medians over repetitions, sides in turn; None without a device. `device` cpu: see Prompt. `ways`: some of WAYS,
-    with NEW_PLAN, which is a worker's."""
+    with TOGETHER."""
     if device != "cpu" and not torch.cuda.is_available():
         return None
 
@@ -185,13 +182,12 @@ def measure(
 
 def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Runs]]:
     """How decode sums what was moved, by order. A first move is needed, because sums of other bytes differ."""
-    noted = Noted(ours.queue)
-    reader = DeviceReader(ours.pages, noted)
+    reader = DeviceReader(ours.pages, ours.queue)
     found = {}
     for order in ORDERS:
-        writer.ask(do="move", order=order, way=NEW_PLAN)
+        writer.ask(do="move", order=order, way=TOGETHER)
         targets = partial(_targets, prompt, order)
-        found[order] = Ways(ours.queue, noted, reader.begin, targets, prompt.layout.num_layers)
+        found[order] = Ways(ours.queue, reader.begin, targets, prompt.layout.num_layers)
     return found
 
 
@@ -213,16 +209,16 @@ class Found:
         self.checks.setdefault((order, way), []).append(check)
 
     def summary(self, num_bytes: int) -> dict[str, Any]:
-        """Medians. A copy within a device counts like one between two. The first five are of a worker's calls."""
+        """Medians. A copy within a device counts like one between two. The first five are of TOGETHER."""
         limit_s = median(self.limit_s)
-        in_order, scattered = (medians(self.moves[order, NEW_PLAN]) for order in ORDERS)
+        in_order, scattered = (medians(self.moves[order, TOGETHER]) for order in ORDERS)
         return {
             "gb_s": num_bytes / in_order.wall / 1e9,
             "scattered_gb_s": num_bytes / scattered.wall / 1e9,
             "limit_gb_s": num_bytes / limit_s / 1e9,
             "share": limit_s / in_order.wall,
             "ms_32k": in_order.wall * 1e3,
-            "check_ms_32k": medians(self.checks[ORDERS[0], NEW_PLAN]).wall * 1e3,
+            "check_ms_32k": medians(self.checks[ORDERS[0], TOGETHER]).wall * 1e3,
             "bytes": num_bytes,
             "ways": [
                 {"what": what, "order": order, "way": way, **asdict(medians(times))}

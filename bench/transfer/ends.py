@@ -126,7 +126,7 @@ class PrefillEnd(ProductEnd):
 
         start = MonotonicClock().now()
         for layer in range(self._memory.layout.num_layers):
-            self._sender.layer_ready(target, layer, self._blocks.num_tokens)
+            self._sender.layers_ready(target, (layer,), self._blocks.num_tokens)
             self._take()
         self._sender.finish(target, (1,))
 

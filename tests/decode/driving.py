@@ -1,19 +1,22 @@
 """Drives a cluster step by step to a state that a test names, and says what a cluster at rest looks like."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any
 
 from decode.requests import DecodeRequest, DecodeState
+from decode.worker import DecodeWorker
 from prefill.jobs import Job
+from prefill.worker import PrefillWorker
 from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from transfer.states import TransferState
+from unified.worker import UnifiedWorker
 
 VOCAB = 211
 
@@ -29,10 +32,77 @@ def prompt_of(name: str, length: int, vocab: int = VOCAB) -> list[int]:
     return [rng.randrange(vocab) for _ in range(length)]
 
 
-def make_cluster(topology: str = "1P1D", runner: FakeRunner | None = None, **more: Any) -> Cluster:
+class Driven(Cluster):
+    """A cluster that knows what it was asked for, and so how each answer must end."""
+
+    def __init__(self, runner: FakeRunner, topology: str, **options: Any) -> None:
+        super().__init__(runner, topology, **options)
+        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
+
+    def ask(self, name: str, prompt: int | list[int], params: SamplingParams, n: int = 1) -> None:
+        """A request with this prompt, or with one of its own that has as many tokens."""
+        self.asked[name] = (prompt_of(name, prompt) if isinstance(prompt, int) else prompt, params)
+        self.assign(name, *self.asked[name], n)
+
+    @property
+    def prefill(self) -> PrefillWorker:
+        """The only one."""
+        (worker,) = self.prefills.values()
+        return worker
+
+    @property
+    def decode(self) -> DecodeWorker:
+        """The only one."""
+        (worker,) = self.decodes.values()
+        return worker
+
+    @property
+    def unified(self) -> UnifiedWorker:
+        """The only one."""
+        (worker,) = self.unifieds
+        return worker
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The one that the test gave it."""
+        assert isinstance(self._clock, VirtualClock)
+        return self._clock
+
+    def steps(self, number: int) -> None:
+        """So many turns of every worker."""
+        for _ in range(number):
+            self.step()
+
+    def run_past_deadlines(self, seconds: float) -> None:
+        """Runs to rest; whenever nothing moves any more, time does."""
+        idle = 0
+
+        def is_done() -> bool:
+            nonlocal idle
+            idle = 0 if any(worker.planner.in_flight for worker in self.workers) else idle + 1
+            if idle > 100:
+                self.clock.advance(seconds)
+                idle = 0
+            return self.at_rest()
+
+        self.run(is_done)
+
+    def expect_end(self, *cut: str | tuple[str, int], failed: Iterable[str] = (), lossy: bool = False) -> None:
+        """Only `failed` have failed. Their choices and those of `cut`, requests or choices, are right as far as they
+        go; all others to their end. Nothing is owned anywhere. `lossy`: KV may have been lost on its way."""
+        assert set(self.failures) == set(failed)
+        for name, choice in self.answers:
+            if {name, (name, choice)} & {*cut, *failed}:
+                expect_prefix(self, name, *self.asked[name], choice)
+            else:
+                _expect_whole(self, name, *self.asked[name], choice)
+        expect_rest(self, lossy)
+
+
+def make_cluster(topology: str = "1P1D", runner: FakeRunner | None = None, **more: Any) -> Driven:
     """Small pages and chunks, so that a prompt of 60 tokens takes many launches and frames."""
     options: dict[str, Any] = {"page_size": 4, "chunk_size": 7, "num_pages": 256, **more}
-    return Cluster(runner or FakeRunner(vocab_size=VOCAB, context_length=256), topology, **options)
+    return Driven(runner or FakeRunner(vocab_size=VOCAB, context_length=256), topology, **options)
 
 
 def reference(prompt: Sequence[int], params: SamplingParams, vocab: int = VOCAB) -> tuple[list[int], FinishReason]:
@@ -59,11 +129,14 @@ def _continuation(prompt: tuple[int, ...], num_tokens: int, vocab: int) -> tuple
 
 def expect_exact(cluster: Cluster, name: str, prompt: Sequence[int], params: SamplingParams, n: int = 1) -> None:
     """Every choice of the request is what the model says, to its end."""
-    tokens, reason = reference(prompt, params, cluster.runner.config.vocab_size)
     assert name not in cluster.failures, cluster.failures[name]
     for choice in range(n):
-        answer = cluster.answers[name, choice]
-        assert (answer.ids, answer.finish) == (tokens, reason)
+        _expect_whole(cluster, name, prompt, params, choice)
+
+
+def _expect_whole(cluster: Cluster, name: str, prompt: Sequence[int], params: SamplingParams, choice: int) -> None:
+    answer = cluster.answers[name, choice]
+    assert (answer.ids, answer.finish) == reference(prompt, params, cluster.runner.config.vocab_size)
 
 
 def expect_prefix(cluster: Cluster, name: str, prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> None:
@@ -166,28 +239,6 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
             peer = decode._peers.by_instance.get(instance)
             assert peer is None or not peer.accepted or not peer.queued
     cluster.close()
-
-
-def run_past_deadlines(cluster: Cluster, clock: VirtualClock, seconds: float) -> None:
-    """Runs to rest; whenever nothing moves any more, time does."""
-    idle = 0
-
-    def is_done() -> bool:
-        nonlocal idle
-        idle = 0 if any(worker.planner.in_flight for worker in cluster.workers) else idle + 1
-        if idle > 100:
-            clock.advance(seconds)
-            idle = 0
-        return cluster.at_rest()
-
-    cluster.run(is_done)
-
-
-def counter(cluster: Cluster, name: str) -> float:
-    """The sum of a transfer counter over every prefill and decode worker."""
-    totals = [worker._sender.counters for worker in cluster.prefills.values()]
-    totals += [worker._receiver.counters for worker in cluster.decodes.values()]
-    return sum(counters.get(name, 0) for counters in totals)
 
 
 def slow_network() -> InprocNetwork:

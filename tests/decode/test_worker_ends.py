@@ -6,18 +6,7 @@ from typing import Any
 import pytest
 
 from protocol.messages_gateway import FinishReason, SamplingParams
-from tests.decode.driving import (
-    VOCAB,
-    Phase,
-    counter,
-    drive_to,
-    expect_exact,
-    expect_rest,
-    greedy,
-    make_cluster,
-    prompt_of,
-    reference,
-)
+from tests.decode.driving import VOCAB, Phase, drive_to, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
 
 PROMPT = prompt_of("ends", 18)
@@ -33,19 +22,19 @@ def test_the_known_tokens_differ() -> None:
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) -> None:
     cluster = make_cluster(overlap=overlap)
-    (decode,) = cluster.decodes.values()
-    cluster.assign("r", PROMPT, greedy(1), n)
+    book = cluster.decode.planner.book
+    cluster.ask("r", PROMPT, greedy(1), n)
 
     def is_done() -> bool:
-        counts = decode.planner.book.pages.counts()
-        assert (counts.free, decode.planner.book.rows.num_free) == (counts.total, 32)
+        counts = book.pages.counts()
+        assert (counts.free, book.rows.num_free) == (counts.total, 32)
         return bool(cluster.answers["r", 0].finish) and cluster.at_rest()
 
     cluster.run(is_done)
-    assert decode.planner.num_launches == 0
-    assert [counter(cluster, name) for name in ("frames", "bytes", "rejected_unknown_reservation")] == [0, 0, 0]
-    expect_exact(cluster, "r", PROMPT, greedy(1), n)
-    expect_rest(cluster)
+    assert cluster.decode.planner.num_launches == 0
+    counters = {**cluster.prefill._sender.counters, **cluster.decode._receiver.counters}
+    assert [counters.get(name, 0) for name in ("frames", "bytes", "rejected_unknown_reservation")] == [0, 0, 0]
+    cluster.expect_end()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -53,32 +42,25 @@ def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) 
 def test_a_first_token_that_ends_the_answer_stops_the_transfer(chunk_size: int, overlap: bool) -> None:
     cluster = make_cluster(overlap=overlap, chunk_size=chunk_size)
     params = greedy(9, eos_token_ids=(KNOWN[0],))
-    cluster.assign("r", PROMPT, params)
-    cluster.assign("other", PROMPT[:9], greedy(9))
+    cluster.ask("r", PROMPT, params)
+    cluster.ask("other", PROMPT[:9], greedy(9))
     cluster.run()
     assert reference(PROMPT, params) == ([KNOWN[0]], FinishReason.STOP)
-    expect_exact(cluster, "r", PROMPT, params)
-    expect_exact(cluster, "other", PROMPT[:9], greedy(9))
-    (prefill,), (decode,) = cluster.prefills.values(), cluster.decodes.values()
-    assert prefill._sender.counters["transfers_cancelled"] == 1
-    assert prefill._sender.counters["transfers_delivered"] == 1
-    assert decode._receiver.counters["reservations_cancelled"] == 1
-    assert decode._receiver.counters["reservations_delivered"] == 1
-    expect_rest(cluster)
+    sent, landed = cluster.prefill._sender.counters, cluster.decode._receiver.counters
+    assert sent["transfers_cancelled"] == sent["transfers_delivered"] == 1
+    assert landed["reservations_cancelled"] == landed["reservations_delivered"] == 1
+    cluster.expect_end()
 
 
 @pytest.mark.parametrize("choice", [0, 2])
 @pytest.mark.parametrize("state", [Phase.RESERVING, Phase.REQUESTED, Phase.RECEIVING], ids=str)
 def test_a_choice_is_cancelled_and_the_others_end_at_the_first_token(state: Phase, choice: int) -> None:
     cluster = make_cluster()
-    params = greedy(9, eos_token_ids=(KNOWN[0],))
-    cluster.assign("r", PROMPT, params, 3)
+    cluster.ask("r", PROMPT, greedy(9, eos_token_ids=(KNOWN[0],)), 3)
     drive_to(cluster, "r", state)
     cluster.cancel("r", choice)
     cluster.run()
-    for other in {0, 1, 2} - {choice}:
-        assert (cluster.answers["r", other].ids, cluster.answers["r", other].finish) == ([KNOWN[0]], "stop")
-    expect_rest(cluster)
+    cluster.expect_end(*[("r", choice)] * (not cluster.answers["r", choice].finish))
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -98,11 +80,9 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_endings(case: str, topology: str) -> None:
     cluster = make_cluster(topology)
-    params = greedy(12, **CASES[case])
-    cluster.assign("r", PROMPT, params, 2)
+    cluster.ask("r", PROMPT, greedy(12, **CASES[case]), 2)
     cluster.run()
-    expect_exact(cluster, "r", PROMPT, params, 2)
-    expect_rest(cluster)
+    cluster.expect_end()
 
 
 def test_what_the_cases_say() -> None:
@@ -124,7 +104,6 @@ def test_many_that_end_anywhere(topology: str, seed: int, overlap: bool) -> None
     vocab, rng = 11, random.Random(seed)
     runner = FakeRunner(vocab_size=vocab, context_length=256)
     cluster = make_cluster(topology, runner, overlap=overlap, max_requests=6)
-    requests = {}
     for index in range(24):
         prompt = prompt_of(f"{seed}-{index}", rng.randint(1, 30), vocab)
         most = rng.randint(1, 12)
@@ -136,10 +115,6 @@ def test_many_that_end_anywhere(topology: str, seed: int, overlap: bool) -> None
             stop_token_ids=tuple(rng.sample(range(vocab), rng.randint(0, 1))),
             ignore_eos=rng.random() < 0.2,
         )
-        requests[f"r{index}"] = (prompt, params, rng.choice([1, 1, 2, 3]))
-        cluster.assign(f"r{index}", *requests[f"r{index}"])
+        cluster.ask(f"r{index}", prompt, params, rng.choice([1, 1, 2, 3]))
     cluster.run()
-    for name, (prompt, params, n) in requests.items():
-        expect_exact(cluster, name, prompt, params, n)
-    assert not cluster.failures
-    expect_rest(cluster)
+    cluster.expect_end()

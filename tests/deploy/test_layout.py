@@ -1,5 +1,6 @@
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from deploy import drafts
 from deploy.layout import (
-    ProcessSpec,
+    Plan,
     as_large,
     at_addresses,
     check_counts,
@@ -26,7 +27,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Role
 from runtime.options import option_name
 from runtime.settings import GatewaySettings, Group, HttpLimits, WorkerSettings
-from tests.deploy.configs import MODEL, config
+from tests.deploy.configs import MODEL, config, settings_of
 
 
 def test_keys_do_not_make_nixl_safe_where_others_reach_it() -> None:
@@ -46,19 +47,33 @@ def test_the_file_of_keys_is_read_before_anything_starts(tmp_path: Path) -> None
         check_keys(config("gateway", api_key_file=str(tmp_path / "none")), for_gateway=True)
 
 
-@pytest.mark.parametrize("own", [{}, {"num_nextn_predict_layers": 2}])
-def test_a_draft_that_is_not_named_may_be_in_the_models_own_folder(own: dict[str, int], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(own))
+@pytest.fixture
+def draft(tmp_path: Path) -> Callable[..., Plan]:
+    """A plan with the draft of a folder whose config.json has `num_layers` draft layers, or with those layers."""
+
+    def plan(num_layers: int = 0, **flags: str) -> Plan:
+        own = {"num_nextn_predict_layers": num_layers} if num_layers else {}
+        (tmp_path / "config.json").write_text(json.dumps(own))
+        eagle = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
+        mtp = {"speculative_algorithm": "mtp", "context_length": "64"}
+        is_mtp = num_layers or "speculative_algorithm" in flags
+        found = config("serve", **({**mtp, **flags} if is_mtp else {**eagle, **flags}))
+        return serve_plan(found, tmp_path if is_mtp else MODEL, "story", cores=2)
+
+    return plan
+
+
+@pytest.mark.parametrize("num_layers", [0, 2])
+def test_a_draft_that_is_not_named_may_be_in_the_models_own_folder(
+    num_layers: int, draft: Callable[..., Plan], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"-draft-model-path is missing: .* eagle needs the folder of a") as caught:
-        serve_plan(config("serve", model=str(tmp_path), speculative_algorithm="eagle"), tmp_path, "story", cores=2)
-    assert ("own draft layers (num_nextn_predict_layers is 2)" in caught.value.message) is bool(own)
+        draft(num_layers, speculative_algorithm="eagle", model=str(tmp_path))
+    assert ("own draft layers (num_nextn_predict_layers is 2)" in caught.value.message) is bool(num_layers)
 
 
-def test_both_workers_of_a_pair_have_the_draft(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
-    plan = serve_plan(config("serve", **flags), MODEL, "story", cores=2)
-    drafts = [(each.speculative_algorithm, each.speculative_draft_model_path) for each in plan.worker_settings]
+def test_both_workers_of_a_pair_have_the_draft(draft: Callable[..., Plan], tmp_path: Path) -> None:
+    drafts = [(each.speculative_algorithm, each.speculative_draft_model_path) for each in draft().worker_settings]
     assert drafts == [("eagle", str(tmp_path))] * 2
 
 
@@ -73,13 +88,9 @@ def test_both_workers_of_a_pair_have_the_draft(tmp_path: Path) -> None:
     ],
 )
 def test_a_tree_has_a_size_unless_one_is_asked_for(
-    flags: dict[str, str], wanted: tuple[int, int | None, bool], tmp_path: Path
+    flags: dict[str, str], wanted: tuple[int, int | None, bool], draft: Callable[..., Plan]
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)} | (
-        {"speculative_eagle_topk": "2"} | flags
-    )
-    for each in serve_plan(config("serve", **flags), MODEL, "story", cores=2).worker_settings:
+    for each in draft(**{"speculative_eagle_topk": "2", **flags}).worker_settings:
         found = each.speculative_eagle_topk, each.speculative_num_draft_tokens, each.speculative_adaptive
         assert found == wanted
 
@@ -88,16 +99,10 @@ def test_a_tree_may_be_as_large_as_a_mask() -> None:
     assert drafts.TREE_SLOTS == inputs.TREE_SLOTS
 
 
-def test_one_proposal_fits_every_context(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    flags = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
-    plan = serve_plan(config("serve", context_length="2", speculative_num_steps="1", **flags), MODEL, "story", cores=2)
-    assert {each.speculative_num_steps for each in plan.worker_settings} == {1}
-
-
 @pytest.mark.parametrize(
-    "num_layers,given,expected",
+    "num_layers,flags,expected",
     [
+        (0, {"context_length": "2", "speculative_num_steps": "1"}, 1),  # one proposal fits every context
         (1, {}, 4),
         (1, {"speculative_num_steps": "7"}, 7),
         (3, {}, 3),
@@ -106,26 +111,23 @@ def test_one_proposal_fits_every_context(tmp_path: Path) -> None:
     ],
 )
 def test_several_draft_layers_propose_a_token_each(
-    tmp_path: Path, num_layers: int, given: dict[str, str], expected: int
+    draft: Callable[..., Plan], num_layers: int, flags: dict[str, str], expected: int
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": num_layers}))
-    flags = {"speculative_algorithm": "mtp", "context_length": "64"} | given
-    plan = serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
-    assert {each.speculative_num_steps for each in plan.worker_settings} == {expected}
+    assert {each.speculative_num_steps for each in draft(num_layers, **flags).worker_settings} == {expected}
 
 
-def test_more_proposals_than_draft_layers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 2}))
-    flags = {"speculative_algorithm": "mtp", "context_length": "64", "speculative_num_steps": "3"}
-    with pytest.raises(ConfigError, match=r"--speculative-num-steps: got 3, expected at most 2, the draft layers of"):
-        serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
-
-
-def test_a_model_without_draft_layers_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    flags = {"speculative_algorithm": "mtp", "context_length": "64"}
-    with pytest.raises(ConfigError, match=r"^--speculative-algorithm: .* this model has no draft layers \(num_nextn"):
-        serve_plan(config("serve", **flags), tmp_path, "mimo", cores=2)
+@pytest.mark.parametrize(
+    "num_layers,flags,says",
+    [
+        (2, {"speculative_num_steps": "3"}, r"--speculative-num-steps: got 3, expected at most 2, the draft layers of"),
+        (0, {"speculative_algorithm": "mtp"}, r"^--speculative-algorithm: .* model has no draft layers \(num_nextn"),
+    ],
+)
+def test_more_proposals_than_draft_layers_are_refused(
+    draft: Callable[..., Plan], num_layers: int, flags: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        draft(num_layers, **flags)
 
 
 def test_one_prefill_and_one_decode_by_default() -> None:
@@ -342,10 +344,6 @@ def test_tokenizer_and_template_of_the_gateway(monkeypatch: pytest.MonkeyPatch, 
     assert (settings.tokenizer, settings.chat_template) == (str(tmp_path / "texts"), "/x/chat.jinja")
     bare = GatewaySettings.from_json(gateway_plan(config("gateway"), MODEL, "story").command[-1])
     assert (bare.tokenizer, bare.chat_template) == (None, None)
-
-
-def settings_of(spec: ProcessSpec) -> WorkerSettings:
-    return WorkerSettings.from_json(spec.command[-1])
 
 
 def test_workers_share_gpus_and_each_ones_memory() -> None:

@@ -4,17 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.layout import ProcessSpec, as_large, by_unit, serve_plan, worker_plan
+from deploy.layout import as_large, by_unit, serve_plan, worker_plan
 from protocol.errors import ConfigError
 from protocol.messages_group import GroupPlace
-from runtime.settings import WorkerSettings
-from tests.deploy.configs import MODEL, config
+from tests.deploy.configs import MODEL, config, settings_of
 
 ON = {"enable_dp_attention": "true"}
-
-
-def settings_of(spec: ProcessSpec) -> WorkerSettings:
-    return WorkerSettings.from_json(spec.command[-1])
 
 
 def test_a_worker_has_a_process_for_each_rank() -> None:

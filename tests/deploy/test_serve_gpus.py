@@ -29,10 +29,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     "typed, says",
     [
         ("serve --port 0 --gpus 9", "--gpus: got '9', but there is no GPU 9 for this process; there are 0-1"),
-        ("serve --port 0 --gpus 1,1", "--gpus: got '1,1', which names GPU 1 twice"),
-        ("serve --port 0 --gpus x", "--gpus: got 'x', expected all, or GPUs such as 0,1 or 0-3"),
         ("serve --port 0 --device cuda:2", "--device: got 'cuda:2', but there are 0-1"),
-        ("serve --port 0 --device cpu --gpus 0", "--gpus: got '0', but --device is cpu"),
         (f"worker --role decode {GATEWAY} --gpus 0,1", "--gpus: got '0,1', expected one GPU for one worker"),
         (
             f"worker --role decode {GATEWAY} --device cpu --workers-on-gpu 2",

@@ -1,7 +1,7 @@
 """A device whose copies take as long as a test wants."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -33,9 +33,9 @@ class Held:
             self.finish(self)
 
     @property
-    def total(self) -> int:
+    def totals(self) -> Sequence[int]:
         assert self.result is not None, "nobody may ask before it is done"
-        return self.result.total
+        return self.result.totals
 
 
 class HeldCopies:
@@ -49,8 +49,8 @@ class HeldCopies:
         self.words_read = 0
         self._looks = looks
 
-    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
-        run = partial(self._run, source_W, target_W, units)
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moving:
+        run = partial(self._run, source_LW, target_LW, units)
         self.queue.append(Held(run, self._finish, self._looks))
         return self.queue[-1]
 
@@ -58,13 +58,13 @@ class HeldCopies:
         held = self.queue.popleft()
         held.result = held.run()
 
-    def _run(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moved:
-        num_words = len(units.sources_U) * units.num_words
-        if target_W is None:
+    def _run(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moved:
+        num_words = source_LW.shape[0] * len(units.sources_U) * units.num_words
+        if target_LW is None:
             self.words_read += num_words
         else:
             self.words_written += num_words
-        return HostCopies().begin(source_W, target_W, units)
+        return HostCopies().begin(source_LW, target_LW, units)
 
     def _finish(self, held: Held) -> None:
         self.num_finished += 1

@@ -98,9 +98,9 @@ def test_pages_that_change_while_they_are_being_read_are_noticed() -> None:
 def test_a_frame_of_scattered_pages_is_gathered_and_frees_its_pages_at_once() -> None:
     pair = Pair(InprocNetwork())
     transfer = pair.open(1, [5, 1], [3, 4], 8)
-    pair.sender.layer_ready(transfer, 0, 8)
+    pair.sender.layers_ready(transfer, (0,), 8)
     assert not pair.sender.is_reading(transfer)
-    pair.sender.layer_ready(transfer, 1, 8)
+    pair.sender.layers_ready(transfer, (1,), 8)
     assert pair.sender.counters["frames"] == 2
 
 
@@ -114,7 +114,7 @@ def test_frames_of_an_older_attempt_or_another_sender_are_refused() -> None:
     imposter = network.sender(pair.source, PREFILL + 1)
     same = Target(pair.peer, 1, 1)
     imposter.open(same, [1], 4)
-    imposter.layer_ready(same, 0, 4)
+    imposter.layers_ready(same, (0,), 4)
     pair.settle()
     assert pair.rejections() == {Rejection.WRONG_ATTEMPT: LAYOUT.num_layers + 1, Rejection.WRONG_SENDER: 1}
     assert pair.pool.pool == pair.before
@@ -161,7 +161,7 @@ def test_delivered_implies_exact_bytes(
     for final in [*sorted(rng.randint(0, num_tokens) for _ in range(2)), num_tokens]:
         for layer in range(LAYOUT.num_layers):
             for transfer in transfers:
-                pair.sender.layer_ready(transfer, layer, final)
+                pair.sender.layers_ready(transfer, (layer,), final)
             if rng.random() < 0.3:
                 pair.poll()
     for transfer in transfers:

@@ -26,6 +26,7 @@ SERVE_FAKE = str(Path(__file__).with_name("serve_fake.py"))
 PATIENCE_S = 600.0  # for what should take moments, also beside other load; only a failure takes so long
 PATIENT = ("--silence-limit", "60")  # a busy machine's heartbeats come late
 BATON = ("-P", "-m", "deploy")
+SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 FAKE = (SERVE_FAKE,)  # the same flags, with workers that serve the model of hashes
 
 
@@ -140,6 +141,12 @@ class BatonProcess:
         """`/workers`."""
         found: list[dict[str, Any]] = self.get("/workers")
         return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of what /metrics shows under `name` with these labels, among others."""
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        samples = SAMPLE.findall(self.http.get("/metrics").text)
+        return sum(float(value) for found, label, value in samples if found == name and wanted <= set(label.split(",")))
 
     def wait_until(self, what: Callable[[], object]) -> bool:
         """Asks again and again, without hurry; False when patience is over."""

@@ -39,6 +39,7 @@ def test_an_idle_rank_that_is_lost_in_mid_stream_ends_its_group_and_no_stream(
         group, _, rank = busy.rpartition(".")
         idle = f"{group}.{(int(rank) + 1) % 3}"
         lost = [psutil.Process(row["pid"]) for row in baton.workers() if row["id"].startswith(group)]
+        untouched = {row["instance"] for row in baton.workers() if not row["id"].startswith(group)}
         baton.worker(idle).send_signal(number)
 
         for chunk in stream:
@@ -51,5 +52,6 @@ def test_an_idle_rank_that_is_lost_in_mid_stream_ends_its_group_and_no_stream(
         assert baton.wait_until(
             lambda: len(baton.workers()) == 6 and not pids & {row["pid"] for row in baton.workers()}
         )
+        assert untouched <= {row["instance"] for row in baton.workers()}, "the other group notices nothing"
         assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
         assert baton.wait_for_rest()

@@ -34,14 +34,6 @@ def verdicts(clients: Sequence[Client]) -> list[str]:
     return [client.verdict(RUNNER.expected_tokens) for client in clients]
 
 
-def total(baton: BatonProcess, name: str, labels: str = "") -> float:
-    """The sum of a metric of the gateway over all that have these labels."""
-    page = baton.http.get("/metrics").text
-    return sum(
-        float(value) for value in re.findall(rf"^baton_{name}{{[^}}]*{labels}[^}}]*}} (\S+)$", page, re.MULTILINE)
-    )
-
-
 def row(baton: BatonProcess, worker_id: str) -> dict[str, object]:
     return next((each for each in baton.workers() if each["id"] == worker_id), {})
 
@@ -103,8 +95,8 @@ def test_scaling_down_breaks_no_stream(fake_folder: Path, tmp_path: Path) -> Non
         assert baton.tokens([9, 9], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 9], 5)
         assert verdicts(clients) == ["exact"] * NUM_STREAMS
         assert baton.wait_until(lambda: has_ended(leaves) and "decode-1 has left" in baton.log_text())
-        assert total(baton, "workers_lost_total") == total(baton, "request_retries_total") == 0
-        assert total(baton, "workers_left_total") == 1
+        assert baton.metric("workers_lost_total") == baton.metric("request_retries_total") == 0
+        assert baton.metric("workers_left_total") == 1
         assert baton.tokens([9, 8], max_tokens=5, temperature=0) == RUNNER.expected_tokens([9, 8], 5)
         assert baton.wait_for_rest() and len(baton.children()) == 3, "it is not started again"
         assert not re.search(r" (warning|error) ", baton.log_text().partition("decode-1 ready")[2])
@@ -122,9 +114,9 @@ def test_what_is_not_finished_in_time_goes_on_elsewhere(how: str, fake_folder: P
             leaves.send_signal(signal.SIGTERM)
         assert verdicts(clients) == ["exact"] * NUM_STREAMS
         assert baton.wait_until(lambda: has_ended(leaves) and "decode-1 has left" in baton.log_text())
-        assert total(baton, "request_retries_total", 'reason="worker_left"') >= 1, "streams ran there"
-        assert total(baton, "request_retries_total") == total(baton, "request_retries_total", 'reason="worker_left"')
-        assert total(baton, "workers_lost_total") == 0 and baton.wait_for_rest()
+        assert baton.metric("request_retries_total", reason="worker_left") >= 1, "streams ran there"
+        assert baton.metric("request_retries_total") == baton.metric("request_retries_total", reason="worker_left")
+        assert baton.metric("workers_lost_total") == 0 and baton.wait_for_rest()
 
 
 @pytest.mark.broad
@@ -136,8 +128,8 @@ def test_a_prefill_worker_that_leaves_breaks_no_stream(fake_folder: Path, tmp_pa
         leaves.send_signal(signal.SIGTERM)
         assert verdicts(clients) == ["exact"] * 24
         assert baton.wait_until(lambda: has_ended(leaves) and "prefill-1 has left" in baton.log_text())
-        assert total(baton, "workers_lost_total") == 0 and baton.wait_for_rest()
-        assert total(baton, "request_retries_total") == total(baton, "request_retries_total", 'reason="worker_left"')
+        assert baton.metric("workers_lost_total") == 0 and baton.wait_for_rest()
+        assert baton.metric("request_retries_total") == baton.metric("request_retries_total", reason="worker_left")
 
 
 @pytest.mark.broad
@@ -157,8 +149,8 @@ def test_a_group_leaves_as_one(signalled: Sequence[str], fake_folder: Path, tmp_
         assert baton.wait_until(lambda: all(map(has_ended, members.values())))
         assert baton.wait_until(lambda: "info baton unified-1 has left" in baton.log_text())
         assert "group is broken" not in baton.log_text()
-        assert total(baton, "workers_lost_total") == total(baton, "request_retries_total") == 0
-        assert total(baton, "workers_left_total") == 2 and baton.wait_for_rest()
+        assert baton.metric("workers_lost_total") == baton.metric("request_retries_total") == 0
+        assert baton.metric("workers_left_total") == 2 and baton.wait_for_rest()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, broad(signal.SIGINT)])
@@ -180,15 +172,3 @@ def test_the_gateway_leaves_its_port_and_finishes_its_streams(
         assert all(map(has_ended, children))
         assert baton.process.stdout is not None
         baton.process.stdout.close()
-
-
-@pytest.mark.broad
-def test_a_second_ctrl_c_ends_streams_with_an_error(fake_folder: Path, tmp_path: Path) -> None:
-    with serve(fake_folder, tmp_path / "log", *PAIRS) as baton:
-        clients = streams_of(baton)
-        baton.http.close()
-        baton.process.send_signal(signal.SIGINT)
-        assert baton.wait_until(lambda: f"requests run; ending in at most {BOUND} s" in baton.log_text())
-        assert baton.end(signal.SIGINT) == 0
-        assert set(verdicts(clients)) == {"error"}
-        assert {client.error["message"] for client in clients if client.error} == {"the gateway is stopping"}

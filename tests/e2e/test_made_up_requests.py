@@ -6,7 +6,6 @@ is held, left or grown.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.e2e.baton_process import BatonProcess
+from tests.gateway.untold import UNTOLD
 
 pytestmark = pytest.mark.broad
 FLAGS = "--port 0 --max-total-tokens 8192 --dtype float32 --context-length 64"
 KNOWN: dict[str, Any] = {"prompt": [70, 300, 22], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-# Why a body that the page allows may be refused; see gateway/openapi_rules.py.
-UNTOLD = re.compile(
-    r"context length|KV memory|expected at most max_tokens|ids of the vocabulary, and min_tokens|prompts, expected"
-    r"|is empty \(0 tokens\)|leaves no token to draw|logit_bias: got (a token twice|token id)|turns into no token"
-    r"|cannot be followed|got a grammar beside|without json_schema|characters( as a grammar)?, expected at most 262144"
-    r"|the grammar allows no token|top_logprobs: got \d+ without logprobs|max_tokens: got 0 without echo"
-    r"|expected at most max_new_tokens|one for each prompt|expected the same for all prompts|got an id twice"
-    r"|logprob_start_len: got \d+, expected less|expected it in sampling_params"
-)
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 NUM_STATUS = 15  # for each of the routes that generate nothing; fewer where there is nothing to make up
 EVERY = 50

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
-from tests.selecting import first
+from tests.selecting import broad
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -50,56 +50,39 @@ def test_a_second_chat_is_cached_until_the_cache_is_flushed(story: BatonProcess)
     assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in story.workers())
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("page_size", [1, 4])
+SHORT = [("pair", "host", 4), *(broad(("unified", "host", 4)),), *(broad((each, "prompt", 1)) for each in TOPOLOGIES)]
+
+
+@pytest.mark.parametrize("topology, retract_to, page_size", SHORT)
 def test_a_pool_far_too_small_serves_everything_exactly(
-    fake_folder: Path, tmp_path: Path, topology: str, page_size: int
+    fake_folder: Path, tmp_path: Path, topology: str, retract_to: str, page_size: int
 ) -> None:
-    """Twelve requests of up to 160 tokens, all at once, in memory for two of them: they give way unseen."""
-    rng = random.Random(15)
+    """Twelve requests of up to 160 tokens, all at once, in memory for two of them: they give way unseen. Where their KV
+    waits in host memory, nobody begins again on a pair, where prefill draws first tokens."""
+    rng = random.Random(16)
     prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(10, 60))] for _ in range(12)]
     flags = f"--port 0 --page-size {page_size} --max-total-tokens 320 --max-attempts 1 {TOPOLOGIES[topology]}"
-    log = tmp_path / "log"
-    with BatonProcess(str(fake_folder), *flags.split(), log=log, program=FAKE) as baton:
+    argv = [*flags.split(), *(["--retract-to", "host"] if retract_to == "host" else [])]
+    with BatonProcess(str(fake_folder), *argv, log=tmp_path / "log", program=FAKE) as baton:
         answer = baton.complete(prompt=prompts, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True)
         assert [choice["token_ids"] for choice in answer["choices"]] == [
             RUNNER.expected_tokens(prompt, NUM_TOKENS) for prompt in prompts
         ]
-        assert metric(baton, 'baton_request_retries_total{model_name="fake",reason="retracted"}') > 0
         assert baton.wait_for_rest()
+        [decode] = [worker for worker in baton.workers() if worker["role"] != "prefill"]
+        if retract_to == "host":
+            assert decode["host_pages"]["free"] == decode["host_pages"]["total"] == 64 * 320 // 4
+            assert baton.metric("kv_spills_total", worker=decode["id"]) > 0
+            assert baton.metric("spilled_requests", worker=decode["id"]) == 0
+        else:
+            assert baton.metric("request_retries_total", reason="retracted") > 0
         flush(baton)
         assert baton.wait_for_rest()
         assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in baton.workers())
-    lines = log.read_text()
-    assert " info gateway request gave way " in lines
+    lines = (tmp_path / "log").read_text()
+    if (topology, retract_to) != ("unified", "host"):
+        assert (" info gateway request gave way " in lines) == (retract_to != "host")
     assert "request retried" not in lines and "worker lost" not in lines
-
-
-@pytest.mark.parametrize("topology", first(1, TOPOLOGIES))
-def test_kv_that_gives_way_waits_in_host_memory(fake_folder: Path, tmp_path: Path, topology: str) -> None:
-    """The same load. On a pair, where prefill draws first tokens, nobody begins again."""
-    rng = random.Random(16)
-    prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(10, 60))] for _ in range(12)]
-    flags = f"--port 0 --page-size 4 --max-total-tokens 320 --retract-to host {TOPOLOGIES[topology]}".split()
-    with BatonProcess(str(fake_folder), *flags, log=tmp_path / "log", program=FAKE) as baton:
-        [decode] = [worker for worker in baton.workers() if worker["role"] != "prefill"]
-        assert decode["host_pages"]["total"] == 64 * 320 // 4
-        answer = baton.complete(prompt=prompts, max_tokens=NUM_TOKENS, temperature=0, return_token_ids=True)
-        assert [choice["token_ids"] for choice in answer["choices"]] == [
-            RUNNER.expected_tokens(prompt, NUM_TOKENS) for prompt in prompts
-        ]
-        assert topology == "unified" or "gave way" not in (tmp_path / "log").read_text()
-        assert baton.wait_for_rest()
-        assert all(worker["host_pages"]["free"] == worker["host_pages"]["total"] for worker in baton.workers())
-        who = f'role="{decode["role"]}",worker="{decode["id"]}"'
-        assert metric(baton, f'baton_kv_spills_total{{model_name="fake",{who}}}') > 0
-        assert metric(baton, f'baton_spilled_requests{{model_name="fake",{who}}}') == 0
-
-
-def metric(baton: BatonProcess, name: str) -> float:
-    [line] = [line for line in baton.http.get("/metrics").text.splitlines() if line.startswith(name)]
-    return float(line.split()[-1])
 
 
 def chat_of_turns(baton: BatonProcess, topic: str, num_turns: int) -> list[tuple[set[str], int, int]]:

@@ -1,9 +1,7 @@
 """The `openai` Python client against `baton serve` with the bundled model: what users' programs do."""
 
 import asyncio
-import json
 
-import httpx
 import pytest
 
 pytest.importorskip("openai", reason="the package `openai` is not installed")
@@ -120,50 +118,9 @@ def test_async_requests_side_by_side(story: BatonProcess) -> None:
     assert len(set(texts[:4])) == 4
 
 
-def test_async_chat(story: BatonProcess) -> None:
-    async def ask() -> tuple[str | None, str]:
-        async with async_client(story) as it:
-            whole = await it.chat.completions.create(model="story", messages=MESSAGES, max_tokens=20, temperature=0)
-            streamed = ""
-            async for part in await it.chat.completions.create(
-                model="story", messages=MESSAGES, max_tokens=20, temperature=0, stream=True
-            ):
-                streamed += part.choices[0].delta.content or ""
-            return whole.choices[0].message.content, streamed
-
-    whole, streamed = asyncio.run(ask())
-    assert whole == streamed
-
-
 def test_a_stream_that_is_broken_off(story: BatonProcess) -> None:
     with client(story) as it:
         stream = it.completions.create(model="story", prompt=PROMPT, max_tokens=1000, stream=True)
         next(iter(stream))
         stream.close()
     assert story.wait_for_rest(), story.workers()
-
-
-def test_errors_are_those_that_the_client_knows(story: BatonProcess) -> None:
-    with client(story) as it:
-        with pytest.raises(openai.NotFoundError, match="story"):
-            it.completions.create(model="gpt-4", prompt=PROMPT)
-        with pytest.raises(openai.BadRequestError, match="2048") as caught:
-            it.completions.create(model="story", prompt=PROMPT, max_tokens=5000)
-        assert "5000" in str(caught.value)
-        with pytest.raises(openai.BadRequestError, match="suffix"):
-            it.completions.create(model="story", prompt=PROMPT, suffix="the end")
-        with pytest.raises(openai.BadRequestError, match="logit_bias"):
-            it.completions.create(model="story", prompt=PROMPT, logit_bias={"5": 101})
-        assert [model.id for model in it.models.list()] == ["story"]
-
-
-def test_raw_stream_is_what_clients_parse(story: BatonProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 3, "stream": True, "return_token_ids": True}
-    with httpx.stream("POST", story.url + "/v1/completions", json=body, timeout=PATIENCE_S) as response:
-        kind = response.headers["content-type"]
-        lines = response.read().decode().split("\n\n")
-    assert kind.startswith("text/event-stream")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-    shown = [len(chunk["choices"][0]["token_ids"]) for chunk in chunks]
-    assert sum(shown) == 3 and min(shown) >= 1, "a token each, but decode's may overtake prefill's"

@@ -1,7 +1,6 @@
 """A worker that is stopped until it is lost returns as the same process, another instance, with the cache it had."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,12 +48,6 @@ def baton(
         yield found
 
 
-def metric(baton: BatonProcess, name: str) -> float:
-    """The sum of a metric over its labels."""
-    page = baton.http.get("/metrics").text
-    return sum(float(each) for each in re.findall(rf"^baton_{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE))
-
-
 def cached_tokens(baton: BatonProcess, prompt: list[int]) -> int:
     """The answer to a known prompt is right; how many of the prompt's tokens were cached."""
     answer = baton.complete(prompt=prompt, max_tokens=5, temperature=0, return_token_ids=True)
@@ -92,7 +85,7 @@ def test_a_worker_that_sleeps_under_streams_returns_with_its_cache(baton: BatonP
     name, totals = names[index % len(names)], ("workers_lost_total", "workers_joined_total", "request_retries_total")
     cached_tokens(baton, PROMPT)
     assert baton.wait_for_rest()
-    before, num_told = [metric(baton, each) for each in totals], baton.log_text().count("declared lost")
+    before, num_told = [baton.metric(each) for each in totals], baton.log_text().count("declared lost")
     num_cached = cached_pages(baton, name)
     clients = [Client(baton.url, [number, *range(50)], MAX_TOKENS).start() for number in range(4)]
     assert all(client.has_begun() for client in clients)
@@ -101,7 +94,7 @@ def test_a_worker_that_sleeps_under_streams_returns_with_its_cache(baton: BatonP
         clients += [Client(baton.url, [number, *range(90)], 20).start() for number in range(3)]
     assert all(client.has_ended(PATIENCE_S) for client in clients)
     assert [client.verdict(RUNNER.expected_tokens) for client in clients] == ["exact"] * 7
-    num_lost, num_joined, num_retried = (metric(baton, each) - then for each, then in zip(totals, before, strict=True))
+    num_lost, num_joined, num_retried = (baton.metric(each) - then for each, then in zip(totals, before, strict=True))
     assert (num_lost, num_joined) == (1, 1) and num_retried >= 1, "it slept when nobody needed it"
     assert baton.log_text().count("declared lost") == num_told + 1
 

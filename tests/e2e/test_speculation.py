@@ -47,15 +47,7 @@ def test_tokens_are_those_without_a_draft(
         assert re.search(rf" ready .*algorithm={algorithm} folder=\S+ num_steps=3", (tmp_path / "log").read_text())
 
         assert baton.wait_for_rest()
-        rows = metric(baton, 'baton_spec_proposed_tokens_total{model_name="fake",position="0"')
-        accepted = 'baton_spec_accepted_tokens_total{model_name="fake",position='
-        kept = [metric(baton, f'{accepted}"{at}"') for at in range(3)]
+        rows = baton.metric("spec_proposed_tokens_total", position="0")
+        kept = [baton.metric("spec_accepted_tokens_total", position=str(at)) for at in range(3)]
         assert (0.6 < kept[0] / rows < 0.8) if shape != TREE else (0.8 < kept[0] / rows < 0.96)
         assert kept[0] > kept[1] > kept[2] > rows / 5
-
-
-def metric(baton: BatonProcess, name: str) -> float:
-    """The sum over workers."""
-    lines = [line for line in baton.http.get("/metrics").text.splitlines() if line.startswith(name)]
-    assert lines, name
-    return sum(float(line.split()[-1]) for line in lines)

@@ -51,18 +51,9 @@ def is_whole(baton: BatonProcess) -> bool:
         return False
 
 
-def in_flight(baton: BatonProcess) -> int:
-    """The prompts that are being answered."""
-    found = re.search(r"^baton_requests_in_flight(?:{.*})? (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return int(float(found[1]))
-
-
-def supervised(baton: BatonProcess, role: str, state: str) -> int:
-    """The workers of a role that the launcher has in this state, as the gateway knows it."""
-    labels = rf'{{[^}}]*role="{role}",state="{state}"}}'
-    found = re.search(rf"^baton_supervised_workers{labels} (\S+)$", baton.http.get("/metrics").text, re.MULTILINE)
-    return 0 if found is None else int(float(found[1]))
+def running(baton: BatonProcess, role: str) -> float:
+    """The workers of a role that the launcher has running, as the gateway knows it."""
+    return baton.metric("supervised_workers", role=role, state="running")
 
 
 def expect_exact_again(baton: BatonProcess) -> None:
@@ -79,7 +70,7 @@ def test_a_worker_that_is_killed_is_started_again(baton: BatonProcess, name: str
     assert baton.wait_until(lambda: pid_of(baton, name) not in (0, old))
     expect_exact_again(baton)
     assert pid_of(baton, "gateway") == control
-    assert baton.wait_until(lambda: supervised(baton, name.partition("-")[0], "running") == 1)
+    assert baton.wait_until(lambda: running(baton, name.partition("-")[0]) == 1)
     assert baton.get("/health") == {"status": "ok"}
     assert baton.wait_until(lambda: re.search(rf"Z info baton {name} serves again after \d+\.\d s", baton.log_text()))
     assert re.search(
@@ -100,10 +91,12 @@ def test_no_client_notices_the_kill_of_the_only_worker_of_a_role(name: str, fake
             os.kill(killed, signal.SIGKILL)
             assert baton.wait_until(lambda: baton.instance(name) == 0)
             assert baton.http.get("/health").status_code == 503
-            num_running = in_flight(baton)
+            num_running = baton.metric("requests_in_flight")
             assert num_running > 0 or name == "prefill-0", "it was killed when nobody needed it"
             clients += [Client(baton.url, [number, *range(90)], 20).start() for number in range(3)]
-            assert baton.wait_until(lambda: in_flight(baton) >= 3 and "request failed" not in baton.log_text())
+            assert baton.wait_until(
+                lambda: baton.metric("requests_in_flight") >= 3 and "request failed" not in baton.log_text()
+            )
             assert not any(client.tokens or client.error for client in clients[4:])
         finally:
             baton.process.send_signal(signal.SIGCONT)
@@ -125,7 +118,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert baton.wait_until(lambda: pid_of(baton, "gateway") not in (0, old))
     expect_exact_again(baton)
     assert {name: pid_of(baton, name) for name in before} == before
-    assert baton.wait_until(lambda: supervised(baton, "decode", "running") == 1), "the new gateway is told, too"
+    assert baton.wait_until(lambda: running(baton, "decode") == 1), "the new gateway is told, too"
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
@@ -221,7 +214,7 @@ def test_what_cannot_stay_is_given_up_and_the_rest_answers_503(fake_folder: Path
         said = r"decode-0 was killed by SIGKILL.*; it is given up after 1 restart in a row. No decode worker"
         assert re.search(said, baton.log_text())
         assert baton.wait_until(lambda: [row["id"] for row in baton.workers()] == ["prefill-0"])
-        assert baton.wait_until(lambda: supervised(baton, "decode", "given up") == 1)
+        assert baton.wait_until(lambda: baton.metric("supervised_workers", role="decode", state="given up") == 1)
         refused = baton.http.post("/v1/completions", json={"prompt": [1], "max_tokens": 2})
         assert refused.status_code == 503, "it does not wait for a worker that does not come"
         health = baton.http.get("/health").json()["error"]["message"]

@@ -36,23 +36,6 @@ def test_every_token_is_right(fake_folder: Path, tmp_path: Path, prefill: int, d
         assert met == {"prefill-0": {}, "decode-0": {"prefill-0": "shm" if backend == "auto" else backend}}
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("backend", ["zmq", "shm"])
-def test_a_draft_goes_on_at_decode(fake_folder: Path, tmp_path: Path, backend: str) -> None:
-    prompts = draw_prompts(5, 12)
-    draft = ["--speculative-algorithm", "eagle", "--speculative-draft-model-path", str(fake_folder)]
-    draft += ["--speculative-adaptive", "false"]  # measured costs could leave too few proposals to judge
-    argv = [*FLAGS.split(), "--page-size", "4", "--transfer-backend", backend, *draft]
-    with BatonProcess(str(fake_folder), *argv, log=tmp_path / "log", program=FAKE) as baton:
-        assert answers_of(baton, prompts, 20) == [RUNNER.expected_tokens(prompt, 20) for prompt in prompts]
-        assert baton.wait_for_rest()
-        page = baton.http.get("/metrics").text
-    lines = [line for line in page.splitlines() if 'position="0"' in line and "decode-0" in line]
-    (proposed,) = [float(line.split()[-1]) for line in lines if line.startswith("baton_spec_proposed_tokens_total")]
-    (accepted,) = [float(line.split()[-1]) for line in lines if line.startswith("baton_spec_accepted_tokens_total")]
-    assert accepted / proposed > 0.5, "the fake draft is right after 70% of the contexts, if all that it reads is right"
-
-
 def listens_at(pid: int) -> set[str]:
     """The hosts of a process's listening sockets."""
     return {each.laddr.ip for each in psutil.Process(pid).net_connections("tcp") if each.status == "LISTEN"}

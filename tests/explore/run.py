@@ -88,11 +88,12 @@ class Run:
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
 
-    def run(self) -> None:
+    def run(self) -> "Run":
         """The workload's arrivals, to the end."""
         self._detector = RaceDetector() if self.detect else None
         with self._detector or nullcontext():
             self._run()
+        return self
 
     def _run(self) -> None:
         self.start()

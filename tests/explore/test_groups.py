@@ -17,9 +17,7 @@ ON_THREADS = 8  # groups of each part
 
 def explored(seed: int, strategy: Strategy, *, detect: bool = False) -> Run:
     """One workload with groups, to its end."""
-    run = Run(Workload.grouped(seed), strategy, seed, detect=detect)
-    run.run()
-    return run
+    return Run(Workload.grouped(seed), strategy, seed, detect=detect).run()
 
 
 @pytest.mark.parametrize(("seed", "strategy"), [*zip((0, 1, 6, 4, 9, 9), STRATEGIES, strict=True)])
@@ -57,8 +55,7 @@ def test_groups_on_host_threads_change_no_token(part: int) -> None:
     num_idle = num_restarts = num_ended = 0
     for seed in range(part * ON_THREADS, (part + 1) * ON_THREADS):
         with closing(Threads(seed)) as threads:
-            run = Run(Workload.grouped(seed), Strategy.RANDOM, seed, schedule=threads)
-            run.run()
+            run = Run(Workload.grouped(seed), Strategy.RANDOM, seed, schedule=threads).run()
         assert run.groups is not None
         num_idle += run.groups.num_idle
         num_restarts += run.groups.num_restarts

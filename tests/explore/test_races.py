@@ -13,8 +13,7 @@ def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) 
     """No race in any of them."""
     for seed in seeds:
         strategy = strategies[seed % len(strategies)]
-        run = Run(Workload.random(seed), strategy, seed, detect=True)
-        run.run()
+        run = Run(Workload.random(seed), strategy, seed, detect=True).run()
         assert run.simulation.detector is not None and run.simulation.detector.num_seen > 500
 
 
@@ -27,8 +26,7 @@ def test_ten_workloads_have_no_race(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, range(12)))
 def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
-    run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True)
-    run.run()
+    run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True).run()
     assert run.num_spills > 0
 
 

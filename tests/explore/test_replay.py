@@ -18,8 +18,7 @@ from tests.explore.workload import Workload
 def test_recorded_operations_give_the_same_tokens_again(seed: int) -> None:
     """Of workers that compute all KV that they read. What a decode worker reads comes from elsewhere."""
     workload = replace(Workload.random(seed), failing=0.0)
-    run = Run(workload, Strategy.RANDOM, seed)
-    run.run()
+    run = Run(workload, Strategy.RANDOM, seed).run()
     num_tokens = 0
     for encoded in run.executors:
         if any(encoded.executor is run.cluster.executor(worker) for worker in run.cluster.decodes.values()):

@@ -21,8 +21,7 @@ SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and stra
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_schedules_change_no_token(strategy: Strategy) -> None:
-    run = Run(Workload.random(1), strategy, 1)
-    run.run()
+    run = Run(Workload.random(1), strategy, 1).run()
     assert run.simulation.num_run > 20  # something was there to be scheduled
 
 
@@ -31,8 +30,7 @@ def test_schedules_change_no_token(strategy: Strategy) -> None:
 def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> None:
     num_spills = 0
     for seed in range(4):
-        run = Run(Workload.spilling(seed), strategy, seed)
-        run.run()
+        run = Run(Workload.spilling(seed), strategy, seed).run()
         num_spills += run.num_spills
     assert num_spills > 4
 
@@ -43,8 +41,7 @@ def test_schedules_that_notice_every_sabotage_change_no_token(strategy: Strategy
     """As many as `make mutants` runs to find one."""
     num_ended = 0
     for seed in range(mutant.SEEDS):
-        run = Run(Workload.random(seed), strategy, seed)
-        run.run()
+        run = Run(Workload.random(seed), strategy, seed).run()
         num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
     assert num_ended > 5 * mutant.SEEDS
 
@@ -55,8 +52,7 @@ def test_schedules_that_notice_every_sabotage_change_no_token(strategy: Strategy
 def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
     num_failed = num_left = num_ended = 0
     for seed in range(100 + part * SEEDS, 100 + (part + 1) * SEEDS):
-        run = Run(Workload.random(seed), strategy, seed)
-        run.run()
+        run = Run(Workload.random(seed), strategy, seed).run()
         num_failed += run.failures.num_failed
         num_left += len(run.left)
         num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
@@ -68,8 +64,7 @@ def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> 
 def test_a_hundred_schedules_on_host_threads(part: int) -> None:
     for seed in range(part * 25, (part + 1) * 25):
         with closing(Threads(seed)) as threads:
-            run = Run(Workload.random(seed), Strategy.RANDOM, seed, schedule=threads)
-            run.run()
+            run = Run(Workload.random(seed), Strategy.RANDOM, seed, schedule=threads).run()
         assert run.num_steps > 10
 
 
@@ -89,8 +84,7 @@ def test_a_host_that_stands_still_for_hours_changes_no_schedule(monkeypatch: pyt
         return clock.now()
 
     monkeypatch.setattr("time.monotonic", hours_later)
-    run = Run(Workload.random(1), Strategy.LATE, 1)
-    run.run()
+    run = Run(Workload.random(1), Strategy.LATE, 1).run()
     assert len(run.workload.topology) == 4 and run.num_steps > 10  # prefill and decode: they have deadlines
 
 

@@ -20,8 +20,7 @@ def test_slow_threads_make_no_step_more(monkeypatch: pytest.MonkeyPatch) -> None
     """Else a deployment on a slow machine would seem to hang: it may take so many steps."""
     monkeypatch.setattr(threads, "PAUSES_S", (0.05,))
     with closing(Threads(0)) as schedule:
-        run = Run(Workload.random(0, num_requests=2), Strategy.RANDOM, 0, schedule=schedule)
-        run.run()
+        run = Run(Workload.random(0, num_requests=2), Strategy.RANDOM, 0, schedule=schedule).run()
     assert 10 < run.num_steps < 100
 
 

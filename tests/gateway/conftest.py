@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,30 @@ class Setting:
     async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
         """POST /v1/completions."""
         return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
+
+
+async def connect(setting: Setting) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the gateway, without a client of HTTP."""
+    host, port = setting.gateway.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port), limit=2**26)
+
+
+async def exchange(setting: Setting, *parts: bytes) -> bytes:
+    """What the gateway answers to these bytes, until it closes."""
+    reader, writer = await connect(setting)
+    answer = b""
+    try:
+        for part in parts:
+            writer.write(part)
+            with suppress(ConnectionError):  # the gateway has heard enough; what it said is still to be read
+                await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionResetError):
+                while received := await reader.read(65536):
+                    answer += received
+    finally:
+        writer.close()
+    return answer
 
 
 async def wait_until(happened: Callable[[], bool]) -> None:

@@ -4,67 +4,36 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from starlette.types import Message
 
 from gateway.answering import StreamedAnswer, WholeAnswer
 from gateway.choice_text import Detokenizer
-from gateway.control import Control, ControlSocket
 from gateway.generation import Generation
 from gateway.long_answers import LongAnswers
-from gateway.membership import Membership
 from gateway.metrics import Metrics
 from gateway.openai_answer import ChunkWriter, ResponseHead
-from gateway.retries import RetryRules
 from gateway.times import Times
 from gateway.translate import Prompt
-from protocol.messages_gateway import CancelRequest, ChoiceTokens, Role, SamplingParams, ToGateway, Tokens, ToWorker
+from protocol.messages_gateway import ChoiceTokens, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from testkit.fake_worker import PATIENCE_S
-from tests.gateway.worker_ends import WorkerEnds, register
+from tests.gateway.control_bench import ControlBench
 
 HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)
 MAX_TOKENS = 5
-
-
-class Wire:
-    """A control socket that keeps what is sent to the worker."""
-
-    def __init__(self) -> None:
-        self.sent: list[ToWorker] = []
-        self.ends = WorkerEnds()
-
-    def send(self, identity: bytes, raw: bytes) -> bool:
-        if (message := self.ends.hear(identity, raw)) is not None:
-            self.sent.append(message)
-        return True
-
-    @property
-    def cancelled(self) -> list[CancelRequest]:
-        return [message for message in self.sent if isinstance(message, CancelRequest)]
 
 
 class Call:
     """One call of a client: its generation at one unified worker, its connection."""
 
     def __init__(self) -> None:
-        self.wire = Wire()
-        socket, rules = cast(ControlSocket, self.wire), RetryRules(1, 0.0)
-        self.control = Control(socket, MonotonicClock(), "least_loaded", rules, Membership(7))
-        joined = register("u", 1, Role.UNIFIED)
-        self._identity = f"u#{joined.address.instance}".encode()
-        self.say(joined)
-        self.metrics = Metrics("story")
+        self.bench, self.metrics = ControlBench("u0"), Metrics("story")
         prompt = Prompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
-        self.generation = Generation(
-            "r",
-            [prompt],
-            lambda *_: Detokenizer(),
-            self.control.dispatch,
-            Times(MonotonicClock(), self.metrics, received_at=0.0),
-        )
+        times = Times(MonotonicClock(), self.metrics, received_at=0.0)
+        self.generation = Generation("r", [prompt], lambda *_: Detokenizer(), self.bench.dispatch, times)
         with suppress(StopIteration):  # one prompt is assigned without a wait
             self.generation.start().send(None)
         self.messages: list[Message] = []
@@ -81,9 +50,10 @@ class Call:
             raise OSError("the connection is gone")
         self.messages.append(message)
 
-    def say(self, message: ToGateway) -> None:
-        """The worker says something."""
-        self.control._on_raw(self._identity, self.wire.ends.say(self._identity, message))
+    def say(self, seq: int) -> None:
+        """The worker says one token, the last of which ends the choice."""
+        finish = "length" if seq + 1 == MAX_TOKENS else ""
+        self.bench.say("u0", Tokens((ChoiceTokens("r-0", 0, 0, seq, (3,), finish),)))
 
     def answer(self, is_stream: bool) -> "asyncio.Task[Any]":
         """The answer under way."""
@@ -99,15 +69,13 @@ class Call:
         """The worker sends so many, each taken before the next."""
         await asyncio.sleep(0)  # the answer has begun
         for _ in range(count):
-            seq, self._num_tokens = self._num_tokens, self._num_tokens + 1
-            finish = "length" if self._num_tokens == MAX_TOKENS else ""
-            news = ChoiceTokens("r-0", 0, 0, seq, (3,), finish)
-            self.say(Tokens((news,)))
+            self.say(self._num_tokens)
+            self._num_tokens += 1
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def is_at_rest(self) -> bool:
-        return len(self.control.dispatch.requests) == 0 and not self.control.dispatch.loads
+        return len(self.bench.dispatch.requests) == 0 and not self.bench.dispatch.loads
 
 
 def leave(call: Call, _task: "asyncio.Task[Any]") -> None:
@@ -127,11 +95,11 @@ async def test_leaving_at_any_token_cancels(
     call = Call()
     task = call.answer(is_stream)
     await call.tokens(num_before)
-    assert not call.wire.cancelled
+    assert not call.bench.cancels
     end(call, task)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(task, return_exceptions=True)
-    assert [(each.request_id, each.choice) for each in call.wire.cancelled] == [("r-0", -1)]
+    assert [(each.request_id, each.choice) for each in call.bench.cancels] == [("r-0", -1)]
     assert call.is_at_rest()
     assert 'outcome="cancelled"} 1.0' in call.metrics.render().decode()
     assert not any(b"[DONE]" in message.get("body", b"") for message in call.messages)
@@ -147,7 +115,7 @@ async def test_a_connection_that_fails_cancels(fail_at: int) -> None:
     with pytest.raises(OSError, match="is gone"):
         await task
     assert len(call.messages) == fail_at
-    assert len(call.wire.cancelled) == 1 and call.is_at_rest()
+    assert len(call.bench.cancels) == 1 and call.is_at_rest()
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -158,7 +126,7 @@ async def test_leaving_at_the_end_cancels_nothing(is_stream: bool) -> None:
     call.has_left.set()
     async with asyncio.timeout(PATIENCE_S):
         await task
-    assert not call.wire.cancelled and call.is_at_rest()
+    assert not call.bench.cancels and call.is_at_rest()
     assert 'outcome="ok"} 1.0' in call.metrics.render().decode()
 
 
@@ -167,8 +135,7 @@ async def test_one_write_for_what_came_together() -> None:
     call.generation.bound_backlog(1, call.has_left.set)  # which is for a client that does not read
     task = call.answer(is_stream=True)
     for seq in range(MAX_TOKENS):  # no turn of the loop between them
-        news = ChoiceTokens("r-0", 0, 0, seq, (3,), "length" if seq + 1 == MAX_TOKENS else "")
-        call.say(Tokens((news,)))
+        call.say(seq)
     await task
     bodies = [message["body"] for message in call.messages if message["type"] == "http.response.body"]
     assert [body.count(b"data: {") for body in bodies] == [MAX_TOKENS, 0] and b"[DONE]" in bodies[-1]
@@ -221,6 +188,6 @@ async def test_a_fault_in_the_text_of_one_request_is_its_own(
     await call.tokens(1)
     with pytest.raises(OverflowError, match="no text for 3"):
         await task
-    assert len(call.wire.cancelled) == 1 and call.is_at_rest()
+    assert len(call.bench.cancels) == 1 and call.is_at_rest()
     outcomes = re.findall(r'requests_total{model_name="story",outcome="\w+"} (\S+)', call.metrics.render().decode())
     assert outcomes and set(outcomes) == {"0.0"}  # the gate counts it

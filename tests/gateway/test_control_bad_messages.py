@@ -43,16 +43,13 @@ def fields_of(message: ToGateway) -> dict[str, Any]:
 
 
 def changed(message: ToGateway, path: str, value: Any) -> bytes:
-    """`message` with another value at `path`; ... takes it out."""
+    """`message` with another value at `path`."""
     fields = fields_of(message)
     *above, last = path.split(".")
     at: Any = fields
     for name in above:
         at = at[int(name) if name.isdigit() else name]
-    if value is ...:
-        del at[last]
-    else:
-        at[last] = value
+    at[last] = value
     return packed(type(message).__name__, fields)
 
 
@@ -64,100 +61,25 @@ DEEP: Any = 5
 for _ in range(900):
     DEEP = [DEEP]
 
-FROM_MEMBER: dict[str, bytes] = {
-    # not a message
+FROM_MEMBER: dict[str, bytes] = {  # what a boundary refuses, tests/protocol tells: here one of each kind
     "text": b"GET / HTTP/1.1\r\n\r\n",
-    "never used": b"\xc1",
-    "cut": TO_GATEWAY.encode(TOKENS)[:-1],
     "longer": TO_GATEWAY.encode(TOKENS) + b"\x00",
-    "twice": TO_GATEWAY.encode(TOKENS) * 2,
-    "int": msgpack.packb(7),
-    "map": msgpack.packb({"version": 1}),
-    "two of three": msgpack.packb([VERSION, "Tokens"]),
-    "four of three": msgpack.packb([VERSION, "Tokens", {}, {}]),
-    "deep": b"\x91" * 3000 + b"\x01",
-    "deep in a field": changed(BEAT, "worker_id", DEEP),
-    "many empty lists": b"\xdd\x00\x10\x00\x00" + b"\x90" * 0x100000,
-    "says it is huge": b"\xdd\xff\xff\xff\xff",
-    "says text is huge": b"\xdb\xff\xff\xff\xff",
     "4 MiB and more": packed("Heartbeat", "x" * 4 * 1024 * 1024),
-    "bad utf-8": b"\x93\x01\xa6\xff\xfe\xfd\xfc\xfb\xfa\x80",
-    "extension": msgpack.packb([VERSION, "Tokens", msgpack.ExtType(5, b"x")]),
-    "time": msgpack.packb([VERSION, "Tokens", msgpack.Timestamp(1)]),
-    # version and name
-    "version 0": packed("Heartbeat", fields_of(BEAT), 0),
+    "deep in a field": changed(BEAT, "worker_id", DEEP),
     "version 2": packed("Heartbeat", fields_of(BEAT), 2),
-    "version text": packed("Heartbeat", fields_of(BEAT), "1"),
-    "version true": packed("Heartbeat", fields_of(BEAT), True),
-    "version float": packed("Heartbeat", fields_of(BEAT), 1.0),
-    "unknown name": packed("Assign", {}),
     "name of another boundary": packed("PrefillJob", {}),
     "name long": packed("x" * 100_000, {}),
-    "name bytes": packed(b"Heartbeat", fields_of(BEAT)),
-    "name none": packed(None, {}),
-    "name list": packed(["Heartbeat"], {}),
-    "fields list": packed("Heartbeat", [1, 2]),
-    "fields none": packed("Heartbeat", None),
     "fields nothing": packed("Heartbeat", {}),
-    "field twice": b"\x93\x01\xa7Leaving\x83\xa9worker_id\xa1d\xa8instance\x0c\xa8instance\x0c",
-    "field int": packed("Leaving", {5: 1}),
-    "field bytes": packed("Leaving", {b"worker_id": "d", b"instance": 12}),
-    # fields of a heartbeat
-    "extra": changed(BEAT, "more", 1),
-    "missing": changed(BEAT, "stats", ...),
-    "id int": changed(BEAT, "worker_id", 5),
-    "id bytes": changed(BEAT, "worker_id", b"d"),
-    "id empty": changed(BEAT, "worker_id", ""),
-    "id long": changed(BEAT, "worker_id", "d" * 129),
-    "id blank": changed(BEAT, "worker_id", "d d"),
     "id control": changed(BEAT, "worker_id", "d\x1b[31m"),
-    "id line": changed(BEAT, "worker_id", "d\n"),
-    "id nul": changed(BEAT, "worker_id", "d\x00"),
     "id of another": changed(BEAT, "worker_id", "d3"),
-    "instance text": changed(BEAT, "instance", "12"),
-    "instance float": changed(BEAT, "instance", 12.0),
-    "instance true": changed(BEAT, "instance", True),
-    "instance negative": changed(BEAT, "instance", -1),
     "instance of another": changed(BEAT, "instance", 77),
     "pages negative": changed(BEAT, "stats.kv_pages.free", -1),
-    "pages float": changed(BEAT, "stats.kv_pages.free", 1.0),
-    "pages huge": changed(BEAT, "stats.kv_pages.free", 2**64 - 1),
-    "pages list": changed(BEAT, "stats.kv_pages", [1, 2]),
-    "running text": changed(BEAT, "stats.running", "0"),
-    "counters nan": changed(BEAT, "stats.counters", {"a": float("nan")}),
-    "counters inf": changed(BEAT, "stats.counters", {"a": float("inf")}),
-    "counters text": changed(BEAT, "stats.counters", {"a": "1"}),
-    "counters list": changed(BEAT, "stats.counters", [1.0]),
-    "age negative": changed(BEAT, "launch_age_s", -0.5),
-    "age nan": changed(BEAT, "launch_age_s", float("nan")),
-    # fields of the others
-    "role": changed(REGISTER, "role", "both"),
-    "role int": changed(REGISTER, "role", 1),
-    "pid negative": changed(REGISTER, "pid", -1),
-    "vocabulary 0": changed(REGISTER, "vocab_size", 0),
-    "context negative": changed(REGISTER, "context_length", -5),
-    "capacity float": changed(REGISTER, "max_total_tokens", 1.5),
-    "rows 0": changed(REGISTER, "max_running_requests", 0),
-    "layout 0": changed(REGISTER, "layout.page_size", 0),
-    "layout dtype": changed(REGISTER, "layout.dtype", "int4"),
-    "endpoint blank": changed(REGISTER, "address.peer", "tcp://a b:1"),
-    "endpoint long": changed(REGISTER, "address.ranks.0.data", "t" * 257),
     "two ranks": changed(REGISTER, "address.ranks", [{"data": "tcp://127.0.0.1:2"}, {"data": "tcp://127.0.0.1:3"}]),
-    "endpoint nul": changed(REGISTER, "address.ranks.0.data", "tcp://\x00"),
     "address of another": changed(REGISTER, "address.worker_id", "p"),
     "leaving of another": TO_GATEWAY.encode(Leaving("p", 11)),
     "end of another": TO_GATEWAY.encode(Left("p", 11)),
-    "token text": changed(TOKENS, "choices.0.token_ids", ["65"]),
     "token none": changed(TOKENS, "choices.0.token_ids", [None] * 100_000),
-    "tokens text": changed(TOKENS, "choices.0.token_ids", "ABC"),
-    "seq float": changed(TOKENS, "choices.0.seq", 0.0),
-    "choice none": changed(TOKENS, "choices.0.choice", None),
-    "request empty": changed(TOKENS, "choices.0.request_id", ""),
-    "request long": changed(TOKENS, "choices.0.request_id", "r" * 257),
-    "choices none": changed(TOKENS, "choices", None),
-    "choices of ints": changed(TOKENS, "choices", [1, 2]),
     "stamp nan": changed(Tokens((), {}), "stamps", {"r1": [{"name": "x", "at": float("nan"), "worker_id": "d"}]}),
-    "code int": changed(FAILED, "code", 5),
 }
 
 

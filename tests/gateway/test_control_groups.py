@@ -62,29 +62,3 @@ async def test_requests_of_every_rank_go_on_elsewhere_when_one_is_lost(setting: 
     await ranks[0].until(lambda: any(isinstance(message, Refused) for message in ranks[0].received))
     [refused, *_] = [message for message in ranks[0].received if isinstance(message, Refused)]
     assert refused.reason.startswith("its group has lost a rank: worker 'g.1' ")
-
-
-async def test_an_idle_rank_that_is_lost_takes_the_busy_one_with_it(setting: Setting) -> None:
-    ranks = await setting.add_group(Role.UNIFIED, "g", 2, behaviour=Behaviour(stop_after=3))
-    asking = asyncio.create_task(setting.complete("hello", max_tokens=9))
-    await wait_until(lambda: any(rank.assigned for rank in ranks))
-    [idle] = [rank for rank in ranks if not rank.assigned]
-    good = await setting.add(Role.UNIFIED, "u")
-    await idle.stop()
-    answer = await asking
-    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 9
-    assert len(good.assigned) == 1 and members(setting) == ["u"]
-
-
-async def test_a_group_comes_back_under_its_next_epoch_only(setting: Setting) -> None:
-    first = await setting.add_group(Role.UNIFIED, "g", 2)
-    await first[0].send(Left("g.0", first[0].instance))
-    await wait_until(lambda: members(setting) == [])
-    late = FakeWorker(Role.UNIFIED, setting.gateway.control_endpoint, "g.1", place=GroupPlace("g", 1, 1, 2))
-    setting.workers.append(late)
-    starting = asyncio.create_task(late.start())
-    await late.until(lambda: Refused("epoch 1 of group 'g' is over: worker 'g.0' has left") in late.received)
-    starting.cancel()
-    await setting.add_group(Role.UNIFIED, "g", 2, epoch=2)
-    assert members(setting) == ["g.0", "g.1"]
-    assert (await setting.complete("x", max_tokens=4)).status_code == 200

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.control import Control
 from protocol.messages_gateway import Left, Role
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting
@@ -65,21 +63,6 @@ async def test_a_full_worker_is_no_warning(setting: Setting, caplog: pytest.LogC
     assert (level, fields["outcome"], fields["worker"]) == ("INFO", "overloaded", "u")
 
 
-async def test_a_fault_of_the_gateway_names_its_place(
-    setting: Setting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_control: Control) -> None:
-        raise KeyError("very private")
-
-    monkeypatch.setattr(Control, "limits", property(fail))
-    await setting.add_pair()
-    response = await setting.complete("x")
-    assert response.status_code == 500 and response.headers["x-request-id"].startswith("req-")
-    [(level, fields)] = lines(caplog, "request failed by a fault of the gateway")
-    assert level == "ERROR" and fields["kind"] == "KeyError" and f"{Path(__file__).name}:" in fields["at"]
-    assert fields["x_request_id"] == response.headers["x-request-id"]
-
-
 async def test_a_retry_is_told_with_its_attempt_and_its_workers(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,24 +80,3 @@ async def test_a_retry_is_told_with_its_attempt_and_its_workers(
     [(level, fields)] = lines(caplog, "request ended")
     ids = {name: fields[name] for name in ("request_id", "attempt", "worker")}
     assert ids == {"request_id": request_id, "attempt": 1, "worker": "first,second"}
-
-
-async def test_a_retry_is_told_with_its_attempt_and_workers(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "baton")
-    await setting.add(Role.UNIFIED, "u1")
-    await setting.complete("x")  # whose turn is the first
-    await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(fail_after=2, fail_code="unavailable"))
-    response = await setting.complete("very private", max_tokens=4)
-    [(level, fields)] = lines(caplog, "request retried")
-    request_id = f"{response.json()['id']}-0"
-    assert level == "WARNING"
-    assert fields == {
-        "request_id": request_id,
-        "attempt": 1,
-        "worker": "u1",
-        "before": "u2",
-        "why": "it was told to",
-    }
-    ended = lines(caplog, "request ended")[-1][1]
-    assert (ended["request_id"], ended["attempt"], ended["worker"]) == (request_id, 1, "u2,u1")
-    assert not any("private" in str(record.__dict__) for record in caplog.records)

@@ -1,13 +1,9 @@
 """A worker at which too many requests wait refuses one. The gateway tries others, and only then its client gets 429."""
 
-from pathlib import Path
-
 import pytest
 
 from gateway.http_errors import status_of
 from protocol.messages_gateway import Assign, RequestFailed, Role
-from testkit.fake_worker import Behaviour
-from tests.gateway.conftest import running
 from tests.gateway.control_bench import ControlBench
 from tests.gateway.worker_ends import register
 
@@ -87,17 +83,3 @@ def test_those_without_workers_are_served_by_priority_and_who_gave_way_first() -
     bench.join("u9")
     again = [assign.request_id for assign in bench.assigns[num_before:]]
     assert again == ["gave way", "urgent", "usual", "low"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-async def test_over_http_it_is_429_with_retry_after(folder: Path, stream: bool) -> None:
-    async with running(folder) as setting:
-        await setting.add(Role.UNIFIED, "full", behaviour=Behaviour(fail_after=0, fail_code="queue_full"))
-        response = await setting.complete("x", stream=stream)
-        assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
-        assert response.json()["error"]["code"] == "overloaded"
-        other = await setting.add(Role.UNIFIED, "u")
-        response = await setting.complete("x", stream=stream, priority=-3)
-        assert response.status_code == 200
-        assert other.assigned[-1].priority == -3

@@ -62,22 +62,6 @@ async def test_nobody_notices_a_lost_worker(setting: Setting, stream: bool, afte
     assert setting.gateway.control.dispatch.loads == {}
 
 
-async def test_a_stop_string_across_the_loss(setting: Setting) -> None:
-    fields: dict[str, Any] = {"max_tokens": 12, "stream": True}
-    good = await setting.add(Role.UNIFIED, "u1")
-    plain = await setting.complete("hello", **fields)
-    text = "".join(piece for piece, _, _ in choices_of(plain.text)[0])
-    fields["stop"] = text[3:7]
-    undisturbed = await setting.complete("hello", **fields)
-    victim = await setting.add(Role.UNIFIED, "u0", behaviour=Behaviour(stop_after=5))
-    answer = await ask_and_lose(setting, victim, 5, **fields)
-    assert good.assigned[-1].num_replayed == 5, "two characters of the stop string came from the lost worker"
-    assert choices_of(answer.text) == choices_of(undisturbed.text)
-    assert "".join(piece for piece, _, _ in choices_of(answer.text)[0]) == text[:3]
-    await good.until(lambda: len(good.cancelled) == 2)
-    assert good.cancelled[-1].attempt == 1, "what is running now is cancelled"
-
-
 SPELT = Behaviour(script=lambda assign, choice: [*b"abcab", END, *b"cdefgh"])
 STOPS = [  # stop, min_tokens, the text of the answer
     ("ab", 4, "abc"),  # complete within min_tokens, and again behind

@@ -18,75 +18,45 @@ from protocol.messages_gateway import FinishReason, SamplingParams
 from runtime.clock import MonotonicClock
 
 
-def unmeasured() -> Times:
-    return Times(MonotonicClock(), Metrics("story"), received_at=0.0)
+class Places:
+    """A dispatch that takes so many prompts. With `loses` it finds out, at the second one, that the worker of the first
+    is gone."""
 
-
-class OnePlace:
-    """A dispatch that takes one prompt and no more."""
-
-    def __init__(self) -> None:
+    def __init__(self, room: int = 99, *, loses: bool = False) -> None:
+        self.assigned: list[str] = []
         self.cancelled: list[tuple[str, int]] = []
-        self._is_full = False
+        self._room, self._loses, self._listeners = room, loses, list[Listener]()
 
     def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
-        if self._is_full:
+        if len(self.assigned) == self._room:
             raise Unavailable("full")
-        self._is_full = True
+        for each in self._listeners if self._loses else ():
+            each.on_failed(Unavailable("gone"))
+        self._listeners.append(listener)
+        self.assigned.append(request_id)
         return RequestRecord(request_id, prompt, [], listener)
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
         self.cancelled.append((request_id, choice))
 
 
-async def test_all_prompts_are_assigned_or_none() -> None:
-    dispatch = OnePlace()
-    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
-    with pytest.raises(Unavailable, match="full"):
+def generation_of(
+    dispatch: Places, num_prompts: int, length: int = 2, n: int = 1, text: type[Detokenizer] = Detokenizer
+) -> Generation:
+    prompt = Prompt((1,) * length, SamplingParams(max_tokens=3), n)
+    times = Times(MonotonicClock(), Metrics("story"), received_at=0.0)
+    return Generation("r", [prompt] * num_prompts, lambda *_: text(), cast(Dispatch, dispatch), times)
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "why", "request_id"), [(Places(1), "full", "r-0"), (Places(loses=True), "gone", "r-1")]
+)
+async def test_all_prompts_are_assigned_or_none(dispatch: Places, why: str, request_id: str) -> None:
+    generation, ended = generation_of(dispatch, 2), list[str]()
+    generation.on_end = lambda: ended.append("r")
+    with pytest.raises(Unavailable, match=why):
         await generation.start()
-    assert dispatch.cancelled == [("r-0", -1)]
-
-
-class LosesTheFirst:
-    """A dispatch that finds out, while it assigns the second prompt, that the first one's worker is gone."""
-
-    def __init__(self) -> None:
-        self.cancelled: list[str] = []
-        self._listeners: list[Listener] = []
-
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
-        for each in self._listeners:
-            each.on_failed(Unavailable("gone"))
-        self._listeners.append(listener)
-        return RequestRecord(request_id, prompt, [], listener)
-
-    def cancel(self, request_id: str, _choice: int = -1) -> None:
-        self.cancelled.append(request_id)
-
-
-async def test_a_prompt_that_fails_while_others_are_assigned_ends_all() -> None:
-    dispatch = LosesTheFirst()
-    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
-    with pytest.raises(Unavailable, match="gone"):
-        await generation.start()
-    assert "r-1" in dispatch.cancelled
-
-
-class Counts:
-    """A dispatch that takes every prompt, and notes when."""
-
-    def __init__(self) -> None:
-        self.assigned: list[str] = []
-        self.cancelled: list[str] = []
-
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
-        self.assigned.append(request_id)
-        return RequestRecord(request_id, prompt, [], listener)
-
-    def cancel(self, request_id: str, _choice: int = -1) -> None:
-        self.cancelled.append(request_id)
+    assert (request_id, -1) in dispatch.cancelled and ended == ["r"]
 
 
 class Broken(Detokenizer):
@@ -98,9 +68,8 @@ class Broken(Detokenizer):
 
 @pytest.mark.parametrize("ends", ["assigned", "lost", "fault", "stopped"])
 async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) -> None:
-    dispatch = Counts()
-    prompt = Prompt((1,) * (TURN_TOKENS // 2), SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt] * 6, lambda *_: Broken(), cast(Dispatch, dispatch), unmeasured())
+    dispatch = Places()
+    generation = generation_of(dispatch, 6, TURN_TOKENS // 2, text=Broken)
     starting = asyncio.ensure_future(generation.start())
     turns = []
     while not starting.done():
@@ -116,21 +85,20 @@ async def test_others_get_turns_while_many_long_prompts_are_assigned(ends: str) 
     if ends == "assigned":
         assert turns[2] == 6 and not dispatch.cancelled and starting.result() is None
     else:
-        assert set(dispatch.cancelled) == set(dispatch.assigned) and len(dispatch.assigned) in (4, 5)
+        assert {name for name, _ in dispatch.cancelled} == set(dispatch.assigned) and len(dispatch.assigned) in (4, 5)
         assert starting.cancelled() or isinstance(starting.exception(), Unavailable | RuntimeError)
 
 
 async def test_prompts_that_are_aborted_before_they_are_assigned_are_cancelled() -> None:
-    dispatch, ended = Counts(), list[str]()
-    prompt = Prompt((1,) * TURN_TOKENS, SamplingParams(max_tokens=3), 1)
-    generation = Generation("r", [prompt] * 3, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
+    dispatch, ended = Places(), list[str]()
+    generation = generation_of(dispatch, 3, TURN_TOKENS)
     generation.on_end = lambda: ended.append("r")
     starting = asyncio.ensure_future(generation.start())
     await asyncio.sleep(0)
     assert dispatch.assigned == ["r-0"]
     generation.abort([1, 2])
     await starting
-    assert dispatch.cancelled == ["r-1", "r-2"] and not ended
+    assert dispatch.cancelled == [("r-1", 1), ("r-2", 2)] and not ended
     [batch] = [found async for found in once(generation)]
     assert [(index, piece.finish_reason) for index, piece in batch] == [(1, ABORT), (2, ABORT)]
     generation.abandon()
@@ -138,14 +106,13 @@ async def test_prompts_that_are_aborted_before_they_are_assigned_are_cancelled()
 
 
 async def test_workers_are_told_of_an_abort_once() -> None:
-    dispatch = Counts()
-    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 2)
-    generation = Generation("r", [prompt] * 2, lambda *_: Detokenizer(), cast(Dispatch, dispatch), unmeasured())
+    dispatch = Places()
+    generation = generation_of(dispatch, 2, n=2)
     await generation.start()
     generation.on_tokens(Delivery(3, (1, 1, 1), FinishReason.LENGTH))
     generation.abort([1, 3])
     generation.abort([1])
-    assert dispatch.cancelled == ["r-0"], "neither what has ended, nor what was aborted before"
+    assert [name for name, _ in dispatch.cancelled] == ["r-0"], "neither what has ended, nor what was aborted before"
     [batch] = [found async for found in once(generation)]
     assert [(index, piece.finish_reason) for index, piece in batch] == [(3, "length"), (1, ABORT)]
 
@@ -155,14 +122,3 @@ async def once(generation: Generation) -> AsyncIterator[Batch]:
     async for batch in generation.batches():
         yield batch
         return
-
-
-async def test_one_that_does_not_start_has_ended() -> None:
-    ended = list[str]()
-    prompt = Prompt((1, 2), SamplingParams(max_tokens=3), 1)
-    dispatch = cast(Dispatch, OnePlace())
-    generation = Generation("r", [prompt, prompt], lambda *_: Detokenizer(), dispatch, unmeasured())
-    generation.on_end = lambda: ended.append("r")
-    with pytest.raises(Unavailable, match="full"):
-        await generation.start()
-    assert ended == ["r"]

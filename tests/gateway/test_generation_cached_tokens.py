@@ -7,7 +7,7 @@ import pytest
 from protocol.messages_gateway import Role
 from protocol.worker_facts import KvPages, WorkerStats
 from testkit.fake_worker import Behaviour
-from tests.gateway.conftest import Setting, choices_of, chunks_of
+from tests.gateway.conftest import Setting, chunks_of
 
 PROMPT = [65, 66, 67, 68, 69, 70]
 
@@ -50,28 +50,6 @@ async def test_metrics_count_them(setting: Setting) -> None:
     lines = await setting.metrics()
     assert 'baton_prompt_tokens_total{model_name="story"} 16.0' in lines
     assert 'baton_cached_prompt_tokens_total{model_name="story"} 12.0' in lines, "twice 4 + 2"
-
-
-@pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_does_not_notice_that_its_request_gave_way(setting: Setting, after: int, stream: bool) -> None:
-    fields: dict[str, Any] = {"max_tokens": 5, "n": 2, "return_token_ids": True, "stream": stream}
-    worker = await setting.add(Role.UNIFIED)
-    undisturbed = await setting.complete(PROMPT, **fields)
-    worker.behaviour = Behaviour(retract_after=after, cached=4)
-    answer = await setting.complete(PROMPT, **fields)
-    assert undisturbed.status_code == answer.status_code == 200
-    again = [(each.first_choice, each.num_replayed, each.resumes) for each in worker.assigned[2:]]
-    assert again == [(0, after, True), (1, after, True)]
-    if stream:
-        assert choices_of(answer.text) == choices_of(undisturbed.text) and answer.text.endswith("data: [DONE]\n\n")
-    else:
-        assert answer.json()["choices"] == undisturbed.json()["choices"]
-        assert cached_in(answer.json()["usage"]) == 4 and answer.json()["usage"]["prompt_tokens"] == 6
-    lines = await setting.metrics()
-    assert 'baton_request_retries_total{model_name="story",reason="retracted"} 2.0' in lines
-    assert 'baton_requests_total{model_name="story",outcome="ok"} 2.0' in lines
-    assert setting.gateway.control.dispatch.loads == {}
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])

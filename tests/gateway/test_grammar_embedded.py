@@ -72,7 +72,7 @@ def test_a_schema_alone_has_the_limits_of_one() -> None:
         ({"grammars": [{**SCHEMA, "nodes": []}]}, "grammars[0]: expected"),
         ({"grammars": [{"lark_grammar": ["start"]}]}, "grammars[0]: expected"),
         ({"grammars": [{"json_schema": 3}]}, "grammars[0]: expected a JSON schema"),
-        ({"grammars": [{"json_schema": {"const": 2**53 + 1}}]}, "grammars[0]: got the number 9007199254740993"),
+        ({"grammars": [{"json_schema": {"const": 2**53 + 1}}]}, "grammars[0]: const: got the number 9007199254740993"),
         ({"grammars": [{"json_schema": {"uniqueItems": True}}]}, "uniqueItems"),
         ({"grammars": [{"lark_grammar": 'start: "a"\nb: %json 3'}]}, "grammars[0]: line 2: expected a JSON schema"),
         (

@@ -14,7 +14,7 @@ from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from runtime.grammars import compile_grammar
 from tests.byte_grammars import END, VOCABULARY, check, matcher_of
-from tests.schemas import FORMATS
+from tests.fuzz.served.validators import FORMATS
 
 FEBRUARIES = [f"{year:04}-02-{day}" for year in range(2105) for day in (28, 29)]
 DAYS = [str(date(2023, 1, 1) + timedelta(days=place)) for place in range(2 * 366)]

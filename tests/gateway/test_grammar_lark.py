@@ -137,7 +137,7 @@ def test_words_are_compact_where_the_request_says_so() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ('start: "a"\nb: %json {"const": 9007199254740993}', "line 2: got the number 9007199254740993"),
+        ('start: "a"\nb: %json {"const": 9007199254740993}', "line 2: const: got the number 9007199254740993"),
         ('start: %json {\n"uniqueItems": true}', "uniqueItems"),
         ("start: %json 12", "line 1: expected a JSON schema"),
         ("start: %json", "line 1: expected JSON behind %json"),

@@ -1,12 +1,14 @@
 """Schemas as llguidance gets them: what it would take for less than it says is refused."""
 
+import itertools
 import json
 from typing import Any
 
 import pytest
 
 from gateway.grammar_formats import with_exact_format
-from gateway.grammar_schemas import mapped, strict_schema
+from gateway.grammar_references import mapped
+from gateway.grammar_schemas import strict_schema
 from gateway.grammars import Asked
 from tests.byte_grammars import END, check, matcher_of
 
@@ -81,6 +83,33 @@ def test_true_and_false_are_schemas_and_nothing_else_is() -> None:
     assert allowed(True, "1", '"a"', "[1]", "x") == [True, True, True, False]
     assert "expected a JSON schema" in refused(5)
     assert isinstance(check(Asked("guided_json", "json", False)), Exception)
+
+
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+@pytest.mark.parametrize("keywords", [*itertools.permutations(("allOf", "properties", "patternProperties", "other"))])
+def test_names_are_the_same_in_each_order_of_keywords(keywords: tuple[str, ...]) -> None:
+    whole = {
+        "allOf": [{"type": "object"}],
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^b": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    schema = {each: whole[each] for each in (name.replace("other", "additionalProperties") for name in keywords)}
+    assert allowed(schema, '{"a": 1}', '{"b": 1}', '{"b": "x"}', '{"c": 1}') == [True, True, False, False]
+
+
+@pytest.mark.parametrize("keywords", [*itertools.permutations(("allOf", "items", "additionalItems"))])
+def test_items_are_the_same_in_each_order_of_keywords(keywords: tuple[str, ...]) -> None:
+    whole = {"allOf": [{"type": "array"}], "items": [{"type": "integer"}], "additionalItems": False}
+    schema = {**DRAFT_7, **{each: whole[each] for each in keywords}}
+    assert allowed(schema, "[1]", '["a"]', "[1, 2]") == [True, False, False]
+
+
+def test_properties_come_where_the_schema_has_them() -> None:
+    schema = {"additionalProperties": True, "allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}}
+    assert list(strict_schema(schema))[:3] == ["allOf", "properties", "additionalProperties"]
 
 
 EXACT: dict[str, Any] = with_exact_format({"format": "date"})

@@ -13,7 +13,8 @@ from gateway.grammar_together import MAX_DEPTH, MAX_WAYS, check_together
 from gateway.grammars import Asked
 from tests.byte_grammars import END, check, matcher_of
 
-STEPS = (1, 2, 3, 0.5, 0.25, 0.7, 0.01, 12, 100_000)
+STEPS = (1, 2, 3, 0.5, 0.25, 0.7, 0.01, 12, 100_000, 1e-9, 10)
+TYPES: Any = ("integer", "number", ["number", "boolean"], ["boolean", "integer"])
 REFUSALS = ("multipleOf", "lies within the bounds", "no value is left", "is unsatisfiable")
 
 
@@ -21,7 +22,7 @@ def parts(rng: random.Random) -> list[dict[str, Any]]:
     low, width = rng.choice((0, 1, 0.5, -0.5, -2)), rng.choice((0, 0.001, 0.5, 1, 4))
     found: list[dict[str, Any]] = [{"multipleOf": rng.choice(STEPS)} for _ in range(rng.randint(1, 2))]
     found += [{rng.choice(("minimum", "exclusiveMinimum")): low}, {"maximum": low + width}]
-    found += [{"type": rng.choice(("integer", "number"))}]
+    found += [{"type": rng.choice(TYPES)}]
     return found if rng.random() < 0.7 else [*found, {"enum": [low, low + width, 0.5, 7]}]
 
 
@@ -76,6 +77,8 @@ def walked(text: str, rng: random.Random) -> str:
         {"allOf": [{"type": "number", "multipleOf": 100_000}, {"multipleOf": 100_000}]},
         {"allOf": [{"type": "number", "multipleOf": 65_537}, {"multipleOf": 65_539}]},
         {"allOf": [{"type": "number", "multipleOf": 0.25}, {"const": 0.5}]},
+        {"allOf": [{"type": ["number", "string"], "multipleOf": 1e-9}, {"multipleOf": 10}, {"maximum": 5}]},
+        {"allOf": [{"type": ["number", "null"], "multipleOf": 0.25}, {"minimum": 0.4}, {"maximum": 0.5}]},
         {"allOf": [{"items": {"type": "number", "multipleOf": 0.25}}, {"items": {"minimum": 0.5, "maximum": 0.5}}]},
     ],
 )

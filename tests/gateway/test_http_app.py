@@ -1,42 +1,21 @@
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.schemas import parse_json
-from gateway.translate import Translator
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running
-from tests.gateway.folders import EOS, write_folder
+from tests.gateway.folders import write_folder
 
 
 def expected_text(prompt_ids: list[int], num_tokens: int, choice: int = 0) -> str:
     start = sum(prompt_ids) + 7 * choice
     return "".join(chr(65 + (start + 5 * place) % 26) for place in range(num_tokens))
-
-
-async def test_completion(setting: Setting) -> None:
-    await setting.add_pair()
-    response = await setting.complete([1, 2, 3], max_tokens=5, return_token_ids=True)
-    assert response.status_code == 200, response.text
-    body = response.json()
-    [choice] = body["choices"]
-    assert choice["text"] == expected_text([1, 2, 3], 5)
-    assert choice["token_ids"] == list(choice["text"].encode())
-    assert choice["finish_reason"] == "length"
-    assert body["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 5,
-        "total_tokens": 8,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-    assert body["model"] == "story" and body["object"] == "text_completion"
 
 
 @pytest.mark.parametrize(
@@ -72,17 +51,6 @@ def texts_of_stream(content: str) -> list[str]:
     return [texts[index] for index in sorted(texts)]
 
 
-async def test_unified_worker(setting: Setting) -> None:
-    worker = await setting.add(Role.UNIFIED)
-    response = await setting.complete([7], max_tokens=3)
-    assert response.json()["choices"][0]["text"] == expected_text([7], 3)
-    assert worker.assigned[0].prefill is None
-
-
-def script(text: str, *after: int) -> Behaviour:
-    return Behaviour(lambda assign, choice: [*text.encode(), *after][: assign.sampling.max_tokens])
-
-
 async def test_stop_string_cuts_the_text_and_cancels(setting: Setting) -> None:
     behaviour = Behaviour(lambda assign, choice: list(b"one two three four"), pause_s=0.002)
     decode = await setting.add_pair(behaviour)
@@ -104,23 +72,6 @@ async def test_stop_string_of_one_choice_leaves_the_others(setting: Setting) -> 
     await decode.until(lambda: [message.choice for message in decode.cancelled] == [0])
 
 
-async def test_stop_string_is_the_same_streamed(setting: Setting) -> None:
-    await setting.add_pair(script("one two three"))
-    response = await setting.complete("x", max_tokens=13, stop="tw", stream=True)
-    chunks = events(response.text)
-    assert chunks[-1] is None
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "one "
-    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_eos_has_no_text(setting: Setting) -> None:
-    await setting.add_pair(script("done", EOS, 65))
-    response = await setting.complete("x", max_tokens=20, return_token_ids=True)
-    [choice] = response.json()["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("done", "stop")
-    assert choice["token_ids"] == [*b"done", EOS]
-
-
 async def test_what_the_worker_is_told(setting: Setting) -> None:
     decode = await setting.add_pair()
     await setting.complete(
@@ -132,57 +83,6 @@ async def test_what_the_worker_is_told(setting: Setting) -> None:
     sampling = assign.sampling
     assert (sampling.max_tokens, sampling.seed, sampling.temperature, sampling.top_k) == (3, 5, 0.0, 4)
     assert sampling.stop_token_ids == (7,) and sampling.ignore_eos and sampling.min_tokens == 1
-
-
-async def test_chat_stream(setting: Setting) -> None:
-    await setting.add_pair(script("héy", EOS))
-    body = {"model": "story", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 9}
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    response = await setting.client.post("/v1/chat/completions", json=body | {"stream_options": options})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *chunks, last, done = events(response.text)
-    assert done is None and last["choices"] == [] and last["usage"]["completion_tokens"] == 5
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": "h", "refusal": None}
-    assert [delta["content"] for delta in deltas] == ["h", "", "é", "y", ""]
-    assert all(delta.keys() == {"content"} for delta in deltas[1:])
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert chunks[0]["usage"]["prompt_tokens"] == 20
-
-
-async def test_a_whole_chat_answer_has_the_fields_of_openai(setting: Setting) -> None:
-    await setting.add_pair(script("Hi", EOS))
-    body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
-    answer = (await setting.client.post("/v1/chat/completions", json=body)).json()
-    message: Any = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
-    assert [choice["message"] for choice in answer["choices"]] == [message] * 2
-
-
-async def test_a_request_that_is_too_long_has_the_code_that_clients_know(setting: Setting) -> None:
-    await setting.add_pair()
-    for prompt, max_tokens, param in (([1] * 600, 1, "prompt"), ([1] * 500, 50, "max_tokens")):
-        response = await setting.complete(prompt, max_tokens=max_tokens)
-        error = response.json()["error"]
-        assert response.status_code == 400 and error["type"] == "invalid_request_error"
-        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-        assert error["message"].startswith("This model's maximum context length is 512 tokens"), (
-            "LiteLLM looks for this"
-        )
-    for content, field, param in (
-        ("x" * 600, {}, "messages"),
-        ("x", {"max_completion_tokens": 600}, "max_completion_tokens"),
-    ):
-        body = {"messages": [{"role": "user", "content": content}], **field}
-        error = (await setting.client.post("/v1/chat/completions", json=body)).json()["error"]
-        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-        assert error["message"].startswith("This model's maximum context length is 512 tokens")
-
-
-async def test_no_usage_unless_asked(setting: Setting) -> None:
-    await setting.add_pair()
-    chunks = events((await setting.complete("x", max_tokens=2, stream=True)).text)
-    assert len(chunks) == 3 and all("usage" not in chunk for chunk in chunks[:-1])
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
@@ -236,62 +136,12 @@ async def test_without_workers(setting: Setting) -> None:
     assert (await setting.client.head("/health")).status_code == 200
 
 
-REFUSALS: list[tuple[bytes, int, str | None, str]] = [
-    (b"{", 400, None, "not valid JSON"),
-    (b'{"prompt": "a", "temperature": NaN}', 400, None, "not valid JSON"),
-    (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature", "got Infinity, expected a finite number"),
-    (b'{"prompt": "\\ud800"}', 400, None, "not valid JSON"),
-    (b'"a"', 400, None, "JSON object"),
-    (b"{}", 400, "prompt", "missing"),
-    (b'{"prompt": ""}', 400, "prompt", "empty"),
-    (b'{"prompt": [300]}', 400, "prompt", "300"),
-    (b'{"prompt": [' + b"1," * 600 + b'"not looked at"]}', 400, "prompt", "601 tokens"),
-    (b'{"prompt": "a", "model": "gpt"}', 404, "model", "'story'"),
-    (b'{"prompt": "a", "temperature": -1}', 400, "temperature", "got -1"),
-    (b'{"prompt": "a", "logprobs": 21}', 400, "logprobs", "got 21"),
-    (b'{"prompt": "a", "suffix": "b"}', 400, "suffix", "not supported"),
-    (b'{"prompt": "abc", "max_tokens": 510}', 400, "max_tokens", "513"),
-]
-
-
-async def test_refusals(setting: Setting) -> None:
-    await setting.add_pair()
-    for body, status, param, words in REFUSALS:
-        response = await setting.client.post("/v1/completions", content=body)
-        assert response.status_code == status
-        error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["param"] == param and words in error["message"] and error["type"] == "invalid_request_error"
-
-
-async def test_faults_of_http_have_the_same_shape(setting: Setting) -> None:
-    for method, path, status in (("GET", "/nope", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)):
-        response = await setting.client.request(method, path)
-        assert response.status_code == status
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-
 async def test_request_id_is_echoed_or_made(setting: Setting) -> None:
     assert (await setting.client.get("/", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
     for unreasonable in ("a b", "x" * 200):
         made = (await setting.client.get("/", headers={"x-request-id": unreasonable})).headers["x-request-id"]
         assert made.startswith("req-")
     assert (await setting.complete("x")).headers["x-request-id"].startswith("req-")
-
-
-async def test_models_and_lookups(setting: Setting) -> None:
-    body = (await setting.client.get("/v1/models")).json()
-    assert body["object"] == "list" and body["data"][0]["id"] == "story" and body["data"][0]["max_model_len"] == 512
-    assert (await setting.client.get("/v1/models/")).json() == body
-    assert (await setting.client.head("/v1/models")).status_code == 200
-    assert (await setting.client.get("/v1/models/story")).json()["id"] == "story"
-    assert (await setting.client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
-    for path in ("/flush_cache", "/reset_prefix_cache"):
-        assert (await setting.client.post(path)).status_code == 200
-    assert "story" in (await setting.client.get("/")).text
-    document = (await setting.client.get("/openapi.json")).json()
-    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["$ref"].rsplit("/", 1)[1] in document["components"]["schemas"]
 
 
 async def test_workers(setting: Setting) -> None:
@@ -303,26 +153,6 @@ async def test_workers(setting: Setting) -> None:
     assert row["instance"] == str(decode.instance) and 0 <= row["heartbeat_age_s"] < 60
     expected = {"total": 256, "free": 250, "cached": 0, "owned": 6, "reserved": 0, "quarantined": 0}
     assert row["kv_pages"] == expected
-
-
-async def test_metrics(setting: Setting) -> None:
-    await setting.add_pair()
-    await setting.complete("x", max_tokens=5)
-    await setting.complete("x", temperature=-1)
-    text = (await setting.client.get("/metrics")).text
-    for line in (
-        'baton_time_to_first_token_seconds_count{model_name="story"} 1.0',
-        'baton_inter_token_latency_seconds_count{model_name="story"} 4.0',
-        'baton_e2e_request_latency_seconds_count{model_name="story"} 1.0',
-        'baton_requests_total{model_name="story",outcome="ok"} 1.0',
-        'baton_requests_total{model_name="story",outcome="bad_request"} 1.0',
-        'baton_generation_tokens_total{model_name="story"} 5.0',
-        'baton_requests_in_flight{model_name="story"} 0.0',
-        'baton_running_requests{model_name="story",role="decode",worker="decode-1"} 1.0',
-        'baton_kv_pages{model_name="story",role="decode",state="free",worker="decode-1"} 250.0',
-        'baton_worker_bytes_sent_total{model_name="story",role="prefill",worker="prefill-0"} 5.0',
-    ):
-        assert line in text, line
 
 
 async def test_a_body_that_is_too_long(folder: Path) -> None:
@@ -354,27 +184,6 @@ async def test_a_body_that_is_announced_too_long_is_refused_before_its_key_is_lo
     async with running(folder, limits=HttpLimits(max_body_bytes=100), api_key_file=str(keys)) as setting:
         assert (await setting.complete("x" * 200)).status_code == 413
         assert (await setting.complete("x")).status_code == 401
-
-
-@pytest.mark.parametrize("num_chars, is_apart", [(15_000, False), (20_000, True)])
-async def test_a_long_text_is_parsed_and_tokenised_apart(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, num_chars: int, is_apart: bool
-) -> None:
-    places: list[bool] = []
-
-    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:
-            places.append(threading.current_thread() is not threading.main_thread())
-            return work(*args)
-
-        return noted
-
-    monkeypatch.setattr("gateway.service.parse_json", noting(parse_json))
-    monkeypatch.setattr(Translator, "completion_prompts", noting(Translator.completion_prompts))
-    await setting.add_pair()
-    response = await setting.complete("x" * num_chars)
-    assert response.status_code == 400 and f"{num_chars} characters" in response.json()["error"]["message"]
-    assert places == [is_apart] * 2
 
 
 async def test_text_of_a_model_without_tokenizer(tmp_path: Path) -> None:

@@ -43,19 +43,6 @@ async def test_a_slash_at_the_end_changes_nothing(setting: Setting) -> None:
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 3
 
 
-async def test_ping_is_health(setting: Setting) -> None:
-    for method in ("GET", "POST"):
-        assert (await setting.client.request(method, "/ping")).status_code == 503
-    await setting.add_pair()
-    for method in ("GET", "POST"):
-        assert (await setting.client.request(method, "/ping")).json() == {"status": "ok"}
-
-
-async def test_version(setting: Setting) -> None:
-    assert (await setting.client.get("/version")).json() == {"version": baton_version()}
-    assert baton_version()[0].isdigit() or baton_version() == "(not installed)"
-
-
 async def facts(setting: Setting, *paths: str) -> dict[str, Any]:
     """What all of the paths say alike."""
     first, second = [(await setting.client.get(path)).json() for path in paths]
@@ -78,12 +65,6 @@ async def test_server_info_counts_what_decodes(setting: Setting) -> None:
     assert (found["tp_size"], found["dp_size"], found["disaggregation_mode"]) == (1, 1, "null")
     assert found["internal_states"][0].get("avg_spec_accept_length") is None
     assert found["version"] == baton_version() and found["context_length"] == 512
-
-
-async def test_model_info(setting: Setting, folder: Path) -> None:
-    found = await facts(setting, "/model_info", "/get_model_info")
-    assert found["is_generation"] is True and found["model_path"] == str(folder)
-    assert (found["served_model_name"], found["max_context_length"]) == ("story", 512)
 
 
 async def test_routers_are_told_where_the_tokenizer_is(folder: Path, tmp_path: Path) -> None:
@@ -161,24 +142,6 @@ async def test_a_worker_without_graphs_says_why(setting: Setting) -> None:
     await setting.add(Role.DECODE, graphs="none: CUDA error: out of memory")
     found = {row["role"]: row["graphs"] for row in (await setting.client.get("/workers")).json()}
     assert found == {"prefill": "", "decode": "none: CUDA error: out of memory"}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "end"),
-    [
-        ("POST", "/chat/completions", "; the route is /v1/chat/completions"),
-        ("POST", "/v1/v1/chat/completions", "; the route is /v1/chat/completions"),
-        ("POST", "/v1/chat/completion", "; the route is /v1/chat/completions"),
-        ("GET", "/models", "; the route is /v1/models"),
-        ("POST", "/v1/embeddings", "Not Found: POST /v1/embeddings"),
-        ("GET", "/" + "a" * 5000, "Not Found: GET /" + "a" * 199),
-    ],
-)
-async def test_404_names_the_route_that_was_meant(setting: Setting, method: str, path: str, end: str) -> None:
-    response = await setting.client.request(method, path)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (404, "not_found", None)
-    assert error["message"].startswith(f"Not Found: {method} /") and error["message"].endswith(end)
 
 
 async def test_the_schemas_know_the_workers(setting: Setting) -> None:

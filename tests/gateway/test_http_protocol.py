@@ -13,7 +13,7 @@ from gateway.http_protocol import FRAMING_BYTES, MAX_PIPELINED
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import PATIENCE_S, Behaviour
-from tests.gateway.conftest import Setting, running, wait_until
+from tests.gateway.conftest import Setting, connect, exchange, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,6 @@ HASTY = HttpLimits(header_timeout_s=0.3, body_timeout_s=0.3, keep_alive_timeout_
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
@@ -37,24 +36,6 @@ async def hasty(folder: Path) -> AsyncIterator[Setting]:
     """A gateway with tight limits on time."""
     async with running(folder, limits=HASTY) as found:
         yield found
-
-
-async def connect(setting: Setting) -> Streams:
-    host, port = setting.gateway.url.removeprefix("http://").split(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-async def exchange(setting: Setting, *parts: bytes) -> bytes:
-    """What the gateway answers to raw bytes, until it closes."""
-    reader, writer = await connect(setting)
-    try:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        async with asyncio.timeout(PATIENCE_S):
-            return await reader.read()
-    finally:
-        writer.close()
 
 
 def error_of(answer: bytes, status: int) -> str:
@@ -81,18 +62,6 @@ async def test_requests_that_are_sent_without_waiting_are_bounded(small: Setting
     assert within.count(b"HTTP/1.1 200 OK") == 1 + MAX_PIPELINED
 
 
-async def test_too_many_headers(small: Setting) -> None:
-    headers = b"".join(b"a%d: b\r\n" % number for number in range(21))
-    assert "21 headers, expected at most 20" in error_of(
-        await exchange(small, b"GET / HTTP/1.1\r\n", headers + b"\r\n"), 431
-    )
-
-
-async def test_headers_that_are_too_long(small: Setting) -> None:
-    for start in (b"GET / HTTP/1.1\r\na: ", b"GET /?", b"GET / HTTP/1.1\r\n"):
-        assert "1000 bytes" in error_of(await exchange(small, start, b"b" * 1001), 431)
-
-
 async def test_headers_that_are_too_long_on_a_connection_in_use(small: Setting) -> None:
     reader, writer = await connect(small)
     writer.write(GET)
@@ -101,11 +70,6 @@ async def test_headers_that_are_too_long_on_a_connection_in_use(small: Setting) 
     writer.write(b"a: " + b"b" * 1001)
     assert "1000 bytes" in error_of(await reader.read(), 431)
     writer.close()
-
-
-async def test_a_body_that_says_it_is_too_long_is_not_waited_for(small: Setting) -> None:
-    answer = await exchange(small, POST + b"expect: 100-continue\r\ncontent-length: 2001\r\n\r\n")
-    assert "has 2001 bytes, expected at most 2000" in error_of(answer, 413)
 
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere", b"/flush_cache"])
@@ -273,22 +237,6 @@ async def test_a_client_that_waits_for_its_answer_is_not_slow(hasty: Setting) ->
 # ---- what is no HTTP, and what is ----
 
 
-async def test_what_is_not_http(setting: Setting) -> None:
-    for garbage in (
-        b"\x16\x03\x01 nonsense\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"FETCH / HTTP/1.1\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
-        POST + b"content-length: -1\r\n\r\n",
-        POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
-        POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-        POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
-        POST + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\n",
-    ):
-        assert "not valid HTTP" in error_of(await exchange(setting, garbage), 400), garbage
-
-
 async def test_garbage_after_a_request_does_not_take_its_answer(setting: Setting) -> None:
     await setting.add(Role.UNIFIED)
     body = b'{"prompt": "x", "max_tokens": 3}'
@@ -328,36 +276,6 @@ async def test_the_rest_of_a_refused_request_meets_no_fault(small: Setting, capl
     assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] == []
     error_of(await exchange(small, b"nonsense\r\n\r\n"), 400)
     assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] != []
-
-
-async def test_requests_on_one_connection(setting: Setting) -> None:
-    assert (await exchange(setting, GET, GET, LAST)).count(b"HTTP/1.1 200 OK") == 3
-    assert (await exchange(setting, GET * 50 + LAST)).count(b"HTTP/1.1 200 OK") == 51
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /v1/models HTTP/1.0\r\n\r\n",
-        LAST.replace(b"host: a", b"host: a\r\nupgrade: websocket\r\nconnection: upgrade"),
-        LAST.replace(b"host: a", b"host: a\r\nupgrade: h2c\r\nconnection: upgrade"),
-        LAST.replace(b"host: a", b"host: a\r\nexpect: something"),
-        LAST.replace(b"/v1/models", b"/v1/models?" + b"a=%00&" * 1000),
-    ],
-)
-async def test_odd_but_fine(setting: Setting, head: bytes) -> None:
-    assert (await exchange(setting, head)).startswith(b"HTTP/1.1 200 OK")
-
-
-async def test_a_body_that_waits_to_be_asked_for(setting: Setting) -> None:
-    await setting.add(Role.UNIFIED)
-    body = b'{"prompt": "x", "max_tokens": 1}'
-    reader, writer = await connect(setting)
-    writer.write(POST + b"connection: close\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
-    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-    writer.write(body)
-    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
-    writer.close()
 
 
 async def test_no_connection_is_left_behind(small: Setting) -> None:

@@ -1,26 +1,18 @@
 """Clients of HTTP/1.0, such as a proxy with its defaults: they know neither chunks nor connections that stay."""
 
-import asyncio
 import json
 
 import pytest
 
-from testkit.fake_worker import PATIENCE_S, Behaviour
-from tests.gateway.conftest import Setting
+from testkit.fake_worker import Behaviour
+from tests.gateway.conftest import Setting, exchange
 
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4, "stream": True}).encode()
 
 
 async def said(setting: Setting, request: bytes) -> tuple[bytes, bytes]:
     """Head and body of what comes until the gateway closes the connection."""
-    host, port = setting.gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(request)
-        async with asyncio.timeout(PATIENCE_S):
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    finally:
-        writer.close()
+    head, _, body = (await exchange(setting, request)).partition(b"\r\n\r\n")
     return head.lower(), body
 
 

@@ -56,28 +56,6 @@ def test_the_models_own_penalty_holds_unless_the_request_has_one(tokenizer: Text
     assert rules(tokenizer, own, repetition_penalty=1.5) == LogitRules(repetition_penalty=1.5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"allowed_token_ids": []}, "allowed_token_ids: is empty, expected at least one token id"),
-        ({"allowed_token_ids": [300]}, "allowed_token_ids: got token id 300, expected ids in [0, 300)"),
-        ({"logit_bias": {"x": 1}}, "logit_bias: got the key 'x', expected a token id written as text"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias: got the key '-1', expected a token id written as text"),
-        ({"logit_bias": {"٣": 1}}, "logit_bias: got the key '٣', expected a token id written as text"),
-        ({"logit_bias": {"3": 1, "03": 1}}, "logit_bias: got a token twice, expected each once"),
-        ({"logit_bias": {"300": 1}}, "logit_bias: got token id 300, expected ids in [0, 300)"),
-        ({"allowed_token_ids": [65], "bad_words": ["A"]}, "allowed_token_ids: leaves no token to draw"),
-        ({"allowed_token_ids": [7], "min_tokens": 2}, "allowed_token_ids: leaves no token to draw"),
-    ],
-)
-def test_what_no_request_may_ask(fields: dict[str, Any], words: str, tokenizer: TextTokenizer) -> None:
-    params = SamplingParams(8, fields.get("min_tokens", 0), eos_token_ids=(7,))
-    with pytest.raises(BadRequest) as caught:
-        rules(tokenizer, params, **fields)
-    assert caught.value.message.startswith(words)
-    assert caught.value.param == words.partition(":")[0]
-
-
 def test_bad_words_need_a_tokenizer() -> None:
     with pytest.raises(BadRequest, match="bad_words: this model has no tokenizer: got text, expected none"):
         rules(None, bad_words=["a"])

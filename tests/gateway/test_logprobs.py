@@ -1,17 +1,12 @@
 """Log-probabilities on their way to a client."""
 
 import random
-from typing import Any
-
-import pytest
 
 from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, TokenBytes
 from gateway.logprobs import LogprobWriter, PackedTokens, ScoredToken
 from gateway.stop_strings import StopSet
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
-from testkit.fake_worker import Behaviour
-from tests.gateway.conftest import Setting, chunks_of
 from tests.gateway.folders import EOS, byte_tokenizer
 
 TOKEN_BYTES = TokenBytes(byte_tokenizer(), frozenset({256, 257, 258}))
@@ -91,61 +86,6 @@ def test_shapes_of_openai() -> None:
         "token_id:97",
         "token_id:98",
     ]
-
-
-@pytest.mark.parametrize("burst", [1, 4])
-async def test_completions_with_logprobs(setting: Setting, burst: int) -> None:
-    await setting.add_pair(Behaviour(burst=burst))
-    fields: dict[str, Any] = {"max_tokens": 9, "n": 2, "logprobs": 2}
-    whole = (await setting.complete("xy", **fields)).json()["choices"]
-    streamed = chunks_of((await setting.complete("xy", stream=True, **fields)).text)
-    for choice in whole:
-        logprobs = choice["logprobs"]
-        assert "".join(logprobs["tokens"]) == choice["text"] and len(logprobs["token_logprobs"]) == 9
-        assert all(len(top) == 2 for top in logprobs["top_logprobs"])
-        parts = [each for chunk in streamed for each in chunk["choices"] if each["index"] == choice["index"]]
-        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert [each for part in parts if part["logprobs"] for each in part["logprobs"][name]] == logprobs[name]
-
-
-async def test_nobody_gets_them_unasked(setting: Setting) -> None:
-    await setting.add_pair()
-    (choice,) = (await setting.complete("xy", max_tokens=3)).json()["choices"]
-    assert choice["logprobs"] is None
-    (choice,) = (await setting.complete("xy", max_tokens=3, logprobs=0)).json()["choices"]
-    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [1, 1, 1], "the token itself"
-
-
-async def test_chats_with_logprobs(setting: Setting) -> None:
-    await setting.add_pair(Behaviour(burst=3))
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7, "logprobs": True, "top_logprobs": 3}
-    path = "/v1/chat/completions"
-    [choice] = (await setting.client.post(path, json=body)).json()["choices"]
-    content = choice["logprobs"]["content"]
-    assert "".join(each["token"] for each in content) == choice["message"]["content"] and len(content) == 7
-    for each in content:
-        assert bytes(each["bytes"]).decode() == each["token"] and each["logprob"] == -0.5
-        assert [top["logprob"] for top in each["top_logprobs"]] == [-0.5, -1.5, -2.5]
-
-    chunks = chunks_of((await setting.client.post(path, json=body | {"stream": True})).text)
-    parts = [each["logprobs"] for chunk in chunks for each in chunk["choices"]]
-    assert [each for part in parts if part for each in part["content"]] == content
-    [choice] = (await setting.client.post(path, json=body | {"top_logprobs": 0})).json()["choices"]
-    assert [each["top_logprobs"] for each in choice["logprobs"]["content"]] == [[]] * 7
-
-
-async def test_a_stop_string_cuts_logprobs_and_text_alike(setting: Setting) -> None:
-    await setting.add_pair(Behaviour(burst=1))
-    [whole] = (await setting.complete("xyz", max_tokens=9, logprobs=1)).json()["choices"]
-    stop = whole["text"][3:6]
-    fields: dict[str, Any] = {"max_tokens": 9, "logprobs": 1, "stop": [stop]}
-    [cut] = (await setting.complete("xyz", **fields)).json()["choices"]
-    shown = cut["text"]
-    assert shown and whole["text"].startswith(shown + stop) and cut["finish_reason"] == "stop"
-    assert "".join(cut["logprobs"]["tokens"]) == shown
-    chunks = chunks_of((await setting.complete("xyz", stream=True, **fields)).text)
-    for part in [each for chunk in chunks for each in chunk["choices"]]:
-        assert "".join(part["logprobs"]["tokens"] if part["logprobs"] else ()) == part["text"]
 
 
 def test_packed_tokens_are_what_was_added() -> None:

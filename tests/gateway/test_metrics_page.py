@@ -150,6 +150,9 @@ async def test_metrics_of_each_choice(setting: Setting) -> None:
     for line in (
         'request_success_total{finished_reason="length",model_name="story"} 3.0',
         'request_success_total{finished_reason="stop",model_name="story"} 3.0',
+        'generation_tokens_total{model_name="story"} 27.0',
+        'requests_in_flight{model_name="story"} 0.0',
+        'time_to_first_token_seconds_count{model_name="story"} 3.0',
         'request_decode_time_seconds_count{model_name="story"} 6.0',
         'request_time_per_output_token_seconds_count{model_name="story"} 5.0',
     ):

@@ -18,6 +18,7 @@ from gateway.native import native_call
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
 from gateway.openapi import add_schemas
 from gateway.openapi_rules import Bounds
+from gateway.pairing import Need
 from gateway.sampling_fields import KEYWORDS
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
 from gateway.service import ModelNames
@@ -29,6 +30,7 @@ from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 from runtime.settings import HttpLimits
 from tests.gateway.folders import BOS, EOS, TEMPLATE, byte_tokenizer
+from tests.gateway.untold import UNTOLD
 
 KINDS: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
     "CompletionRequest": CompletionRequest,
@@ -37,21 +39,6 @@ KINDS: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
 LIMITS = Limits(context_length=64, vocab_size=262, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
 HTTP = HttpLimits(max_choices=9, max_prompts=3, max_stop_strings=2)
 NAMES = ModelNames(("story", "tale"), "models/story/")
-# Reasons that a schema cannot tell; see openapi_rules.py.
-UNTOLD = (
-    "context length",
-    "KV memory",
-    "expected at most max_tokens",
-    "ids of the vocabulary, and min_tokens",
-    "is empty (0 tokens)",
-    "without logprobs, expected it only beside logprobs: true",
-    "max_tokens: got 0 without echo",
-    "one for each prompt",
-    "expected the same for all prompts",
-    "got an id twice",
-    "logprob_start_len: got",
-    "expected it in sampling_params",
-)
 
 
 class World:
@@ -88,9 +75,13 @@ class World:
         try:
             requests = self._native(body) if name == "GenerateRequest" else [self._openai(name, body)]
             NAMES.check(requests[0].model)
-            self.translator.all_prompts(requests, self.limits, [""] * len(requests))
+            prompts = self.translator.all_prompts(requests, self.limits, [""] * len(requests))
         except BadRequest as error:
             return error.message
+        for each in prompts:
+            need = Need(len(each.token_ids), each.num_choices, each.sampling.max_tokens)
+            assert each.token_ids and need.prompt_tokens + need.max_tokens <= (self.limits.context_length or 2**31)
+            assert not self.limits.pool_tokens or need.total_pages(4) <= 12
         return None
 
     def _openai(self, name: str, body: Any) -> AnyRequest:
@@ -110,7 +101,7 @@ class World:
         is_allowed, refusal = self.allows(name, body), self.refusal(name, body)
         if not is_allowed:
             return "the gateway serves what the schema forbids" if refusal is None else None
-        return None if refusal is None or any(words in refusal for words in UNTOLD) else refusal
+        return None if refusal is None or UNTOLD.search(refusal) else refusal
 
 
 @cache
@@ -157,13 +148,21 @@ message = st.fixed_dictionaries({}, optional={"role": roles, "content": contents
 messages = st.lists(message, max_size=3) | flags
 
 
+letters = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(0.1, 0.9) | letters,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(letters, inner, max_size=3),
+    max_leaves=6,
+)
+
+
 def bodies(required: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Bodies with a few of the fields. A strategy that draws many fields would seldom draw a body that is served."""
     few = st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries({name: fields[name] for name in names})
+        lambda names: st.fixed_dictionaries({name: fields[name] | anything for name in names})
     )
     fine: dict[str, Any] = {"prompt": [1, 2], "messages": [{"role": "user", "content": "a"}]}
-    alone = st.fixed_dictionaries({required: values})
+    alone = st.fixed_dictionaries({required: values | anything})
     return few.map(lambda rest: {required: fine[required], **rest}) | alone | few
 
 
@@ -226,62 +225,25 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 @pytest.mark.parametrize(
     ("name", "body", "is_allowed"),
     [
-        ("ChatRequest", {"messages": [{"role": "user"}]}, False),
-        ("ChatRequest", {"messages": [{"role": "user", "content": None}]}, False),
-        ("ChatRequest", {"messages": [{"role": "tool", "tool_call_id": "a"}]}, False),
         ("ChatRequest", {"messages": [{"role": "tool", "content": ""}]}, True),
-        ("ChatRequest", {"messages": [{"role": "assistant", "tool_calls": []}]}, True),
         ("ChatRequest", CHAT | {"chat_template": "broken"}, False),
-        ("ChatRequest", CHAT | {"chat_template_kwargs": {"messages": []}}, False),
-        ("ChatRequest", CHAT | {"reasoning_effort": "low"}, True),
         ("ChatRequest", CHAT | {"min_tokens": 20}, True),
-        ("CompletionRequest", {"prompt": [261]}, True),
-        ("CompletionRequest", {"prompt": [262]}, False),
-        ("CompletionRequest", {"prompt": [[262]]}, False),
-        ("CompletionRequest", {"prompt": [[1], []]}, False),
-        ("CompletionRequest", {"prompt": ""}, False),
         ("CompletionRequest", {"prompt": [1] * 48}, True),
         ("CompletionRequest", {"prompt": [1] * 49}, False),
-        ("CompletionRequest", {"prompt": ["a"] * 4}, False),
-        ("CompletionRequest", PROMPT | {"stop_token_ids": [262]}, False),
-        ("CompletionRequest", PROMPT | {"allowed_token_ids": []}, False),
         ("CompletionRequest", PROMPT | {"stop": ["a", "b", "c"]}, False),
         ("CompletionRequest", PROMPT | {"n": 9}, False),
-        ("CompletionRequest", PROMPT | {"model": "gpt"}, False),
-        ("CompletionRequest", PROMPT | {"model": "models/story"}, True),
-        ("CompletionRequest", PROMPT | {"stream_options": {}}, False),
         ("CompletionRequest", PROMPT | {"stream_options": {}, "stream": True}, True),
         ("CompletionRequest", PROMPT | {"max_tokens": 64}, False),
         ("CompletionRequest", PROMPT | {"max_tokens": 64, "max_completion_tokens": 4}, True),
         ("CompletionRequest", PROMPT | {"min_tokens": 17}, False),
         ("CompletionRequest", PROMPT | {"min_tokens": 17, "max_tokens": 20}, True),
-        ("CompletionRequest", PROMPT | {"logprobs": 5}, True),
-        ("CompletionRequest", PROMPT | {"logprobs": 21}, False),
-        ("CompletionRequest", PROMPT | {"logprobs": True}, False),
         ("CompletionRequest", PROMPT | {"top_logprobs": 1}, False),
-        ("CompletionRequest", PROMPT | {"max_tokens": 0, "echo": True}, True),
-        ("CompletionRequest", PROMPT | {"prompt_logprobs": 3}, True),
-        ("CompletionRequest", PROMPT | {"prompt_logprobs": 3, "stream": True}, False),
-        ("ChatRequest", CHAT | {"max_tokens": 0, "echo": True}, False),
-        ("ChatRequest", CHAT | {"prompt_logprobs": 0, "echo": True}, True),
-        ("ChatRequest", CHAT | {"logprobs": True, "top_logprobs": 20}, True),
-        ("ChatRequest", CHAT | {"top_logprobs": 0}, True),
-        ("CompletionRequest", PROMPT | {"tools": [{}]}, False),
-        ("CompletionRequest", PROMPT | {"tools": [{}], "tool_choice": "none"}, True),
-        ("CompletionRequest", PROMPT | {"rid": "___decode_addr_a"}, False),
-        ("GenerateRequest", {}, False),
-        ("GenerateRequest", {"text": "a", "input_ids": [1]}, False),
         ("GenerateRequest", {"text": "a", "input_ids": None}, True),
-        ("GenerateRequest", {"input_ids": [262]}, False),
-        ("GenerateRequest", {"input_ids": [[1], [2]], "sampling_params": [{}, {"max_new_tokens": 40}]}, True),
         ("GenerateRequest", {"text": "a", "sampling_params": {"max_new_tokens": 64}}, False),
-        ("GenerateRequest", {"text": "a", "sampling_params": {"max_tokens": 4}}, False),
         ("GenerateRequest", {"text": "a", "sampling_params": {"n": 9}}, False),
-        ("GenerateRequest", {"text": "a", "sampling_params": {"no_stop_trim": True}}, False),
-        ("GenerateRequest", {"text": "a", "return_hidden_states": True}, False),
     ],
 )
-def test_rules(name: str, body: Any, is_allowed: bool) -> None:
+def test_rules_beside_those_of_kept_answers(name: str, body: Any, is_allowed: bool) -> None:
     assert world().allows(name, body) is is_allowed
     assert (world().refusal(name, body) is None) is is_allowed
 

@@ -1,4 +1,3 @@
-import asyncio
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from protocol.messages_gateway import Heartbeat, Role
 from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
 from testkit.fake_worker import PATIENCE_S, STATS, FakeWorker
-from tests.gateway.conftest import running, wait_until
+from tests.gateway.conftest import connect, running, wait_until
 from tests.gateway.folders import BOS, byte_tokenizer, write_folder
 
 
@@ -136,8 +135,7 @@ async def test_a_request_that_is_still_being_sent_when_the_gateway_stops_is_told
 ) -> None:
     async with running(folder) as setting:
         worker = await setting.add(Role.UNIFIED)
-        host, port = setting.gateway.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connect(setting)
         body = b'{"prompt": "x", "max_tokens": 400}'
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:9])
         await wait_until(lambda: setting.gateway.service.admission.num_bytes == 9)

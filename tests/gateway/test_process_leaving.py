@@ -12,7 +12,7 @@ import pytest
 
 from protocol.messages_gateway import ChoiceTokens, Role, Tokens
 from testkit.fake_worker import Behaviour, FakeWorker
-from tests.gateway.conftest import Setting, events, running, wait_until
+from tests.gateway.conftest import Setting, connect, events, running, wait_until
 
 BOUND_S = 600.0  # nothing here waits for its end
 
@@ -57,7 +57,7 @@ async def test_its_streams_end_whole_and_its_port_is_free_meanwhile(folder: Path
     async with running(folder, drain_timeout_s=BOUND_S) as setting:
         where = address(setting)
         setting.gateway.on_leaving = lambda num, bound_s: told.append((num, bound_s))
-        idle_reader, idle_writer = await asyncio.open_connection(*where)
+        idle_reader, idle_writer = await connect(setting)
         idle_writer.write(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
         assert b"200" in await idle_reader.readline()
         async with in_mid_stream(setting) as (worker, _, lines):
@@ -111,7 +111,7 @@ async def test_what_is_not_answered_in_time_ends_with_an_error(folder: Path, how
 async def test_a_body_that_still_arrives_is_answered(folder: Path) -> None:
     async with running(folder, drain_timeout_s=BOUND_S) as setting:
         await setting.add(Role.UNIFIED)
-        reader, writer = await asyncio.open_connection(*address(setting))
+        reader, writer = await connect(setting)
         body = b'{"prompt": "x", "max_tokens": 2}'
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body))
         await writer.drain()

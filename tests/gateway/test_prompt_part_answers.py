@@ -1,44 +1,24 @@
 """Answers that begin with their prompt, or tell its log-probabilities, from workers that are late or lost."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from gateway import openai_answer
-from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, of_tokens
-from protocol.messages_gateway import ChoiceTokens, PromptLogprobs, Role, Tokens
-from testkit.fake_worker import Behaviour, FakeWorker, letters, prompt_scores
-from tests.gateway.conftest import Setting, chunks_of, wait_until
+from testkit.fake_worker import Behaviour
+from tests.gateway.conftest import Setting, chunks_of
 
 TEXT = "xyz!"
 SCORED: dict[str, Any] = {"max_tokens": 5, "echo": True, "logprobs": 2}
 
 
-def prompt_fields(start: int = 0) -> dict[str, list[Any]]:
-    """What `logprobs` tells of the prompt; see prompt_scores."""
-    tops = [{chr(ord(char) + 1): -place + 0.5, char: -float(place)} for place, char in enumerate(TEXT)]
-    return {
-        "tokens": list(TEXT)[start:],
-        "token_logprobs": [None, -1.0, -2.0, -3.0][start:],
-        "top_logprobs": [None, *tops[1:]][start:],
-        "text_offset": [0, 1, 2, 3][start:],
-    }
-
-
-@pytest.mark.parametrize("prompt", [TEXT, list(TEXT.encode())], ids=["text", "ids"])
-async def test_an_answer_begins_with_its_prompt(setting: Setting, prompt: Any) -> None:
-    await setting.add_pair()
-    [plain] = (await setting.complete(prompt, max_tokens=5, logprobs=2)).json()["choices"]
-    [choice] = (await setting.complete(prompt, **SCORED)).json()["choices"]
-    assert choice["text"] == TEXT + plain["text"] and choice["finish_reason"] == "length"
-    of_prompt, found = prompt_fields(), choice["logprobs"]
-    for name in ("tokens", "token_logprobs", "top_logprobs"):
-        assert found[name] == of_prompt[name] + plain["logprobs"][name], name
-    assert found["text_offset"] == list(range(9)), "counted from the whole text"
-
-    [without] = (await setting.complete(prompt, max_tokens=5, echo=True)).json()["choices"]
-    assert without["text"] == choice["text"] and without["logprobs"] is None
+TOPS = [{chr(ord(char) + 1): -place + 0.5, char: -float(place)} for place, char in enumerate(TEXT)]
+OF_PROMPT: dict[str, list[Any]] = {  # what `logprobs` tells of the prompt; see prompt_scores
+    "tokens": list(TEXT),
+    "token_logprobs": [None, -1.0, -2.0, -3.0],
+    "top_logprobs": [None, *TOPS[1:]],
+    "text_offset": [0, 1, 2, 3],
+}
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -52,80 +32,10 @@ async def test_a_stream_begins_with_the_prompt(
     [whole] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
     chunks = chunks_of((await setting.complete(TEXT, stream=True, **SCORED)).text)
     parts = [each for chunk in chunks for each in chunk["choices"]]
-    assert (parts[0]["text"], parts[0]["logprobs"]) == (TEXT, prompt_fields())
+    assert (parts[0]["text"], parts[0]["logprobs"]) == (TEXT, OF_PROMPT)
     assert "".join(part["text"] for part in parts) == whole["text"] and parts[-1]["finish_reason"] == "length"
-    for name in prompt_fields():
+    for name in OF_PROMPT:
         assert [each for part in parts for each in part["logprobs"][name]] == whole["logprobs"][name]
-
-
-async def test_several_prompts_and_choices(setting: Setting) -> None:
-    await setting.add_pair()
-    prompts = [list(b"ab"), list(b"c"), list(b"defgh")]
-    fields: dict[str, Any] = {"max_tokens": 2, "n": 2, "echo": True, "logprobs": 0, "prompt_logprobs": 1}
-    answer = (await setting.complete(prompts, **fields)).json()
-    for choice in answer["choices"]:
-        prompt = prompts[choice["index"] // 2]
-        assert choice["text"].startswith(bytes(prompt).decode())
-        assert choice["logprobs"]["token_logprobs"][: len(prompt)] == [None, -1.0, -2.0, -3.0, -4.0][: len(prompt)]
-        assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None] + [1] * (len(prompt) + 1)
-        assert [entry and len(entry) for entry in choice["prompt_logprobs"]] == [None] + [2] * (len(prompt) - 1)
-    assert answer["usage"]["prompt_tokens"] == 8 and answer["usage"]["completion_tokens"] == 12
-    asked = [each.prompt_logprobs for each in setting.workers[1].assigned]
-    assert asked == [PromptLogprobsAsked(1), None, PromptLogprobsAsked(1)], "one token has nothing before it"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_no_tokens_at_all(setting: Setting, stream: bool) -> None:
-    decode = await setting.add_pair()
-    fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 2, "return_token_ids": True}
-    if stream:
-        chunks = chunks_of((await setting.complete(TEXT, stream=True, **fields)).text)
-        parts = [each for chunk in chunks for each in chunk["choices"]]
-        assert [(part["text"], part["finish_reason"], part["token_ids"]) for part in parts] == [
-            (TEXT, None, []),
-            ("", "length", []),
-        ]
-        assert parts[0]["logprobs"] == prompt_fields()
-        return
-    answer = (await setting.complete(TEXT, **fields)).json()
-    [choice] = answer["choices"]
-    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (TEXT, "length", [])
-    assert choice["logprobs"] == prompt_fields()
-    assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["total_tokens"] == 4
-    assert decode.assigned[-1].sampling.max_tokens == 1
-    lines = await setting.metrics()
-    assert 'baton_generation_tokens_total{model_name="story"} 0.0' in lines
-
-
-async def test_stop_strings_are_not_looked_for_in_the_prompt(setting: Setting) -> None:
-    await setting.add_pair()
-    [whole] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
-    stop = ["y", whole["text"][6:8]]
-    [choice] = (await setting.complete(TEXT, stop=stop, **SCORED)).json()["choices"]
-    assert choice["text"] == whole["text"][:6] and choice["finish_reason"] == "stop"
-    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-
-
-async def test_prompt_logprobs_of_a_chat(setting: Setting) -> None:
-    await setting.add_pair()
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "prompt_logprobs": 0}
-    answer = (await setting.client.post("/v1/chat/completions", json=body)).json()
-    [prompt] = [each.prompt_ids for each in setting.workers[1].assigned]
-    first, *others = answer["prompt_logprobs"]
-    assert first is None and [list(each) for each in others] == [[str(token)] for token in prompt[1:]]
-    assert others[0][str(prompt[1])]["rank"] == 2 and "prompt_logprobs" not in answer["choices"][0]
-
-
-async def test_the_echo_of_a_chat_is_the_assistants_last_message(setting: Setting) -> None:
-    await setting.add_pair()
-    for role, begins in (("assistant", "Once"), ("user", "")):
-        messages = [{"role": "user", "content": "hi"}, {"role": role, "content": "Once"}]
-        body = {"messages": messages, "max_tokens": 2, "logprobs": True}
-        path = "/v1/chat/completions"
-        [plain] = (await setting.client.post(path, json=body)).json()["choices"]
-        [choice] = (await setting.client.post(path, json=body | {"echo": True})).json()["choices"]
-        assert choice["message"]["content"] == begins + plain["message"]["content"]
-        assert choice["logprobs"] == plain["logprobs"]
 
 
 @pytest.mark.parametrize(
@@ -140,76 +50,3 @@ async def test_the_answer_waits_for_its_prompt(setting: Setting, behaviour: Beha
     for choice in (await setting.complete(TEXT, n=2, **SCORED)).json()["choices"]:
         assert choice["logprobs"]["token_logprobs"] == right["logprobs"]["token_logprobs"]
         assert choice["text"][:4] == TEXT and choice["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(("until", "missing"), [(0, 1), (2, 2), (3, 3), (None, None)])
-@pytest.mark.parametrize("who", [Role.PREFILL, Role.DECODE])
-async def test_a_worker_is_lost_with_a_part_of_the_prompt(
-    setting: Setting, who: Role, until: int | None, missing: int | None
-) -> None:
-    """Four tokens of the answer have come. They count only if the prompt's part is whole."""
-    decode = await setting.add_pair()
-    [right] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
-    decode.behaviour = Behaviour(prompt_piece=1, prompt_until=until, stop_after=4)
-    asking = asyncio.create_task(setting.complete(TEXT, **SCORED))
-    await decode.until(lambda: len(decode.assigned) == 2)
-    request_id = decode.assigned[1].request_id
-
-    def has_come() -> bool:
-        record = setting.gateway.control.dispatch.requests.find(request_id)
-        if record is None:
-            return False
-        [attempt] = record.attempts.values()
-        if record.prompt_missing is None:
-            return (missing, len(record.choices[0].token_ids)) == (None, 4)
-        return (record.prompt_missing.start, len(attempt.held)) == (missing, 5)  # the first token comes twice
-
-    await wait_until(has_come)
-    if who is Role.DECODE:
-        lost, again = decode, await setting.add(Role.DECODE, prefill=decode.prefill)
-    else:
-        assert decode.prefill is not None
-        lost, again = decode.prefill, decode
-        decode.prefill, decode.behaviour = await setting.add(Role.PREFILL), Behaviour()
-    await lost.stop()
-    if who is Role.PREFILL and missing is None:
-        rest = ChoiceTokens(request_id, 0, 0, 4, (letters(decode.assigned[1], 0)[4],), "length", last_score(decode))
-        await decode.send(Tokens((rest,)))
-    [choice] = (await asking).json()["choices"]
-    assert choice == right
-    retries = [each for each in again.assigned if each.attempt]
-    if who is Role.PREFILL and missing is None:
-        assert not retries, "decode goes on without prefill"
-        return
-    [retry] = retries
-    assert retry.num_replayed == (4 if missing is None else 0)
-    assert retry.prompt_logprobs == (None if missing is None else PromptLogprobsAsked(2, missing))
-    assert setting.gateway.control.dispatch.loads == {}
-
-
-def last_score(worker: FakeWorker) -> Logprobs:
-    """The log-probabilities of the last token of its last request."""
-    token = letters(worker.assigned[-1], 0)[-1]
-    return of_tokens((TokenLogprob(-0.5, 1, tuple((token + place, -0.5 - place) for place in range(2))),))
-
-
-async def test_a_choice_that_gives_way_before_its_prompt_has_come(setting: Setting) -> None:
-    """On one connection: of a pair's two, either may be read first."""
-    decode = await setting.add(Role.UNIFIED, "u1", behaviour=Behaviour(prompt_until=2, retract_after=2))
-    [choice] = (await setting.complete(TEXT, **SCORED)).json()["choices"]
-    assert choice["logprobs"]["token_logprobs"][:4] == [None, -1.0, -2.0, -3.0]
-    assert [each.prompt_logprobs for each in decode.assigned] == [PromptLogprobsAsked(2), PromptLogprobsAsked(2, 2)]
-
-
-async def test_nonsense_fails_the_request_alone(setting: Setting) -> None:
-    decode = await setting.add_pair(Behaviour(prompt_until=2, stop_after=0))
-    asking = asyncio.create_task(setting.complete(TEXT, **SCORED))
-    await decode.until(lambda: bool(decode.assigned))
-    [assign] = decode.assigned
-    assert assign.prompt_logprobs is not None and decode.prefill is not None
-    beyond = of_tokens(prompt_scores((1, 2, 3, 4), 1, assign.prompt_logprobs))
-    await decode.prefill.send(PromptLogprobs(assign.request_id, 0, 1, beyond))
-    answer = await asking
-    assert answer.status_code == 500 and "invalid" in answer.json()["error"]["message"]
-    decode.behaviour = Behaviour()
-    assert (await setting.complete(TEXT, **SCORED)).status_code == 200

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,7 +11,7 @@ from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from protocol.messages_gateway import Role
 from tests.byte_grammars import check
-from tests.gateway.conftest import Setting, running, wait_until
+from tests.gateway.conftest import Setting, connect, running, wait_until
 
 
 async def test_what_it_waited_for_is_not_tried_and_others_go_on(setting: Setting) -> None:
@@ -31,8 +30,7 @@ async def test_what_it_waited_for_is_not_tried_and_others_go_on(setting: Setting
 
     body = json.dumps({"prompt": "x", "guided_regex": "b+"})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    where = urlsplit(setting.gateway.url)
-    _, writer = await asyncio.open_connection(where.hostname, where.port)
+    _, writer = await connect(setting)
     writer.write(f"{head}\r\n\r\n{body}".encode())
     await wait_until(lambda: bool(grammars._turns._lines))
     writer.close()

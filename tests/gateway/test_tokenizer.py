@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, processors
 
+from gateway.text_lengths import MAX_GROWTH
 from gateway.tokenizer import SLICE_CHARS, SpecialTokens, TextTokenizer, load_tokenizer
 from protocol.errors import BadRequest, CheckpointError
 from tests.gateway.folders import BOS, EOS, byte_tokenizer, piece_tokenizer, write_folder
@@ -108,11 +109,11 @@ def test_what_the_length_of_a_text_tells(tmp_path: Path) -> None:
     assert TextTokenizer(piece_tokenizer(), NONE).least_tokens("x" * 70) == 0
 
 
-def tokenizer_that_counts(monkeypatch: pytest.MonkeyPatch) -> tuple[TextTokenizer, list[int]]:
-    """The bundled tokenizer; the list tells the characters of each text that it encodes."""
-    found, encoded = load_tokenizer(Path("models/story")), list[int]()
+def that_counts(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer | None = None) -> tuple[TextTokenizer, list[int]]:
+    """By default the bundled tokenizer; the list tells the characters of each text that it encodes."""
+    found = load_tokenizer(Path("models/story")) if tokenizer is None else TextTokenizer(tokenizer, NONE)
     assert found is not None
-    encode = found._encode
+    encoded, encode = list[int](), found._encode
 
     def count(text: str, add_special: bool = False) -> Encoding:
         encoded.append(len(text))
@@ -123,7 +124,7 @@ def tokenizer_that_counts(monkeypatch: pytest.MonkeyPatch) -> tuple[TextTokenize
 
 
 def test_encoding_stops_soon_after_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, encoded = tokenizer_that_counts(monkeypatch)
+    tokenizer, encoded = that_counts(monkeypatch)
     text = "once upon a time " * (20 * SLICE_CHARS // 17)
     assert tokenizer.encode_plain(text, 100) is None and tokenizer.encode_prompt(text, 100) is None
     assert len(encoded) == 2 and sum(encoded) < 2.1 * SLICE_CHARS < len(text)
@@ -131,7 +132,7 @@ def test_encoding_stops_soon_after_the_bound(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_text_within_the_bound_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """By tokens, not by characters: one token may stand for very many."""
-    tokenizer, encoded = tokenizer_that_counts(monkeypatch)
+    tokenizer, encoded = that_counts(monkeypatch)
     text = "once upon a time " * (3 * SLICE_CHARS // 17)
     ids = tokenizer.encode_plain(text)
     assert ids is not None and len(encoded) == 3 and sum(encoded) == len(text)
@@ -139,12 +140,37 @@ def test_a_text_within_the_bound_is_read_to_its_end(monkeypatch: pytest.MonkeyPa
     assert max(encoded) < 1.1 * SLICE_CHARS
 
 
-def test_a_text_without_a_place_to_cut_gives_no_list_of_far_too_many_ids(tmp_path: Path) -> None:
-    tokenizer = load(tmp_path)
-    text = "x" * (SLICE_CHARS + 101)
-    assert tokenizer.encode_plain(text, 100) is None
-    ids = tokenizer.encode_plain(text, 101)
-    assert ids is not None and len(ids) == len(text)
+@pytest.mark.parametrize("growth", [1, MAX_GROWTH])
+def test_a_text_that_cannot_be_cut_is_refused_before_all_of_it_is_tokenised(
+    growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, eight megabytes of it would take gigabytes of memory; stretched by the normalizer, seventeen."""
+    tokenizer, encoded = that_counts(monkeypatch, byte_tokenizer())
+    monkeypatch.setattr(tokenizer, "_slice_chars", SLICE_CHARS // growth)
+    text = "x" * (40 * SLICE_CHARS)
+    for encode in (tokenizer.encode_plain, tokenizer.encode_prompt):
+        for around in (tokenizer._around, None):
+            encoded.clear()
+            monkeypatch.setattr(tokenizer, "_around", around)
+            assert encode(text, 2 * SLICE_CHARS) is None
+            assert max(encoded) == SLICE_CHARS // growth and sum(encoded) <= 6 * SLICE_CHARS
+
+
+def test_a_text_that_cannot_be_cut_and_is_not_too_long_is_tokenised_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, encoded = that_counts(monkeypatch, byte_tokenizer())
+    text = "xyz" * SLICE_CHARS
+    ids = tokenizer.encode_plain(text)
+    assert ids is not None and encoded == [len(text)], "without a bound nothing is counted"
+    assert tokenizer.encode_plain(text, len(ids)) == ids and encoded[-1] == len(text)
+
+
+def test_a_tokenizer_that_stretches_texts_reads_them_in_smaller_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    stretching = byte_tokenizer()
+    stretching.normalizer = normalizers.NFKC()
+    tokenizer, encoded = that_counts(monkeypatch, stretching)
+    text = "hello world " * (SLICE_CHARS // 12)
+    assert tokenizer.encode_plain(text) == tokenizer._tokenizer.encode(text).ids
+    assert max(encoded) < 1.1 * SLICE_CHARS / MAX_GROWTH, "none of them, stretched, is longer than a slice"
 
 
 def test_a_thread_runs_while_another_encodes() -> None:

@@ -149,24 +149,6 @@ def test_max_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": [300]}, "prompt"),
-        ({"prompt": [[1], []]}, "prompt"),
-        ({"stop_token_ids": [300]}, "stop_token_ids"),
-        ({"max_tokens": 64}, "max_tokens"),
-        ({"n": 5}, "n"),
-    ],
-)
-def test_refusals(folder: Path, fields: dict[str, Any], param: str) -> None:
-    found = translator(folder)
-    limits = Limits(context_length=64, vocab_size=300, max_choices=4)
-    with pytest.raises(BadRequest) as caught:
-        found.all_prompts([completion(**fields)], limits, [""])
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
     ("fields", "is_refused"),
     [
         ({"stop_token_ids": [*range(300)]}, True),

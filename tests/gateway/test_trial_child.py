@@ -153,22 +153,6 @@ def test_a_process_that_is_killed_from_outside_blames_no_grammar(child: TrialChi
     assert isinstance(child.check(GOOD), str) and child.num_starts == 2
 
 
-@pytest.mark.slow
-def test_a_process_that_stands_still_is_killed_and_the_request_may_be_tried_again(
-    child: TrialChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child.start()
-    pid = child.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(trial_child, "WAIT_S", 0.2)
-    with pytest.raises(Overloaded, match=r"was silent for 0\.2 s; try again"):
-        child.check(GOOD)
-    monkeypatch.undo()
-    assert not Path(f"/proc/{pid}").exists()
-    assert isinstance(child.check(GOOD), str)
-
-
 def test_an_interrupt_from_the_terminal_does_not_reach_it_from_its_first_moment_on() -> None:
     mask, child = signal.pthread_sigmask(signal.SIG_BLOCK, ()), ending("signal.pause()")
     child.start()
@@ -196,11 +180,6 @@ def test_a_process_that_cannot_be_prepared_is_told_in_the_log(
     child.stop()
     child.prepare()
     assert not caplog.records, "a gateway that stops needs none"
-
-
-def test_a_process_that_cannot_start_says_so_to_the_request() -> None:
-    with pytest.raises(Overloaded, match="has ended at its start"):
-        TrialChild((sys.executable, "-c", "pass")).check(GOOD)
 
 
 @pytest.mark.slow

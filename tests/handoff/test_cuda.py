@@ -94,10 +94,9 @@ kv = PagedKv(LAYOUT, 12, "cuda:0")
 kv.device_bytes.fill_(3)
 torch.cuda.synchronize()
 pool = DevicePool(at_device(kv), LAYOUT, offer)
-moving = [pool.begin(layer, copy_of(PAGES_HERE, PAGES_THERE)) for layer in range(LAYOUT.num_layers)]
-for each in moving:
-    each.wait()
-print(json.dumps([each.total for each in moving]), flush=True)
+moving = pool.begin(range(LAYOUT.num_layers), copy_of(PAGES_HERE, PAGES_THERE))
+moving.wait()
+print(json.dumps(moving.totals), flush=True)
 sys.stdin.readline()
 pool.close()
 print("closed", flush=True)
@@ -142,19 +141,20 @@ def test_another_process_writes_valid_slots_and_nothing_else() -> None:
         assert seats.is_taken(offer.seat)
         reader = DeviceReader(kv, ours.copies)
         written = copy_of(PAGES_HERE, PAGES_THERE).targets
-        for layer, total in enumerate(totals):
-            reading = reader.begin(layer, written)
+        layers = range(LAYOUT.num_layers)
+        for some in (layers, layers[:1], layers[1:]):
+            reading = reader.begin(some, written)
             reading.wait()
-            assert reading.total == total
+            assert reading.totals == totals[some.start : some.stop]
         want = torch.full(kv.device_bytes.shape, 1, dtype=torch.uint8)
         for start, end in written.spans:
             want.view(LAYOUT.num_layers, -1)[:, start:end] = 3
         assert torch.equal(kv.device_bytes.cpu(), want)
         kv.device_bytes.view(LAYOUT.num_layers, -1)[1, written.spans[0][0]] ^= 1
         torch.cuda.synchronize()
-        reading = reader.begin(1, written)
+        reading = reader.begin(layers, written)
         reading.wait()
-        assert reading.total != totals[1]
+        assert [one == other for one, other in zip(reading.totals, totals, strict=True)] == [at != 1 for at in layers]
         assert said(process, "close") == "closed"
         assert not seats.is_taken(offer.seat) and not is_ending(process.pid)
 
@@ -253,13 +253,13 @@ def test_memory_of_peers_that_are_gone_comes_back() -> None:
             assert isinstance(pool, DevicePool) and torch.cuda.mem_get_info()[0] < before - LENT_BYTES
             if how == "killed in mid-transfer":
                 until_it_is_killed.enter_context(held(ours.copies._stream))
-            moving = [pool.begin(layer, copy) for layer in range(LAYOUT.num_layers)]
+            moving = pool.begin(range(LAYOUT.num_layers), copy)
             if how != "killed in mid-transfer":
-                moving[-1].wait()
-            assert moving[-1].done == (how != "killed in mid-transfer")
+                moving.wait()
+            assert moving.done == (how != "killed in mid-transfer")
 
         assert owner.returncode == -signal.SIGKILL
-        moving[-1].wait()  # the device goes on without the peer's process
+        moving.wait()  # the device goes on without the peer's process
         pools.drop(instance + (how == "returned"))
         wait_for_memory(before - SLACK_BYTES)
 
@@ -275,11 +275,11 @@ def test_copies_run_beside_the_forward_stream() -> None:
     """What is given to them is done without what waits on the forward stream."""
     kv = PagedKv(LAYOUT, 12, "cuda:0")
     reader, written = DeviceReader(kv, at_device(kv).copies), copy_of(PAGES_HERE, PAGES_THERE).targets
-    reader.begin(0, written).wait()  # memory is taken once; taking it may wait for everything
+    reader.begin(range(1), written).wait()  # memory is taken once; taking it may wait for everything
     torch.cuda._sleep(2_000_000_000)  # about a second of the current stream
     busy = torch.cuda.Event()
     busy.record()
-    reading = reader.begin(1, written)
+    reading = reader.begin(range(1, 2), written)
     reading.wait()
     assert reading.done and not busy.query()
     busy.synchronize()

@@ -247,7 +247,7 @@ TRUST = (
     Mutant(
         "what a device has written is not looked at",
         "FrameReceiver._checked",
-        "seal_sum(done.header, done.reading.total) == done.header",
+        "seal_sum(frame.header, total) == frame.header",
         "True",
         "a byte that turned is decoded",
         tests=("tests/transfer/in_place/test_device_pools.py",),

@@ -1,6 +1,6 @@
 """A prefill worker, and its link to decode workers, driven by hand: no socket, no thread, launches on command."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,8 +51,8 @@ class Sender:
         self.transfers[target] = SimpleNamespace(state=TransferState.REQUESTED)
         return self.transfers[target]
 
-    def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        self.calls.append(("layer", target.reservation, layer, num_tokens))
+    def layers_ready(self, target: Target, layers: Iterable[int], num_tokens: int) -> None:
+        self.calls += [("layer", target.reservation, layer, num_tokens) for layer in layers]
 
     def finish(self, target: Target, first_tokens: tuple[int, ...], *also_told: object) -> None:
         self.calls.append(("finish", target.reservation, first_tokens))

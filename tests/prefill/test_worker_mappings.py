@@ -244,7 +244,7 @@ def test_a_mapping_that_cannot_be_used_is_closed_and_its_seat_is_free(
 
     at = {
         "open": "testkit.device_on_host.LocalIpc.open",
-        "words": "transfer.in_place.device_pools.words_by_layer",
+        "words": "transfer.in_place.device_pools.LayerWords",
     }
     monkeypatch.setattr(at[fails_at], fails)
     num_files = num_open_files()

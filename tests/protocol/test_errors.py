@@ -28,19 +28,6 @@ def test_an_unknown_code_keeps_its_word() -> None:
     assert error.message == "quota_exceeded: too much"
 
 
-@pytest.mark.parametrize("name", ["BadRequest", "UnknownModel", "ConfigError", "CheckpointError", "WireError"])
-def test_what_users_can_get_wrong_is_a_value_error(name: str) -> None:
-    assert issubclass(getattr(errors, name), ValueError)
-
-
-@pytest.mark.parametrize(
-    "child,parent", [("UnknownModel", "BadRequest"), ("WorkerLost", "Unavailable"), ("LayoutMismatch", "WireError")]
-)
-def test_the_tree_is_as_drawn(child: str, parent: str) -> None:
-    assert issubclass(getattr(errors, child), getattr(errors, parent))
-    assert child in (errors.__doc__ or "") and parent in (errors.__doc__ or "")
-
-
 def test_any_exception_becomes_ours_and_ours_stays() -> None:
     ours = errors.Overloaded("full", param="n")
     assert as_baton_error(ours) is ours

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from protocol.errors import WireError
-from protocol.fingerprint import Fingerprint
-from protocol.kv_layout import KvLayout
 from protocol.message import VERSION, Boundary
-from protocol.messages_gateway import TO_WORKER, Assign, ChoiceTokens, Role, SamplingParams, WorkerAddress
-from protocol.messages_handoff import TO_PREFILL, Hello
-from protocol.worker_facts import KvPages
+from protocol.messages_gateway import TO_WORKER, Assign, SamplingParams
 from tests.protocol.values import BOUNDARIES, KINDS, name, values_of
 
 
@@ -47,18 +43,6 @@ def test_messages_are_frozen_and_documented(kinds: tuple[type[Any], ...]) -> Non
         assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("), kind
 
 
-def test_a_layout_that_cannot_be_is_refused_on_arrival() -> None:
-    layout = KvLayout.uniform(2, 1, 4, 16, "float32")
-    raw = TO_PREFILL.encode(Hello(WorkerAddress("d", 1), layout, Fingerprint("print")))
-    with pytest.raises(WireError, match="num_layers: got 0, Input should be greater than or equal to 1"):
-        TO_PREFILL.decode(raw.replace(b"num_layers\x02", b"num_layers\x00"))
-
-
-def test_strings_of_an_enum_stay_an_enum() -> None:
-    assert [Role(role.value) for role in Role] == list(Role)
-    assert {role.value for role in Role} == {"prefill", "decode", "unified"}
-
-
 def test_seeds_use_all_64_bits() -> None:
     for seed in (0, -1, -(2**63), 2**63, 2**64 - 1):
         assign = Assign("r", 0, (1,), SamplingParams(1, seed=seed), 1, None)
@@ -69,8 +53,3 @@ def test_seeds_use_all_64_bits() -> None:
 def test_the_last_output_needs_no_kv(prompt: int, most: int, replayed: int, expected: tuple[int, int]) -> None:
     assign = Assign("r", 0, (1,) * prompt, SamplingParams(most), 1, None, num_replayed=replayed)
     assert (assign.num_left, assign.num_tokens) == expected
-
-
-def test_defaults_are_harmless() -> None:
-    assert KvPages(total=5, free=5) == KvPages(5, 5, 0, 0, 0, 0)
-    assert ChoiceTokens("r", 0, 0, 0, ()).finish == ""

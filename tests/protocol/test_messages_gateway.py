@@ -31,7 +31,3 @@ def test_ending_ids() -> None:
     assert params.ending_ids == {5, 6, 7}
     assert SamplingParams(3, eos_token_ids=(5, 6), stop_token_ids=(6, 7), ignore_eos=True).ending_ids == {6, 7}
     assert SamplingParams(3).ending_ids == frozenset()
-
-
-def test_reasons_are_the_words_on_the_wire() -> None:
-    assert [str(reason) for reason in FinishReason] == ["stop", "length", "cancelled"]

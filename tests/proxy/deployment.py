@@ -1,6 +1,6 @@
 """`baton serve` with the model of hashes. Its workers reach one another and the gateway through proxies."""
 
-import re
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +16,10 @@ POOL_TOKENS = 1200
 SMALL = f"--page-size 4 --chunked-prefill-size 48 --max-total-tokens {POOL_TOKENS}"
 PATIENT = f"{SMALL} --silence-limit 60"  # a busy machine's heartbeats come late
 Expected = Callable[[list[int], int], list[int]]  # of a prompt, so many tokens
-SAMPLE = re.compile(r"^baton_(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+def draw_prompts(rng: random.Random, count: int, longest: int = 200) -> list[list[int]]:
+    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
 class Proxied:
@@ -59,9 +62,7 @@ class Proxied:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of what /metrics shows under `name` with these labels, among others."""
-        wanted = {f'{key}="{value}"' for key, value in labels.items()}
-        samples = SAMPLE.findall(self.baton.http.get("/metrics").text)
-        return sum(float(value) for found, label, value in samples if found == name and wanted <= set(label.split(",")))
+        return self.baton.metric(name, **labels)
 
     def rejected(self, *reasons: str) -> float:
         """Frames that decode workers have refused, for one of these reasons if any are given."""

@@ -14,7 +14,7 @@ from runtime.clock import MonotonicClock
 from tests.faults.deployment import wait_until
 from tests.faults.grid import LIMIT_S, stretched
 from tests.proxy.conftest import Lend
-from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.deployment import Proxied, draw_prompts
 from tests.proxy.proxy import Cut, Gate, Way
 
 pytestmark = pytest.mark.faults
@@ -24,16 +24,12 @@ FEW = (0, 10, 11, 64, 91, 100, 153, 199)  # ends of what ZMQ says first, and bey
 AT_A_TIME = 40  # positions between two looks at the ledger
 
 
-def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 120))] for _ in range(count)]
-
-
 def expect_exact_after(deployment: Proxied, gate: Gate, cut: Cut, rng: random.Random) -> bool:
     """One cut, and a request to each pair; False if the connection never carries so many bytes that way."""
     clock = MonotonicClock()
     deployment.proxy.cut_next(gate, cut)
     asked = clock.now()
-    deployment.expect_exact(draw_prompts(rng, deployment.num_ways), 5)
+    deployment.expect_exact(draw_prompts(rng, deployment.num_ways, 120), 5)
     assert clock.now() - asked <= stretched(LIMIT_S), cut
     if cut.is_done:
         assert wait_until(lambda: len(gate.flows) > 0), "never dialled again"

@@ -5,15 +5,11 @@ import random
 import pytest
 
 from tests.proxy.conftest import Lend
-from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.deployment import Proxied, draw_prompts
 from tests.proxy.faults import Doubles, Wanted, is_frame, is_kv, is_last
 from tests.proxy.proxy import Way
 
 pytestmark = pytest.mark.faults
-
-
-def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
 
 
 def double_all(deployment: Proxied, kind: str, way: Way, wanted: Wanted, later: int) -> list[Doubles]:

@@ -8,7 +8,7 @@ import pytest
 from protocol.frame import HEADER_BYTES
 from tests.faults.grid import stretched
 from tests.proxy.conftest import Lend
-from tests.proxy.deployment import RUNNER, Proxied
+from tests.proxy.deployment import Proxied, draw_prompts
 from tests.proxy.faults import Flips
 from tests.proxy.proxy import Way
 
@@ -22,10 +22,6 @@ WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
 DAMAGE = ("malformed", "size", "check_kind", "checksum")
 TOGETHER = 8  # requests at a time
 STALL_S = 4.0  # without a word, after which the clients of the second test leave; longer beside other load
-
-
-def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    return [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 200))] for _ in range(count)]
 
 
 def turn_bits(deployment: Proxied, flips: Flips) -> None:

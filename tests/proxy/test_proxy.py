@@ -1,6 +1,5 @@
 """The proxy itself, between two sockets of ZMQ."""
 
-import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import zmq
 from protocol.frame import FrameHeader, pack_header, seal, unpack_header
 from tests.faults.deployment import wait_until
 from tests.proxy.faults import Doubles, Flips, Holds
-from tests.proxy.proxy import Cut, Flow, Gate, Proxy, Way
+from tests.proxy.proxy import Cut, Proxy, Way
 
 
 @dataclass
@@ -96,32 +95,3 @@ def test_a_bit_is_turned_where_it_is_said_to_be() -> None:
     assert turned[0] == message[0] and sum(a != b for a, b in zip(turned[1], b"KV", strict=True)) == 1
     assert list(Flips(random.Random(1), 0.0)(message)) == [message]
     assert flips.kinds == {"header": 1}
-
-
-async def test_a_flow_that_ends_while_it_dials_closes_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = asyncio.Event()
-    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
-
-    async def at_target(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        ended.set()
-
-    dialled = await asyncio.start_server(at_target, "127.0.0.1", 0)
-    front = await asyncio.start_server(lambda _, writer: accepted.put_nowait(writer), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*front.sockets[0].getsockname())
-    gate = Gate("data", 1, dialled.sockets[0].getsockname(), lambda message: message)
-    flow, dial = Flow(gate, None), asyncio.open_connection
-
-    async def dial_and_end(*args: str | int, **kwargs: int) -> object:
-        there = await dial(*args, **kwargs)  # type: ignore[arg-type]
-        flow.end(with_reset=False)
-        return there
-
-    monkeypatch.setattr(asyncio, "open_connection", dial_and_end)
-    await flow.run(asyncio.StreamReader(), await accepted.get())
-    assert await reader.read() == b""
-    await ended.wait()
-    writer.close()
-    dialled.close()
-    front.close()

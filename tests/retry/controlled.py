@@ -151,18 +151,6 @@ class Controlled(Cluster):
             self.wait(GatewaySettings.silence_limit_s + 0.1)
         assert self.control.membership.find(key) is None, "the loss is known"
 
-    def hang(self, worker: Worker, launch_age_s: float) -> None:
-        """The worker says that its oldest launch is so old; once that is too much, it says and does nothing more."""
-        key = self._keys[id(worker)]
-        self.say(key, Heartbeat(key.worker_id, key.instance, worker.stats(), launch_age_s))
-        self.control.look()
-        if self.control.membership.find(key) is None:
-            assert isinstance(worker, UnifiedWorker)
-            self.unifieds.remove(worker)
-            self.executor(worker).close()
-            self._silent.add(key.identity)
-            del self.addresses[key.instance]
-
     def wait(self, seconds: float) -> None:
         """Time passes; whoever lives is heard, whoever is not is missed."""
         while seconds > 0:

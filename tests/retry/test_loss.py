@@ -229,54 +229,6 @@ def test_stranded_requests_wait_for_a_restarted_worker(after_s: float) -> None:
     cluster.close()
 
 
-@pytest.mark.parametrize("loss", get_args(Loss))
-def test_stranded_requests_fail_when_nobody_comes(loss: Loss) -> None:
-    cluster = new_cluster("1P1D")
-    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
-    cluster.run(lambda: len(client.tokens[0]) >= 4)
-    died_at = cluster.clock.now()
-    cluster.kill(cluster.decodes[200], loss)
-    assert client.error is None, "somebody may come"
-    while client.error is None:
-        cluster.wait(0.25)
-    assert 4.0 <= cluster.clock.now() - died_at <= 4.5, "counted from when it was last heard"
-    assert client.error.code == "worker_lost"
-    assert client.error.message == ("decode worker 'decode-0' is lost, and no other worker could take over in 4 s")
-    cluster.finish()
-    cluster.close()
-
-
-def test_a_client_that_leaves_while_stranded_is_forgotten() -> None:
-    cluster = new_cluster("1P1D")
-    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
-    cluster.run(lambda: len(client.tokens[0]) >= 4)
-    cluster.kill(cluster.decodes[200])
-    cluster.control.dispatch.cancel("r", 0)
-    cluster.control.dispatch.cancel("r")
-    cluster.add_decode("decode-0", 250)
-    cluster.join(250)
-    assert len(cluster.assigns) == 1 and len(cluster.control.dispatch.requests) == 0 and client.error is None
-    cluster.run()
-    cluster.close()
-
-
-def test_what_an_older_attempt_still_says_is_dropped_and_counted() -> None:
-    cluster = new_cluster("2P2D")
-    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
-    cluster.run(lambda: len(client.tokens[0]) >= 3)
-    [(first, _)] = cluster.assigns
-    old = cluster.decodes[200 if first == "decode-0" else 201]
-    key = cluster._keys[id(old)]
-    cluster.say(key, RequestFailed("r", 0, "unavailable", "it is told to fail"))
-    assert [worker_id for worker_id, _ in cluster.assigns] == [first, "decode-1" if first == "decode-0" else "decode-0"]
-    cluster.say(key, RequestFailed("r", 0, "internal_error", "again"))
-    cluster.run(lambda: client.is_done and not any(each._requests.by_key for each in cluster.decodes.values()))
-    assert cluster.control.dispatch.requests.num_dropped >= 2, "the old attempt went on, because nobody ended it"
-    expect_exact(cluster, "r")
-    cluster.finish()
-    cluster.close()
-
-
 def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another() -> None:
     cluster = new_cluster("2U")
     for name in ("r", "other"):
@@ -313,23 +265,4 @@ def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> No
     cluster.run(lambda: other.is_done)
     expect_exact(cluster, "other")
     cluster.finish()
-    cluster.close()
-
-
-def test_an_instance_that_was_lost_stays_out() -> None:
-    cluster = new_cluster("2P2D")
-    client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
-    cluster.run(lambda: len(client.tokens[0]) >= 3)
-    [(first, _)] = cluster.assigns
-    old = cluster.decodes[200 if first == "decode-0" else 201]
-    key = cluster._keys[id(old)]
-    old.step()
-    said = [message for message in old.outbox.gateway if isinstance(message, Tokens)]
-    cluster.kill(old, "silent")
-    before = cluster.control.refusals.total
-    cluster.say(key, said[0] if said else RequestFailed("r", 0, "internal_error", "it wakes"))
-    assert cluster.control.refusals.total == before + 1
-    cluster.finish()
-    expect_exact(cluster, "r")
-    assert cluster.control.membership.num_lost == 1
     cluster.close()

@@ -166,18 +166,3 @@ def test_a_connection_that_is_gone_is_noticed_when_a_request_is_sent() -> None:
     cluster.finish()
     assert all(client.error is None for client in cluster.clients.values())
     cluster.close()
-
-
-def test_a_worker_that_hangs_in_a_launch_is_lost_although_it_is_heard() -> None:
-    cluster = Controlled(FakeRunner(vocab_size=VOCAB, context_length=256), "2U")
-    cluster.ask("r0", prompt_of("r0", 20), greedy(9))
-    cluster.run(lambda: len(cluster.clients["r0"].tokens[0]) >= 2)
-    [victim] = [worker for worker in cluster.unifieds if worker.stats().running]
-    cluster.hang(victim, 119.0)
-    assert cluster.num_retries == 0
-    cluster.hang(victim, 120.0)
-    assert cluster.num_retries == 1
-    cluster.finish()
-    assert cluster.clients["r0"].tokens == [fake_reference(prompt_of("r0", 20), greedy(9))[0]]
-    assert cluster.control.membership.num_lost == 1
-    cluster.close()

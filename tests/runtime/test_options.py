@@ -7,7 +7,7 @@ from pydantic import Field
 
 from protocol.errors import ConfigError
 from protocol.messages_gateway import Role
-from runtime.options import Flag, Kind, Option, options_of
+from runtime.options import Flag, Kind, Option, nearest_name, options_of
 
 
 def flag(**more: Any) -> Flag:
@@ -126,3 +126,27 @@ def told(option: Option, value: object) -> str:
     with pytest.raises(ConfigError) as caught:
         option.from_toml(value, "here")
     return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "typed, meant",
+    [
+        ("poort", "port"),
+        ("prompy", "prompt"),
+        ("Port", "port"),
+        ("max-requests", "max-running-requests"),  # many letters are missing, but the parts are alike
+        ("max_running_requests", "max-running-requests"),
+        ("qqq", None),
+        ("", None),
+    ],
+)
+def test_the_name_that_was_meant(typed: str, meant: str | None) -> None:
+    assert nearest_name(typed, ("prompt", "port", "max-running-requests")) == meant
+
+
+def test_without_names_none_is_meant() -> None:
+    assert nearest_name("port", ()) is None
+
+
+def test_a_long_word_takes_no_time() -> None:
+    assert nearest_name("q" * 1_000_000, ("port",)) is None

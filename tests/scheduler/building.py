@@ -32,6 +32,7 @@ from tests.doubles.hash_model import FakeRunner
 
 CPU = torch.device("cpu")
 CHAIN_OF_3 = DraftShape(3)
+MODEL = FakeRunner(vocab_size=97, context_length=64)
 
 
 def greedy(max_tokens: int, *, min_tokens: int = 0, eos: tuple[int, ...] = ()) -> SamplingParams:
@@ -52,6 +53,16 @@ def admitted(
     """A request with a row, and pages for its whole life."""
     req = make_req(prompt, sampling, name=name)
     assert planner.admit([req], req.prompt_len + req.sampling.max_tokens)
+    return req
+
+
+def begun(
+    planner: Planner, prompt: tuple[int, ...] = (1, 2, 3), sampling: SamplingParams | None = None, name: str = "r"
+) -> Req:
+    """A request whose prompt is launched, beside whoever decodes. It decodes from the next launch on."""
+    req = admitted(planner, prompt, sampling, name)
+    planner.launch(prompt_chunk(req), planner.decodes())
+    planner.join([req])
     return req
 
 
@@ -167,7 +178,7 @@ def make_executor(
     schedule: Stream | None = None,
 ) -> Executor:
     """An executor over a fake model of 97 tokens, for contexts of 64 tokens. `shape` is that of its draft, if any."""
-    runner = runner or FakeRunner(vocab_size=97, context_length=64)
+    runner = runner or MODEL
     kv = kv or PagedKv(runner.kv_layout(4), 64)
     return Executor(
         runner,
@@ -185,11 +196,22 @@ def make_executor(
     )
 
 
+def make_pair(forward: Stream, *, speculation: Speculation | None = None, **options: Any) -> tuple[Executor, Planner]:
+    """An executor, and the planner that feeds it."""
+    executor = make_executor(forward, **options)
+    return executor, make_planner(executor, speculation=speculation)
+
+
 def make_planner(executor: Executor, *, has_twin: bool = False, speculation: Speculation | None = None) -> Planner:
     """A planner that feeds it."""
     kv, num_rows = executor.kv, executor.page_table.req_to_page.shape[0]
     book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
     return Planner(book, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation)
+
+
+def ids(*values: int) -> Tensor:
+    """Token ids, rows or lengths."""
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def finish(planner: Planner, executor: Executor) -> tuple[Launched, StepResult]:

@@ -10,17 +10,8 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import (
-    FailAt,
-    ManualStream,
-    admitted,
-    drawn,
-    finish,
-    greedy,
-    make_executor,
-    make_planner,
-    prompt_chunk,
-)
+from tests.scheduler import building
+from tests.scheduler.building import FailAt, ManualStream, drawn, finish, greedy, make_pair
 
 STEPS = 3
 MODEL = FakeRunner(vocab_size=97, context_length=64, draft_seed=1)
@@ -37,16 +28,12 @@ def speculating(stream: ManualStream, *failing: int, tree: Tree = CHAIN) -> tupl
 
 def speculating_with(stream: ManualStream, runner: FakeRunner, tree: Tree) -> tuple[Executor, Planner]:
     shape = DraftShape(STEPS, *tree)
-    executor = make_executor(stream, runner=runner, shape=shape)
-    return executor, make_planner(executor, speculation=Speculation(shape, 9))
+    return make_pair(stream, runner=runner, shape=shape, speculation=Speculation(shape, 9))
 
 
 def begun(planner: Planner, prompt: tuple[int, ...] = PROMPT, num_tokens: int = 30, name: str = "r") -> Req:
     """A request whose prompt is launched, and which decodes from the next launch on."""
-    req = admitted(planner, prompt, greedy(num_tokens), name)
-    planner.launch(prompt_chunk(req), planner.decodes())
-    planner.join([req])
-    return req
+    return building.begun(planner, prompt, greedy(num_tokens), name)
 
 
 def take(planner: Planner, executor: Executor) -> None:

@@ -24,21 +24,22 @@ class Honest:
     attempt: int
     pages: tuple[int, int]
     seed: int
+    layout: KvLayout = LAYOUT
 
     @property
     def source(self) -> HostMemory:
-        return HostMemory(LAYOUT, 3, self.seed)
+        return HostMemory(self.layout, 3, self.seed)
 
     def frames(self) -> list[tuple[FrameHeader, bytes]]:
         source = self.source
         blank = FrameHeader(0, self.sender, self.reservation, self.attempt, 0, 0, 2, NUM_TOKENS, 0)
         found = []
-        for layer in range(LAYOUT.num_layers):
+        for layer in range(self.layout.num_layers):
             payload = bytes(source.page_bytes_view(layer, 1, 2))
             found.append((seal(blank._replace(layer=layer, sequence=layer), payload), payload))
         digest = sum(header.checksum for header, _ in found) % 2**64
-        payload = LAST_MESSAGE.encode(LastMessage((9,), LAYOUT.num_layers, digest))
-        last = blank._replace(layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
+        payload = LAST_MESSAGE.encode(LastMessage((9,), self.layout.num_layers, digest))
+        last = blank._replace(layer=LAST_LAYER, sequence=self.layout.num_layers, num_pages=0, num_tokens=0)
         return [*found, (seal(last, payload), payload)]
 
 

@@ -73,7 +73,7 @@ class Pair:
 
     def send_all(self, transfer: Target, num_tokens: int) -> None:
         for layer in range(self.source.layout.num_layers):
-            self.sender.layer_ready(transfer, layer, num_tokens)
+            self.sender.layers_ready(transfer, (layer,), num_tokens)
         self.sender.finish(transfer, (5,))
 
     def transfers(self, reservation: int, num_tokens: int, start: int) -> None:
@@ -84,7 +84,7 @@ class Pair:
         transfer = self.open(reservation, source, target, num_tokens, start)
         for final in (num_tokens // 2, num_tokens):
             for layer in range(self.source.layout.num_layers):
-                self.sender.layer_ready(transfer, layer, final)
+                self.sender.layers_ready(transfer, (layer,), final)
         self.sender.finish(transfer, (5,))
         self.until(lambda: reservation in [event.reservation for event in self.seen(Delivered)])
         self.sender.delivered(transfer)
@@ -161,7 +161,7 @@ class KvContract:
         transfer = pair.open(1, source[:count], target[:count], num_tokens)
         for final in [*range(chunk, num_tokens, chunk), num_tokens]:
             for layer in range(LAYOUT.num_layers):
-                pair.sender.layer_ready(transfer, layer, final)
+                pair.sender.layers_ready(transfer, (layer,), final)
         extras = (Stamp("prefilled", 1.0, "p0"),), 3, b"h" * 32_768
         pair.sender.finish(transfer, (5, 6), *extras)
         pair.until(lambda: bool(pair.seen(Delivered)))
@@ -249,8 +249,8 @@ class KvContract:
         one = pair.open(1, [1, 2], [3, 4], 7)
         two = pair.open(2, [5], [6], 2)
         for layer in range(LAYOUT.num_layers):
-            pair.sender.layer_ready(one, layer, 7)
-            pair.sender.layer_ready(two, layer, 2)
+            pair.sender.layers_ready(one, (layer,), 7)
+            pair.sender.layers_ready(two, (layer,), 2)
         pair.sender.finish(two, (2,))
         pair.sender.finish(one, (1,))
         pair.until(lambda: len(pair.seen(Delivered)) == 2)
@@ -261,13 +261,13 @@ class KvContract:
 
     def test_released_pages_are_not_written_and_credit_still_returns(self, pair: Pair) -> None:
         transfer = pair.open(1, [1, 2, 3], [4, 6, 8], 12)
-        pair.sender.layer_ready(transfer, 0, 12)
+        pair.sender.layers_ready(transfer, (0,), 12)
         pair.until(lambda: bool(pair.seen(FirstFrame)))
         pair.receiver.release(1)
         pair.receiver.release(1)
         landed = bytes(pair.pool.pool)
         for layer in (1, 2):
-            pair.sender.layer_ready(transfer, layer, 12)
+            pair.sender.layers_ready(transfer, (layer,), 12)
         pair.sender.finish(transfer, (5,))
         pair.until(lambda: pair.rejections()[Rejection.UNKNOWN_RESERVATION] == 3)
         assert pair.receiver.may_be_written(1) == (pair.pool.pool != landed) == pair.in_place
@@ -334,7 +334,7 @@ class KvContract:
     def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, make_pair: MakePair) -> None:
         pair = make_pair(window=1)
         computing, queued = pair.open(1, [1], [3], 4), pair.open(2, [2], [4], 4)
-        pair.sender.layer_ready(computing, 0, 4)
+        pair.sender.layers_ready(computing, (0,), 4)
         pair.send_all(queued, 4)  # the last frame waits for credit
         for transfer in (computing, queued):
             pair.sender.delivered(transfer)

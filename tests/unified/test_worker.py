@@ -5,49 +5,26 @@ from typing import Any
 
 import pytest
 
-from model.inputs import ModelInput
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
 from scheduler.planning.req import Req
-from tests.cluster import Cluster
 from tests.counting import instructions
-from tests.decode.driving import (
-    VOCAB,
-    Recorder,
-    expect_exact,
-    expect_prefix,
-    expect_rest,
-    greedy,
-    make_cluster,
-    prompt_of,
-)
+from tests.decode.driving import Driven, Recorder, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
-from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
 from worker.policies import DEFAULTS, Policies
 
 PARAMS = greedy(12)
 LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
-VICTIM = prompt_of("victim", 33)
 
 
-def unified(cluster: Cluster) -> UnifiedWorker:
-    (worker,) = cluster.unifieds
-    return worker
-
-
-def assign_three(cluster: Cluster, n: int) -> None:
-    cluster.assign("before", prompt_of("before", 9), PARAMS)
-    cluster.assign("victim", VICTIM, PARAMS, n)
-    cluster.assign("after", prompt_of("after", 21), PARAMS, 2)
-
-
-def expect_others(cluster: Cluster) -> None:
-    expect_exact(cluster, "before", prompt_of("before", 9), PARAMS)
-    expect_exact(cluster, "after", prompt_of("after", 21), PARAMS, 2)
-    assert not cluster.failures
-    expect_rest(cluster)
+def three(n: int, **options: Any) -> Driven:
+    """A victim between two others."""
+    cluster = make_cluster("1U", **options)
+    for name, length, num_choices in (("before", 9, 1), ("victim", 33, n), ("after", 21, 2)):
+        cluster.ask(name, length, PARAMS, num_choices)
+    return cluster
 
 
 def decoding(worker: UnifiedWorker) -> list[Req]:
@@ -82,48 +59,36 @@ STAGES = [is_waiting, is_computing, is_relayed, is_running]
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_cancel_at_every_stage(stage: Callable[[UnifiedWorker], bool], choice: int, overlap: bool) -> None:
-    cluster = make_cluster("1U", overlap=overlap)
+    cluster = three(3, overlap=overlap)
+    cluster.run(lambda: stage(cluster.unified))
     record = Recorder(cluster)
-    assign_three(cluster, 3)
-    cluster.run(lambda: stage(unified(cluster)))
-    record.start()
     cluster.cancel("victim", choice)
     cluster.cancel("victim", choice)
     cluster.run()
-    gone = [0, 1, 2] if choice == -1 else [choice]
-    for c in range(3):
-        if c in gone:
-            assert record.of("victim", c) == []
-            expect_prefix(cluster, "victim", VICTIM, PARAMS, c)
-        else:
-            answer = cluster.answers["victim", c]
-            assert (answer.ids, answer.finish) == (cluster.runner.expected_tokens(VICTIM, 12), "length")  # type: ignore[attr-defined]
-    expect_others(cluster)
+    gone = [("victim", c) for c in ((0, 1, 2) if choice == -1 else (choice,))]
+    assert [record.of(*each) for each in gone] == [[]] * len(gone)
+    cluster.expect_end(*gone)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
 def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]) -> None:
-    cluster = make_cluster("1U")
-    assign_three(cluster, 3)
-    cluster.run(lambda: stage(unified(cluster)))
+    cluster = three(3)
+    cluster.run(lambda: stage(cluster.unified))
     for choice in (0, 2, 1):
-        assert ("victim", 0) in unified(cluster)._requests
+        assert ("victim", 0) in cluster.unified._requests
         cluster.cancel("victim", choice)
         cluster.step()
-    assert ("victim", 0) not in unified(cluster)._requests
+    assert ("victim", 0) not in cluster.unified._requests
     cluster.run()
-    expect_others(cluster)
+    cluster.expect_end("victim")
 
 
 def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
-    cluster = make_cluster("1U", chunk_size=7)
-    worker = unified(cluster)
-    assign_three(cluster, 1)
-    mixed = 0
+    cluster, mixed = three(1, chunk_size=7), 0
 
     def is_done() -> bool:
         nonlocal mixed
-        for launch in cluster.executor(worker).launches:
+        for launch in cluster.executor(cluster.unified).launches:
             assert launch.batch is not None
             sizes = launch.batch.input.extend_lens
             assert sum(sizes) + launch.batch.input.num_decodes <= 7
@@ -132,20 +97,17 @@ def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
 
     cluster.run(is_done)
     assert mixed > 0
-    expect_exact(cluster, "victim", VICTIM, PARAMS)
-    expect_others(cluster)
+    cluster.expect_end()
 
 
 def test_full_prompt_pages_are_counted_once() -> None:
     cluster = make_cluster("1U", page_size=4)
-    worker = unified(cluster)
-    cluster.assign("victim", VICTIM, PARAMS, 3)
+    cluster.ask("victim", 33, PARAMS, 3)
     cluster.step()
     # 33 tokens are 9 pages; 8 of them are full prompt pages, which the other two choices share.
-    assert worker.planner.book.pages.counts().owned == 9 + 2
+    assert cluster.unified.planner.book.pages.counts().owned == 9 + 2
     cluster.run()
-    expect_exact(cluster, "victim", VICTIM, PARAMS, 3)
-    expect_rest(cluster)
+    cluster.expect_end()
 
 
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
@@ -218,33 +180,13 @@ def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     assert worker.step()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_launch_that_raises_fails_its_requests_and_nothing_of_them_is_left(overlap: bool) -> None:
-    raised: list[ModelInput] = []
-
-    def broken(inp: ModelInput) -> None:
-        raised.append(inp)
-        raise RuntimeError("broken kernel")
-
-    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=broken)
-    cluster = make_cluster("1U", runner, overlap=overlap)
-    cluster.assign("a", VICTIM, PARAMS, 2)
-    cluster.run()
-    assert raised
-    failures = {name: (failed.code, failed.message) for name, failed in cluster.failures.items()}
-    assert failures == {"a": ("launch_failed", "RuntimeError: broken kernel")}
-    expect_rest(cluster)
-
-
 def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
-    cluster = make_cluster("1U", chunk_size=9, policies=Policies(mixed_chunk_size=4))
-    worker = unified(cluster)
-    assign_three(cluster, 1)
+    cluster = three(1, chunk_size=9, policies=Policies(mixed_chunk_size=4))
     alone: set[int] = set()
     beside: set[int] = set()
 
     def is_done() -> bool:
-        for launch in cluster.executor(worker).launches:
+        for launch in cluster.executor(cluster.unified).launches:
             assert launch.batch is not None
             inp = launch.batch.input
             if inp.extend_lens:
@@ -253,19 +195,16 @@ def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
 
     cluster.run(is_done)
     assert max(alone) == 9 and max(beside) == 4
-    expect_exact(cluster, "victim", VICTIM, PARAMS)
-    expect_others(cluster)
+    cluster.expect_end()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) -> None:
-    cluster = make_cluster("1U", chunk_size=7, overlap=overlap, policies=Policies(enable_mixed_chunk=False))
-    worker = unified(cluster)
+    cluster = three(2, chunk_size=7, overlap=overlap, policies=Policies(enable_mixed_chunk=False))
     kinds: dict[int, str] = {}
-    assign_three(cluster, 2)
 
     def is_done() -> bool:
-        for launch in worker.planner.in_flight:
+        for launch in cluster.unified.planner.in_flight:
             assert not (launch.chunks and launch.decodes)
             kinds[launch.ticket] = "p" if launch.chunks else "d"
         return cluster.at_rest()
@@ -274,14 +213,13 @@ def test_without_mixed_launches_prompts_and_decodes_take_turns(overlap: bool) ->
     in_turns = "".join(kinds[ticket] for ticket in sorted(kinds))
     assert "pdp" in in_turns
     assert "pp" not in in_turns.lstrip("p"), "once something decodes, it waits for no more than one launch"
-    expect_exact(cluster, "victim", VICTIM, PARAMS, 2)
-    expect_others(cluster)
+    cluster.expect_end()
 
 
 def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     cluster = make_cluster("1U", clock=clock)
-    worker = unified(cluster)
+    worker = cluster.unified
     launch = worker.planner.launch
 
     def slow(*args: Any, **kwargs: Any) -> None:  # the device may have computed the prompt when this returns
@@ -289,7 +227,7 @@ def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.Mo
         clock.advance(1.0)
 
     monkeypatch.setattr(worker.planner, "launch", slow)
-    cluster.assign("only", prompt_of("only", 9), greedy(1))
+    cluster.ask("only", 9, greedy(1))
     cluster.run()
     times = worker.stats().times
     assert times["queue_time"].seconds == 0.0 and times["prefill_time"].seconds >= 1.0

@@ -155,6 +155,12 @@ class Bench:
     def stop(self) -> None:
         self._stop.set()
 
+    def served(self) -> "Bench":
+        """The same, after its loop has run and ended."""
+        self.loop.run()
+        self.close()
+        return self
+
     def close(self) -> None:
         self._dealer.close()
         self.router.close()

@@ -1,5 +1,8 @@
 """A worker loads its model and its draft, and places its KV, as its settings say."""
 
+import os
+import threading
+from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,16 +14,31 @@ from model.collectives import Collectives
 from model.graphs import GraphedRunner
 from model.kv_sizing import graph_bytes
 from model.runner import DraftSource, ModelRunner
-from protocol.errors import ConfigError
+from protocol.errors import BatonError, ConfigError, GroupBroken, InternalError
 from protocol.messages_gateway import Role
+from runtime.native_stack import STACK_BYTES
+from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, StatusPipe
 from runtime.settings import WorkerSettings
 from scheduler.draft_shape import DraftShape
 from scheduler.execution.executor import Executor
+from scheduler.execution.streams import BESIDE_NICENESS, HostStream, InlineStream
 from testkit.checkpoints import make_checkpoint
+from tests.doubles.cuda_recorder import CudaRecorder
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from worker.boot import build_executor, choose_decode_threads, costs_of, draft_source, load_runner, speculation_of
+from worker.boot import (
+    _tell,
+    answer_grammars,
+    build_executor,
+    choose_decode_threads,
+    costs_of,
+    draft_source,
+    load_runner,
+    open_streams,
+    speculation_of,
+)
 from worker.memory import bytes_for_group, bytes_for_spills, has_twin, memory_budgets
+from worker.parts import WorkerBroken
 
 
 def settings(role: Role, **fields: Any) -> WorkerSettings:
@@ -269,3 +287,71 @@ def test_the_start_tells_what_the_ranks_of_a_group_take(
         executor.close()
     (first, second) = [each.__dict__["baton_fields"] for each in caplog.records if each.getMessage() == "KV memory"]
     assert (first["group_mib"], second["group_mib"]) == (0, 16)
+
+
+def caused(error: BatonError, cause: BatonError) -> BatonError:
+    """`error`, raised from `cause`."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error, code, status",
+    [
+        (GroupBroken("rank 1 is gone"), "group_broken", EXIT_BROKEN),
+        (caused(WorkerBroken("the ranks stop"), GroupBroken("rank 1 is gone")), "group_broken", EXIT_BROKEN),
+        (caused(InternalError("the first forward"), GroupBroken("rank 1 is gone")), "group_broken", EXIT_BROKEN),
+        (WorkerBroken("three launches"), "worker_broken", EXIT_BROKEN),
+        (ConfigError("no such model"), ConfigError.code, EXIT_CONFIG),
+    ],
+)
+def test_a_broken_group_is_told_from_a_broken_worker(error: BatonError, code: str, status: int) -> None:
+    """So that the launcher names the rank that began."""
+    reading, writing = os.pipe()
+    assert _tell(error, StatusPipe(writing)) == status
+    told = os.read(reading, 1000).decode()
+    os.close(reading)
+    os.close(writing)
+    assert f'"code": "{code}"' in told and error.message in told
+
+
+def stack_and_niceness(pool: Pool) -> tuple[int, int]:
+    """Of a live thread of the pool: its stack is the mapping in which its control block lies."""
+
+    def look() -> tuple[int, int]:
+        address, niceness = threading.get_ident(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, _, end = line.partition(" ")[0].partition("-")
+            if int(start, 16) <= address < int(end, 16):
+                return int(end, 16) - int(start, 16), niceness
+        raise AssertionError("the address is mapped")
+
+    return pool.submit(look).result()
+
+
+def test_they_have_deep_stacks_and_those_that_no_launch_waits_for_give_way() -> None:
+    settings = WorkerSettings(worker_id="w", role=Role.UNIFIED, gateway="tcp://127.0.0.1:1", model="/m", threads=2)
+    grammars = answer_grammars(FakeRunner(), settings, lambda: None)
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        found = [stack_and_niceness(pool) for pool in (grammars.masking, grammars.compiling, grammars.beside)]
+    finally:
+        grammars.close()
+    assert all(stack >= STACK_BYTES for stack, _ in found)
+    assert [niceness for _, niceness in found] == [mine, *[min(19, mine + BESIDE_NICENESS)] * 2]
+    assert grammars.num_threads == 2
+
+
+def test_forwards_of_a_gpu_have_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule stream is the one that is current on the scheduler's thread, where it makes inputs."""
+    CudaRecorder.installed(monkeypatch)
+    numbers = list[int]()
+    for stream in open_streams(torch.device("cuda"), lambda: None):
+        stream.launch([lambda: numbers.append(torch.cuda.current_stream().number)])  # type: ignore[attr-defined]
+    assert numbers == [1, 0], "the streams on which forwards and schedule work run; 0 is the thread's own"
+
+
+def test_forwards_of_a_cpu_have_a_thread_of_their_own() -> None:
+    forward, schedule = open_streams(torch.device("cpu"), lambda: None)
+    assert isinstance(forward, HostStream) and isinstance(schedule, InlineStream)
+    forward.close()

@@ -81,9 +81,7 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
         elif len(said()) > 1:
             bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    Bench(context, play).served()
     lost, back = "the connection to the gateway is lost", "the connection to the gateway is back"
     assert said() == [("WARNING", lost), ("INFO", back)]
 
@@ -127,9 +125,7 @@ def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
         elif len(said()) == (1 if is_last else 3):
             bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    Bench(context, play).served()
     expected = [("INFO", "the gateway has left")]
     if not is_last:
         expected += [("INFO", "the connection to the gateway is back")]
@@ -154,9 +150,7 @@ def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context
             elif isinstance(message, Heartbeat) and registers == 2:
                 bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    bench = Bench(context, play).served()
     assert registers == 2 and bench.num_ready == 2
     assert bench.core.num_resets == 0 and bench.core.book._flushes == 0 and bench.peers.calls == []
 
@@ -177,9 +171,7 @@ def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> N
                 if num_beats >= 4:
                     bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    bench = Bench(context, play).served()
     assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
     assert bench.core.book._flushes == 1, "what was cached under the gateway before is kept"
 
@@ -274,9 +266,7 @@ def test_heartbeats_tell_the_age_of_the_oldest_launch(context: Any) -> None:
             bench.core.loop.oldest_launch = ticket
             bench.clock.advance(1.0)
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    Bench(context, play).served()
     assert ages == [0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]
 
 

@@ -42,9 +42,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
         if num_beats >= 8:  # a busy machine hands over several at once
             bench.stop()
 
-    bench = Bench(context, play)
-    bench.loop.run()
-    bench.close()
+    Bench(context, play).served()
     one, two = (prefix_hashes(key, "salt", IDS) for key in (b"one", b"two"))
     assert [sorted(news.added) for _, news in told] == [sorted(one), sorted(two)]
     assert all(not news.dropped and not news.flushed for _, news in told)

@@ -14,6 +14,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
@@ -165,24 +166,24 @@ class CudaCopies:
     def warm_up(self, layout: LayerLayout) -> None:
         """Compiles the kernel for whole pages and for single tokens, to write and to read. Blocks."""
         word = word_bytes(layout)
-        page_W = torch.zeros(layout.page_bytes // word, dtype=WORDS[word], device=self._device)
+        page_LW = torch.zeros(1, layout.page_bytes // word, dtype=WORDS[word], device=self._device)
         torch.cuda.synchronize(self._device)  # it was zeroed on another stream
-        for num_words in (page_W.numel(), layout.token_bytes // word):
+        for num_words in (page_LW.numel(), layout.token_bytes // word):
             unit = Units(num_words, np.zeros(1, np.int64), np.zeros(1, np.int64))
-            for target_W in (torch.empty_like(page_W), None):
-                self.begin(page_W, target_W, unit).wait()
+            for target_LW in (torch.empty_like(page_LW), None):
+                self.begin(page_LW, target_LW, unit).wait()
 
-    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> "CudaMoving":
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> "CudaMoving":
         """See Copies."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            table_2U, num_sums = self._table(units), self._kernel.NUM_SUMS
-            sums_S = torch.zeros(num_sums, dtype=torch.int64, device=self._device)
-            self._kernel.launch(source_W, target_W, table_2U, units.num_words, sums_S)
-            read_S = torch.empty(num_sums, dtype=torch.int64, pin_memory=True)
-            read_S.copy_(sums_S, non_blocking=True)
+            table_2U, shape = self._table(units), (source_LW.shape[0], self._kernel.NUM_SUMS)
+            sums_LS = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            self._kernel.launch(source_LW, target_LW, table_2U, units.num_words, sums_LS)
+            read_LS = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+            read_LS.copy_(sums_LS, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        return CudaMoving(event, read_S, (table_2U, sums_S))
+        return CudaMoving(event, read_LS, (table_2U, sums_LS))
 
     def _table(self, units: Units) -> Tensor:
         """The units' numbers on the device, kept for the next layers."""
@@ -197,7 +198,7 @@ class CudaMoving:
     """See device_pools.Moving. `used` keeps tensors alive while the device needs them."""
 
     event: torch.cuda.Event
-    read_S: Tensor
+    read_LS: Tensor
     used: Sequence[Tensor]
 
     @property
@@ -209,9 +210,9 @@ class CudaMoving:
         """Blocks until `done`."""
         self.event.synchronize()
 
-    @property
-    def total(self) -> int:
-        """The sum of all programs' shares."""
-        assert self.done, "the device has not computed the sum yet"
-        shares: list[int] = self.read_S.tolist()
-        return sum(shares) & WRAP
+    @cached_property
+    def totals(self) -> Sequence[int]:
+        """The sum of all programs' shares, by layer."""
+        assert self.done, "the device has not computed the sums yet"
+        totals: list[int] = self.read_LS.sum(1).tolist()  # int64 wraps on overflow
+        return [total & WRAP for total in totals]

@@ -1,8 +1,8 @@
 """Moves and their checksum on a GPU as one Triton kernel, which reads and writes each byte once.
 
-A program takes a piece of one unit, writes it to its place and adds its share to one of several sums, so that programs
-do not wait for each other. The total equals the device checksum of device_pools.py.
-Shapes: W words of a layer, U units, S sums, B words of a piece.
+A program takes a piece of one unit of one layer, writes it to its place and adds its share to one of the layer's sums,
+so that programs do not wait for each other. Their total equals the device checksum of device_pools.py.
+Shapes: L layers, W words of a layer, U units, S sums of a layer, B words of a piece.
 """
 
 from typing import Any, Final
@@ -17,20 +17,23 @@ NUM_SUMS: Final = 64
 BLOCKS: Final = (1024, 128)  # words of a piece; few sizes, because each is compiled
 
 
-def launch(source_W: Tensor, target_W: Tensor | None, table_2U: Tensor, num_words: int, sums_S: Tensor) -> None:
+def launch(source_LW: Tensor, target_LW: Tensor | None, table_2U: Tensor, num_words: int, sums_LS: Tensor) -> None:
     """Queues the kernel on the current stream of the current device. `table_2U`: source units, then target units.
-    `sums_S` must be zeros."""
+    Each layer is a whole number of units. `sums_LS` must be zeros."""
     block = BLOCKS[num_words < BLOCKS[0]]
     pieces = -(-num_words // block)
-    _kernel[(table_2U.shape[1] * pieces,)](
-        source_W,
-        source_W if target_W is None else target_W,
+    written_LW = source_LW if target_LW is None else target_LW
+    _kernel[(table_2U.shape[1] * pieces, source_LW.shape[0])](
+        source_LW,
+        written_LW,
         table_2U,
-        sums_S,
+        sums_LS,
+        source_LW.shape[1] // num_words,
+        written_LW.shape[1] // num_words,
         table_2U.shape[1],
         num_words,
         pieces,
-        WRITES=target_W is not None,
+        WRITES=target_LW is not None,
         SUMS=NUM_SUMS,
         BLOCK=block,
         STEP=STEP,
@@ -44,6 +47,8 @@ def _move(
     target_ptr: tl.tensor,
     table_ptr: tl.tensor,
     sums_ptr: tl.tensor,
+    source_units: tl.tensor,  # of a layer
+    target_units: tl.tensor,
     num_units: tl.tensor,
     num_words: tl.tensor,
     pieces: tl.tensor,
@@ -54,15 +59,15 @@ def _move(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ) -> None:
-    program = tl.program_id(0)
+    program, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
     unit = program // pieces
     word_B = (program % pieces) * BLOCK + tl.arange(0, BLOCK)
     inside_B = word_B < num_words
 
-    source = tl.load(table_ptr + unit) * num_words
+    source = (layer * source_units + tl.load(table_ptr + unit)) * num_words
     value_B = tl.load(source_ptr + source + word_B, mask=inside_B, other=0)
     if WRITES:
-        target = tl.load(table_ptr + num_units + unit) * num_words
+        target = (layer * target_units + tl.load(table_ptr + num_units + unit)) * num_words
         tl.store(target_ptr + target + word_B, value_B, mask=inside_B)
 
     position_B = unit.to(tl.int64) * num_words + word_B
@@ -72,7 +77,7 @@ def _move(
     x_B = x_B ^ ((x_B >> 29) & 0x7FFFFFFFF)
 
     share = tl.sum(tl.where(inside_B, x_B, tl.zeros_like(x_B)), axis=0)
-    tl.atomic_add(sums_ptr + program % SUMS, share, sem="relaxed")
+    tl.atomic_add(sums_ptr + layer * SUMS + program % SUMS, share, sem="relaxed")
 
 
-_kernel: Any = triton.jit(_move, do_not_specialize=["num_units", "pieces"])
+_kernel: Any = triton.jit(_move, do_not_specialize=["source_units", "target_units", "num_units", "pieces"])

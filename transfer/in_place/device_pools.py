@@ -14,10 +14,12 @@ each i this is a bijection of w[i]: xor with a constant, odd multipliers, xor wi
 change of one word always changes the sum. Any other difference, such as words that changed places, is missed with a
 chance of about 2^-64, if scramble() behaves like a random bijection. It does not protect against intent. Addends may be
 added in any order, so a device can compute it.
-Suffixes: U units, W words of a layer.
+A device is given several layers of one group in one call, because each call costs the host some 100 us.
+Suffixes: L layers of a group, U units, W words of a layer.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import gcd
@@ -79,15 +81,15 @@ class Moving(Protocol):
         """Blocks until `done`."""
 
     @property
-    def total(self) -> int:
-        """The device checksum of what was moved or read. Valid once `done`."""
+    def totals(self) -> Sequence[int]:
+        """The device checksum of what was moved or read of each layer. Valid once `done`."""
 
 
 class Copies(Protocol):
     """A device's queue of copies. They run in the order in which they were given, beside the model's work."""
 
-    def begin(self, source_W: Tensor, target_W: Tensor | None, units: Units) -> Moving:
-        """Copies units of one layer's words and sums them. Without a target it only sums."""
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moving:
+        """Copies the same units of each layer's words and sums them. Without a target it only sums."""
 
 
 class DevicePages(Protocol):
@@ -140,10 +142,23 @@ class AtDevice:
         return self.ipc.export(self.pages.device_bytes)
 
 
-def words_by_layer(memory: Tensor, layout: KvLayout, num_pages: int) -> list[Tensor]:
-    """The words of each layer of a pool of `num_pages` pages. Words may be longer in one group than in another."""
-    layers = range(layout.num_layers)
-    return [memory[layout.span(num_pages, at, 0, num_pages)].view(WORDS[word_bytes(layout.layer(at))]) for at in layers]
+class LayerWords:
+    """The words of all layers of a pool of `num_pages` pages. They may be longer in one group than in another."""
+
+    def __init__(self, memory: Tensor, layout: KvLayout, num_pages: int) -> None:
+        self._layout = layout
+        spans = layout.group_spans(num_pages)
+        words = (WORDS[word_bytes(layer)] for layer in layout.group_layouts)
+        self._groups_LW = [
+            memory[span].view(kind).view(group.num_layers, -1)
+            for span, kind, group in zip(spans, words, layout.groups, strict=True)
+        ]
+
+    def of(self, layers: range) -> Tensor:
+        """The words of `layers` of one group, which lie one behind the other."""
+        group, first = self._layout.place(layers[0])
+        assert layers.step == 1 and self._layout.place(layers[-1]) == (group, first + len(layers) - 1), layers
+        return self._groups_LW[group][first : first + len(layers)]
 
 
 class DeviceReader:
@@ -151,15 +166,15 @@ class DeviceReader:
 
     def __init__(self, memory: DevicePages, copies: Copies) -> None:
         self._layout = memory.layout
-        self._words = words_by_layer(memory.device_bytes, memory.layout, memory.num_pages)
+        self._words = LayerWords(memory.device_bytes, memory.layout, memory.num_pages)
         self._copies = copies
         self._units: WeakKeyDictionary[Runs, Units] = WeakKeyDictionary()  # one plan serves all layers of a group
 
-    def begin(self, layer: int, written: Runs) -> Moving:
-        """Begins to sum what was written."""
+    def begin(self, layers: range, written: Runs) -> Moving:
+        """Begins to sum what was written into each of these layers, which are of one group."""
         if (units := self._units.get(written)) is None:
-            units = self._units[written] = units_to_read(written, self._layout.layer(layer))
-        return self._copies.begin(self._words[layer], None, units)
+            units = self._units[written] = units_to_read(written, self._layout.layer(layers[0]))
+        return self._copies.begin(self._words.of(layers), None, units)
 
 
 class DevicePool:
@@ -179,20 +194,20 @@ class DevicePool:
         if offer.device.num_bytes != num_bytes:
             raise WireError(f"decode's device memory has {offer.device.num_bytes} bytes, expected {num_bytes}")
 
-        self._sources = words_by_layer(ours.pages.device_bytes, self._from, ours.pages.num_pages)
+        self._sources = LayerWords(ours.pages.device_bytes, self._from, ours.pages.num_pages)
         with ExitStack() as undo:  # the driver keeps memory for as long as it is mapped anywhere
             fd = hold_seat(offer)
             undo.callback(os.close, fd)
             opened = ours.ipc.open(offer.device)
             undo.callback(opened.close)
-            self._targets = words_by_layer(opened.memory, layout, offer.num_pages)
+            self._targets = LayerWords(opened.memory, layout, offer.num_pages)
             self._held = undo.pop_all()
 
-    def begin(self, layer: int, copy: Copy) -> Moving:
-        """Begins to write from our pages into the peer's."""
+    def begin(self, layers: range, copy: Copy) -> Moving:
+        """Begins to write from our pages of these layers, which are of one group, into the peer's."""
         if (units := self._units.get(copy)) is None:
-            units = self._units[copy] = units_to_write(copy, self._from.layer(layer), self.layout.layer(layer))
-        return self._copies.begin(self._sources[layer], self._targets[layer], units)
+            units = self._units[copy] = units_to_write(copy, self._from.layer(layers[0]), self.layout.layer(layers[0]))
+        return self._copies.begin(self._sources.of(layers), self._targets.of(layers), units)
 
     def close(self) -> None:
         """Unmaps the memory, then frees the seat. The caller has made sure that nothing writes any more."""

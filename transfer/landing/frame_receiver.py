@@ -7,7 +7,7 @@ counter, never in an exception.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.errors import WireError
 from protocol.frame import Check, FrameHeader, seal_sum, unpack_header, verify_checksum
@@ -26,7 +26,7 @@ from transfer.landing.transfer import (
     Rejection,
 )
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
-from transfer.plan import Copy
+from transfer.plan import Copy, Runs
 from transfer.states import OPEN
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
@@ -35,12 +35,33 @@ MAX_PARTS = 1024  # of one frame; a sender gathers runs that are shorter than 64
 
 
 @dataclass(frozen=True)
-class _Checking:
-    """A frame that was written on the device, and whose words are being summed there."""
+class _Written:
+    """A frame that was written on the device and is to be summed there."""
 
     transfer: ReceiveTransfer
     header: FrameHeader
+    runs: Runs
+
+    def goes_on(self, last: "_Written") -> bool:
+        """Whether it is of the same bytes as `last`, of the layer behind it."""
+        return self.runs is last.runs and self.header.layer == last.header.layer + 1
+
+
+@dataclass(frozen=True)
+class _Checking:
+    """Frames of one transfer whose words a device is summing, of one layer each."""
+
+    frames: Sequence[_Written]
     reading: Moving
+
+
+@dataclass
+class _Poll:
+    """What one poll has found."""
+
+    credit: Counter[tuple[int, int]] = field(default_factory=Counter)
+    host_bytes: int = 0  # that this thread has copied or summed
+    written: list[_Written] = field(default_factory=list)
 
 
 class FrameReceiver:
@@ -158,12 +179,13 @@ class FrameReceiver:
         end: with ordered frames, only if the last frame is lost too.
         """
         events: list[ReceiverEvent] = []
-        credit: Counter[tuple[int, int]] = Counter()
+        poll = _Poll()
 
         for _ in range(POLL_FRAMES):
-            if sum(credit.values()) >= max_bytes or (parts := self._arrivals.receive()) is None:
+            if poll.host_bytes >= max_bytes or (parts := self._arrivals.receive()) is None:
                 break
-            events += self._take(parts, credit)
+            events += self._take(parts, poll)
+        self._begin_checks(poll.written)
 
         while self._checking and self._checking[0].reading.done:
             events += self._checked(self._checking.popleft())
@@ -171,7 +193,7 @@ class FrameReceiver:
         if self._has_strays:
             events += [LastInDoubt(number) for number, transfer in self._transfers.items() if transfer.lacks_last]
             self._has_strays = False
-        events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in credit.items() if num_bytes]
+        events += [CreditReturned(*whose, num_bytes) for whose, num_bytes in poll.credit.items() if num_bytes]
         return events
 
     def pollables(self) -> list[Pollable]:
@@ -184,7 +206,7 @@ class FrameReceiver:
             self.release(reservation)
         self._arrivals.close()
 
-    def _take(self, parts: Sequence[memoryview], credit: Counter[tuple[int, int]]) -> Sequence[ReceiverEvent]:
+    def _take(self, parts: Sequence[memoryview], poll: _Poll) -> Sequence[ReceiverEvent]:
         try:
             if len(parts) > MAX_PARTS:
                 raise WireError(f"frame of {len(parts)} parts, expected at most {MAX_PARTS}")
@@ -198,7 +220,10 @@ class FrameReceiver:
         num_bytes = sum(map(len, payload))
         transfer = self._transfers.get(header.reservation)
         is_written = self._is_written(transfer, header, payload)
-        credit[header.sender_instance, header.reservation] += header.payload_bytes if is_written else num_bytes
+        credit = header.payload_bytes if is_written else num_bytes
+        poll.credit[header.sender_instance, header.reservation] += credit
+        is_on_device = transfer is not None and transfer.is_on_device
+        poll.host_bytes += 0 if is_on_device and is_written else credit
 
         damage = None
         if not is_written:
@@ -209,7 +234,12 @@ class FrameReceiver:
             return self._told(header, [FrameRejected(damage or Rejection.UNKNOWN_RESERVATION)])
 
         taken = transfer.take(header, payload, damage)
-        return self._land(transfer, header, payload, taken) if isinstance(taken, Copy) else self._told(header, taken)
+        if not isinstance(taken, Copy):
+            return self._told(header, taken)
+        if is_on_device:
+            poll.written.append(_Written(transfer, header, taken.targets))
+            return ()
+        return self._land(transfer, header, payload, taken)
 
     def _is_written(self, transfer: ReceiveTransfer | None, header: FrameHeader, payload: Sequence[memoryview]) -> bool:
         """Whether the frame is the header of KV that was written in place."""
@@ -220,12 +250,7 @@ class FrameReceiver:
     def _land(
         self, transfer: ReceiveTransfer, header: FrameHeader, payload: Sequence[memoryview], copy: Copy
     ) -> Sequence[ReceiverEvent]:
-        """Copies the payload into place, looks at what lies there, or has a device look."""
-        if transfer.is_on_device:
-            assert self._reader is not None, "a writer on the device was admitted"
-            self._checking.append(_Checking(transfer, header, self._reader.begin(header.layer, copy.targets)))
-            return ()
-
+        """Copies the payload into place, or looks at what lies there."""
         damage = None
         pool = self._memory.window(header.layer, copy.targets.pages)
         if transfer.is_in_place:
@@ -234,12 +259,26 @@ class FrameReceiver:
             copy.run(payload[0] if len(payload) == 1 else memoryview(b"".join(payload)), pool)
         return self._landed(transfer, header, damage)
 
+    def _begin_checks(self, written: Sequence[_Written]) -> None:
+        """Has the device sum frames, those together that go on with each other."""
+        left = deque(written)
+        while left:
+            assert self._reader is not None, "a writer on the device was admitted"
+            frames = [left.popleft()]
+            while left and left[0].goes_on(frames[-1]):
+                frames.append(left.popleft())
+            first = frames[0].header.layer
+            reading = self._reader.begin(range(first, first + len(frames)), frames[0].runs)
+            self._checking.append(_Checking(frames, reading))
+
     def _checked(self, done: _Checking) -> Sequence[ReceiverEvent]:
-        """The device has summed a frame. If the transfer is over, the result is ignored."""
-        if done.transfer.state not in OPEN:
-            return ()
-        is_right = seal_sum(done.header, done.reading.total) == done.header
-        return self._landed(done.transfer, done.header, None if is_right else Rejection.CHECKSUM)
+        """The device has summed frames. Those of a transfer that is over are ignored."""
+        events: list[ReceiverEvent] = []
+        for frame, total in zip(done.frames, done.reading.totals, strict=True):
+            if frame.transfer.state in OPEN:
+                is_right = seal_sum(frame.header, total) == frame.header
+                events += self._landed(frame.transfer, frame.header, None if is_right else Rejection.CHECKSUM)
+        return events
 
     def _landed(
         self, transfer: ReceiveTransfer, header: FrameHeader, damage: Rejection | None

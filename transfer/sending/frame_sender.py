@@ -6,7 +6,7 @@ done.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal_sized, seal_sum
@@ -109,17 +109,21 @@ class FrameSender:
         self._transfers[target] = transfer
         return transfer
 
-    def layer_ready(self, target: Target, layer: int, num_tokens: int) -> None:
-        """K and V of tokens [0, num_tokens) of `layer` are final, also in host memory if it reads_host().
+    def layers_ready(self, target: Target, layers: Iterable[int], num_tokens: int) -> None:
+        """K and V of tokens [0, num_tokens) of `layers` are final, also in host memory if it reads_host().
 
-        Whole pages leave at once, as credit allows. The partial last page leaves only when `num_tokens` is the total.
-        A layer that the peer does not get is ignored.
+        Whole pages leave at once, as credit allows; a device is given layers together that are ready together. The
+        partial last page leaves only when `num_tokens` is the total. A layer that the peer does not get is ignored.
         """
         transfer = self._transfers.get(target)
-        if transfer is not None and layer < transfer.num_layers:
-            for frame in transfer.layer_ready(layer, num_tokens):
-                self._peers[target.peer.instance].push(transfer, frame)
-            self._pump(target.peer.instance)
+        if transfer is None:
+            return
+        peer = self._peers[target.peer.instance]
+        for layer in layers:
+            if layer < transfer.num_layers:
+                for frame in transfer.layer_ready(layer, num_tokens):
+                    peer.push(transfer, frame)
+        self._pump(target.peer.instance)
 
     def finish(
         self,
@@ -223,22 +227,30 @@ class FrameSender:
             num_bytes = head[0].payload_bytes(head[1])
             if not peer.credit.fits(num_bytes) or not self._begin(instance, *head):
                 return
-            peer.pop()
-            peer.credit.take(head[0].target.reservation, num_bytes)
 
     def _begin(self, instance: int, transfer: SendTransfer, frame: Frame) -> bool:
-        """Sends a frame, or has a device move its KV. False if not now: a last frame waits for all moves."""
+        """Sends the frame at the head, or has a device move its KV and that of frames that go on with it. False if not
+        now: a last frame waits for all moves."""
         peer, pool = self._peers[instance], self._pools.get(instance)
         if isinstance(pool, DevicePool) and transfer.is_in_place and isinstance(frame, KvFrame):
-            peer.begin(transfer, frame, pool.begin(frame.layer, transfer.copy(frame)))
+            frames = peer.pop_together()
+            layers = range(frame.layer, frame.layer + len(frames))
+            peer.begin(transfer, frames, pool.begin(layers, transfer.copy(frame)))
             return True
-        return not peer.is_moving and self._send(instance, transfer, frame)
+
+        num_bytes = transfer.payload_bytes(frame)
+        if peer.is_moving or not self._send(instance, transfer, frame):
+            return False
+        peer.pop(num_bytes)
+        return True
 
     def _send_moved(self, instance: int) -> bool:
         """Sends the headers of frames that a device has moved. False if the wire accepts no more."""
         peer = self._peers[instance]
         while (moved := peer.moved()) is not None:
-            header = seal_sum(moved.transfer.header(moved.frame, self._instance), moved.moving.total)
+            header = seal_sum(
+                moved.transfer.header(moved.frame, self._instance), moved.moving.totals[moved.layer_moved]
+            )
             if self._give(instance, moved.transfer, header, ()) is None:
                 return False
             peer.pop_moved()

@@ -158,6 +158,10 @@ class SendTransfer:
             self._runs[key] = whole_pages(numbers, self._layout.layer(frame.layer).page_bytes)
         return self._runs[key]
 
+    def goes_on(self, last: KvFrame, frame: KvFrame) -> bool:
+        """Whether a frame moves the same bytes as `last`, of the layer behind it."""
+        return frame.layer == last.layer + 1 and self._key(frame) == self._key(last)
+
     def _key(self, frame: KvFrame) -> tuple[int, int, int]:
         """Frames with the same key move the same bytes of their layers."""
         return self._layout.place(frame.layer)[0], frame.page_start, frame.num_pages
@@ -238,6 +242,7 @@ class MovingFrame:
     transfer: SendTransfer
     frame: KvFrame
     moving: Moving
+    layer_moved: int  # its place among the layers that were given to the device in one call
 
 
 class PeerQueue:
@@ -268,18 +273,33 @@ class PeerQueue:
         """The next frame. It stays queued until pop()."""
         return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
 
-    def pop(self) -> None:
-        """Removes the head."""
-        next(frames for frames in self._waiting.values() if frames).popleft()
+    def pop(self, num_bytes: int) -> None:
+        """Removes the head, which leaves: it takes credit for `num_bytes`."""
+        transfer, frames = next((transfer, frames) for transfer, frames in self._waiting.items() if frames)
+        frames.popleft()
+        self.credit.take(transfer.target.reservation, num_bytes)
+
+    def pop_together(self) -> list[KvFrame]:
+        """Removes the head, a KvFrame, and the frames that go on with it, as credit allows."""
+        popped: list[KvFrame] = []
+        transfer = next(transfer for transfer, frames in self._waiting.items() if frames)
+        waiting = self._waiting[transfer]
+        while waiting and isinstance(frame := waiting[0], KvFrame):
+            num_bytes = transfer.payload_bytes(frame)
+            if popped and not (transfer.goes_on(popped[-1], frame) and self.credit.fits(num_bytes)):
+                break
+            self.pop(num_bytes)
+            popped.append(frame)
+        return popped
 
     @property
     def is_moving(self) -> bool:
         """Whether a device was given frames whose headers have not left."""
         return bool(self._moving)
 
-    def begin(self, transfer: SendTransfer, frame: KvFrame, moving: Moving) -> None:
-        """Notes that a frame was given to the device."""
-        self._moving.append(MovingFrame(transfer, frame, moving))
+    def begin(self, transfer: SendTransfer, frames: Sequence[KvFrame], moving: Moving) -> None:
+        """Notes that frames were given to the device in one call."""
+        self._moving.extend(MovingFrame(transfer, frame, moving, at) for at, frame in enumerate(frames))
 
     def moved(self) -> MovingFrame | None:
         """The oldest frame at the device, if the device is done with it. It stays until pop_moved()."""

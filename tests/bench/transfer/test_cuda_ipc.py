@@ -7,7 +7,7 @@ import torch
 
 from bench.transfer import cuda_ipc
 from bench.transfer.cuda_ipc import LAYOUT, ORDERS, Found, Prompt, measure
-from bench.transfer.launches import NEW_PLAN, WAYS, Times
+from bench.transfer.launches import TOGETHER, WAYS, Times
 from protocol.kv_layout import KvLayout
 
 
@@ -20,7 +20,7 @@ def test_figures_are_of_medians() -> None:
     found = Found(limit_s=[1.0] * 3)
     walls = {"in order": [1.0, 2.0, 9.0], "scattered": [4.0] * 3}
     for turn, (order, way) in product(range(3), product(ORDERS, WAYS)):
-        wall = walls[order][turn] * (1 if way == NEW_PLAN else 10)
+        wall = walls[order][turn] * (1 if way == TOGETHER else 10)
         found.add(order, way, Times(wall, 0.25 * turn, 0.5), Times(0.5, 0.125, 0.25))
     figures = found.summary(4 * 10**9)
     assert (figures["gb_s"], figures["scattered_gb_s"], figures["limit_gb_s"]) == (2.0, 1.0, 4.0)
@@ -29,7 +29,7 @@ def test_figures_are_of_medians() -> None:
         (what, order, way) for what, (order, way) in product(("move", "sum"), product(ORDERS, WAYS))
     ]
     assert figures["ways"][0] == {
-        "what": "move", "order": "in order", "way": NEW_PLAN, "wall": 2.0, "host": 0.25, "device": 0.5
+        "what": "move", "order": "in order", "way": TOGETHER, "wall": 2.0, "host": 0.25, "device": 0.5
     }  # fmt: skip
 
 

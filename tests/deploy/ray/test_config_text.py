@@ -1,14 +1,16 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.cli import find_config, parse
 from deploy.options import RAY_CONFIG
 from deploy.ray.config_file import Claim, read_cluster
-from deploy.ray.config_text import config_text
+from deploy.ray.config_text import AIMS, config_text
 from deploy.ray.flags import read_flags
 from deploy.ray.placement import Node, missing, place
+from deploy.ray.scaling import FIGURES, ByLoad
 from protocol.errors import ConfigError
 from tests.deploy.configs import config
 from tests.deploy.ray.files import KNOWN
@@ -83,3 +85,68 @@ def test_what_a_cluster_decides_is_refused(name: str, value: str) -> None:
 def test_a_role_without_its_other_half_is_refused() -> None:
     with pytest.raises(ConfigError, match="a decode worker needs at least one prefill worker"):
         text_of(prefill="0")
+
+
+def scaling_of(text: str) -> dict[str, Any]:
+    """The autoscaling_config of each deployment that has one."""
+    deployments = yaml.safe_load(text)["applications"][0]["deployments"]
+    return {each["name"]: each["autoscaling_config"] for each in deployments if "autoscaling_config" in each}
+
+
+def test_no_role_grows_unless_it_is_said() -> None:
+    assert scaling_of(text_of()) == {} and "num_replicas: 1" in text_of()
+
+
+def test_a_role_grows_from_its_number_to_its_most() -> None:
+    found = scaling_of(text_of(prefill="2", prefill_max="4", decode_max="6", target_ttft_ms="500", target_itl_ms="40"))
+    for name, fewest, most, aims in (
+        ("Prefill", 2, 4, {"kv": 0.8, "queued_tokens": 8192, "ttft_ms": 500}),
+        ("Decode", 1, 6, {"kv": 0.8, "queued_tokens": 8192, "itl_ms": 40}),
+    ):
+        policy = {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": aims}
+        delays = {"upscale_delay_s": 30, "downscale_delay_s": 600}
+        assert found[name] == {"min_replicas": fewest, "max_replicas": most, **delays, "policy": policy}
+
+
+def test_one_role_may_grow_alone() -> None:
+    text = text_of(unified="1", unified_max="3", target_kv_percent="7", target_queued_tokens="100", target_itl_ms="9")
+    found = scaling_of(text)
+    assert list(found) == ["Unified"] and text.count("num_replicas: 1") == 2
+    assert found["Unified"]["policy"]["policy_kwargs"] == {"kv": 0.07, "queued_tokens": 100, "itl_ms": 9}
+
+
+def test_what_is_written_is_what_a_plan_and_serve_read() -> None:
+    text = text_of(decode_max="6", target_itl_ms="40")
+    assert read_cluster(yaml.safe_load(text), KNOWN).claims[2] == Claim("Decode", 1, 1, 0, extra=5)
+    policy = scaling_of(text)["Decode"]["policy"]
+    assert ByLoad(**policy["policy_kwargs"]).aims == {"kv": 0.8, "queued_tokens": 8192, "ttft_ms": None, "itl_ms": 40}
+    assert [name for name, _, _, _ in AIMS.values()] == [*FIGURES]
+    serve = pytest.importorskip("ray.serve.schema", reason="the extra `ray` is not installed")
+    (application,) = serve.ServeDeploySchema(**yaml.safe_load(text)).applications
+    scaling = application.deployments[2].autoscaling_config
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 6)
+    found = serve.DeploymentSchema(name="Decode", autoscaling_config=scaling_of(text)["Decode"])
+    assert found.autoscaling_config == scaling
+    config_of = pytest.importorskip("ray.serve.config", reason="the extra `ray` is not installed")
+    assert config_of.AutoscalingConfig(**scaling).policy.get_policy()(**policy["policy_kwargs"]).aims["itl_ms"] == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"prefill": "3", "prefill_max": "2"}, "--prefill-max: got 2, expected at least --prefill 3"),
+        ({"decode_max": "0"}, "--decode-max: got 0, expected at least --decode 1"),
+        ({"unified_max": "2"}, "--unified-max: got 2, expected --unified of at least 1 beside it"),
+        ({"target_ttft_ms": "9"}, "--target-ttft-ms: got 9, expected --prefill-max or --unified-max beside it: no"),
+        ({"decode_max": "2", "target_ttft_ms": "9"}, "--target-ttft-ms: got 9, expected --prefill-max or"),
+        ({"prefill_max": "2", "target_itl_ms": "9"}, "--target-itl-ms: got 9, expected --decode-max or --unified-max"),
+        ({"target_kv_percent": "80"}, "--target-kv-percent: got 80, expected --prefill-max or --decode-max or"),
+        ({"target_queued_tokens": "5"}, "--target-queued-tokens: got 5, expected --prefill-max or --decode-max or"),
+        ({"decode_max": "257"}, "--decode-max: got 257, expected an integer from 0 to 256"),
+        ({"decode_max": "2", "target_kv_percent": "101"}, "--target-kv-percent: got 101, expected an integer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_grow_is_refused(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        text_of(**flags)
+    assert raised.value.message.startswith(said)

@@ -84,9 +84,12 @@ def _got(client: httpx.Client, raw: bytes) -> Got:
 
 
 def _events(answer: httpx.Response) -> Iterator[Any]:
-    for line in answer.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
+    rest = b""
+    for piece in answer.iter_bytes():  # httpx would end lines at U+2028, too
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: ") and line != b"data: [DONE]":
+                yield json.loads(line.removeprefix(b"data: "))
 
 
 def followed(client: httpx.Client, seed: int, order: Order) -> Iterator[Done]:

@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_schemas import mapped
+from gateway.grammar_references import mapped
 from tests.fuzz.served.patterns import pattern
 
 NUMBERS: Final = (
@@ -62,10 +62,10 @@ def schema(rng: Random) -> Any:
     if names:
         key = rng.choice(("$defs", "$defs", "definitions"))
         found = _refer({**found, "$defs": {name: _schema(rng, 2, names) for name in names}}, key)
-    return found if rng.random() < 0.8 else _of_draft(found, rng.choice(list(DRAFTS)))
+    return found if rng.random() < 0.8 else of_draft(found, rng.choice(list(DRAFTS)))
 
 
-def _of_draft(found: dict[str, Any], draft: str) -> dict[str, Any]:
+def of_draft(found: dict[str, Any], draft: str) -> dict[str, Any]:
     """The same in the spelling of a draft."""
     way = DRAFTS[draft]
     spelt: dict[str, Any] = mapped(found, partial(_spelt, way)) if way else found

@@ -15,6 +15,8 @@ from tests.fuzz.served.validators import NotJudged, wrong_with
         ("9007199254740993", {"const": 9007199254740993}, True),
         ("9007199254740992", {"const": 9007199254740993}, False),
         ("9007199254740992.5", {"maximum": 9007199254740992}, False),
+        ("9007199254740991.94", {"anyOf": [{"exclusiveMaximum": 2**53}, {"type": "null"}]}, True),
+        ("38623522062597501808.2", {"oneOf": [{"multipleOf": 0.3}, {"anyOf": [{"type": "null"}]}]}, True),
         ("0", {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, False),
         ("1.0", {"type": "integer"}, True),
         ("1e2", {"type": "integer"}, True),

@@ -5,19 +5,22 @@ patterns. Both get patterns that ecma.py has written out. Where they disagree, e
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import date
 from decimal import Context, Decimal, localcontext
 from typing import Any, Final
 
 import jsonschema_rs
-from jsonschema import Draft202012Validator, validators
+from jsonschema import Draft202012Validator, FormatChecker, validators
 from jsonschema.exceptions import ValidationError
+from jsonschema_rs import ValidationErrorKind
 
-from gateway.grammar_schemas import mapped
+from gateway.grammar_references import mapped
 from tests.fuzz.served.ecma import PYTHON_END, RUST_END, with_patterns
-from tests.schemas import FORMATS
 
+FORMATS: Final = FormatChecker()
 DIGITS: Final = 2000  # of a decimal: more than any number of an answer has
 NUMERIC: Final = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf const enum type".split())
 DIALECTS: Final = frozenset("pattern patternProperties additionalProperties format".split())
@@ -75,8 +78,17 @@ def _by_rust(value: Any, schema: Any) -> Found | None:
         errors = list(validator.iter_errors(value))
     except (ValueError, jsonschema_rs.ReferencingError, jsonschema_rs.ValidationError) as error:
         raise NotJudged(str(error)[:200]) from error
-    keywords = frozenset(str(each.schema_path[-1]) if each.schema_path else "" for each in errors)
+    keywords = frozenset(str(each.schema_path[-1]) if each.schema_path else "" for each in _within_unions(errors))
     return (keywords, _line(errors[0].message)) if errors else None
+
+
+def _within_unions(errors: Iterable[jsonschema_rs.ValidationError]) -> Iterator[jsonschema_rs.ValidationError]:
+    """The errors in the parts of unions, of which none holds, in place of the unions'."""
+    for error in errors:
+        if isinstance(error.kind, ValidationErrorKind.AnyOf | ValidationErrorKind.OneOfNotValid):
+            yield from _within_unions(each for part in error.kind.context for each in part)
+        else:
+            yield error
 
 
 def _no_document(uri: str) -> Any:
@@ -123,3 +135,24 @@ def _leaves(errors: Any) -> Iterator[ValidationError]:
 
 def _line(message: str) -> str:
     return " ".join(message.split())[-300:]
+
+
+# jsonschema checks times and moments with other packages only. Python takes no more than six digits of a fraction.
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", re.ASCII)
+
+
+def _is_date(value: object) -> bool:
+    return not isinstance(value, str) or (len(value) == 10 and bool(date.fromisoformat(value)))
+
+
+def _is_time(value: object) -> bool:
+    return not isinstance(value, str) or TIME.fullmatch(value) is not None
+
+
+def _is_moment(value: object) -> bool:
+    return not isinstance(value, str) or (_is_date(value[:10]) and value[10:11] in "Tt" and _is_time(value[11:]))
+
+
+FORMATS.checks("date", raises=ValueError)(_is_date)
+FORMATS.checks("time")(_is_time)
+FORMATS.checks("date-time", raises=ValueError)(_is_moment)

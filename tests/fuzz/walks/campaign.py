@@ -20,8 +20,9 @@ MAX_STORED: Final = 20  # findings of one kind
 
 @dataclass(frozen=True)
 class Options:
-    """Schemas `first` to `first + num_schemas`, and where findings go."""
+    """Schemas `first` to `first + num_schemas` of a kind, and where findings go."""
 
+    kind: str
     seed: int
     first: int
     num_schemas: int
@@ -66,9 +67,9 @@ def run(options: Options, read: Callable[[int], Answer], say: Callable[[str], No
             totals.refused[result.refused] += 1
         for each in (*result.found, *result.disputes):
             totals.found[each.kind] += each in result.found
-            path = options.folder / f"{each.kind.replace(' ', '-')}-{options.seed}-{number}.json"
+            path = options.folder / _file_name(each, options, number)
             if totals.found[each.kind] <= MAX_STORED:
-                _store(path, each, options.seed, number)
+                _store(path, each, options, number)
                 say(f"{each.kind}: {number}: {each.what[:300]}: {path}")
     return totals
 
@@ -89,8 +90,23 @@ def _tried(answer: Answer) -> Tried:
     )
 
 
-def _store(path: Path, found: Found, seed: int, number: int) -> None:
+def _file_name(found: Found, options: Options, number: int) -> str:
+    return f"{found.kind.replace(' ', '-')}-{options.kind}-{options.seed}-{number}.json"
+
+
+def _store(path: Path, found: Found, options: Options, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    again = f"{sys.executable} -m tests.fuzz.walks --seed {seed} --from {number} --schemas 1"
-    told = {"seed": seed, "number": number, "what": found.what, "answer": found.answer, "again": again}
-    path.write_text(json.dumps({**told, "schema": schema_of(seed, number)}, ensure_ascii=False, indent=1) + "\n")
+    asked = f"--kind {options.kind} --seed {options.seed} --from {number} --schemas 1"
+    again = f"{sys.executable} -m tests.fuzz.walks {asked}"
+    told = {
+        "kind": options.kind,
+        "seed": options.seed,
+        "number": number,
+        "what": found.what,
+        "answer": found.answer,
+        "again": again,
+    }
+    path.write_text(
+        json.dumps({**told, "schema": schema_of(options.kind, options.seed, number)}, ensure_ascii=False, indent=1)
+        + "\n"
+    )

@@ -47,7 +47,7 @@ def _value(schema: Any, root: Any, numbers: list[int | float], rng: Random, dept
     if isinstance(schema.get("$ref"), str):
         others.append(named(schema["$ref"], root) or {})
     if others and rng.random() < 0.7:
-        return _value(rng.choice(others), root, numbers, rng, depth + 1)
+        return _merged([_value(each, root, numbers, rng, depth + 1) for each in others], rng)
 
     kinds = schema.get("type") or ["object", "array", "number", "string"]
     match rng.choice(kinds if isinstance(kinds, list) else [kinds]):
@@ -78,7 +78,17 @@ def _value(schema: Any, root: Any, numbers: list[int | float], rng: Random, dept
 def _object(schema: Any, root: Any, numbers: list[int | float], rng: Random, depth: int) -> Any:
     properties = schema.get("properties", {})
     names = {*schema.get("required", ()), *(name for name in properties if rng.random() < 0.2)}
-    return {name: _value(properties.get(name), root, numbers, rng, depth + 1) for name in sorted(names)}
+    others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+    return {
+        name: _value(properties[name] if name in properties else rng.choice(others), root, numbers, rng, depth + 1)
+        for name in sorted(names)
+    }
+
+
+def _merged(values: list[Any], rng: Random) -> Any:
+    """One of the values, or an object with the names of several."""
+    objects = [each for each in values if isinstance(each, dict) and rng.random() < 0.7]
+    return {name: each for one in objects for name, each in one.items()} if objects else rng.choice(values)
 
 
 def _has_step(schema: Any) -> bool:

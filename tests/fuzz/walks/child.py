@@ -1,5 +1,5 @@
-"""The process that may die: `python -m tests.fuzz.walks.child SEED`. Reads numbers of schemas, as tests/fuzz/child.py
-reads inputs, and answers each with one line: what became of the schema."""
+"""The process that may die: `python -m tests.fuzz.walks.child KIND SEED`. Reads numbers of schemas, as
+tests/fuzz/child.py reads inputs, and answers each with one line: what became of the schema."""
 
 import json
 import resource
@@ -19,17 +19,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started it ends it
-    seed = int(sys.argv[1])
+    kind, seed = sys.argv[1], int(sys.argv[2])
     while length := sys.stdin.buffer.read(8):
         number = int(sys.stdin.buffer.read(int.from_bytes(length, "big")))
-        sys.stdout.write(answer(seed, number) + "\n")
+        sys.stdout.write(answer(kind, seed, number) + "\n")
         sys.stdout.flush()
 
 
-def answer(seed: int, number: int) -> str:
+def answer(kind: str, seed: int, number: int) -> str:
     """The outcome of a schema, as tests/fuzz/fuzzing.py reads it."""
     try:
-        return json.dumps({"outcome": json.dumps(tried(seed, number).told())})
+        return json.dumps({"outcome": json.dumps(tried(kind, seed, number).told())})
     except BaseException as error:  # noqa: BLE001 - what native code raises in a panic is no Exception
         return json.dumps({"wrong": "".join(traceback.format_exception(error))[-MAX_TOLD:]})
 

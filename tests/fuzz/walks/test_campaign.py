@@ -12,17 +12,21 @@ import pytest
 
 from gateway import grammar_schemas, grammar_texts
 from tests.fuzz.fuzzing import Answer, Child
-from tests.fuzz.walks import trying
 from tests.fuzz.walks.campaign import Options, Totals, run
 from tests.fuzz.walks.child import answer
+from tests.fuzz.walks.kinds import KINDS
 from tests.fuzz.walks.trying import schema_of
+from tests.fuzz.walks.walking import STYLES
 
 SEED = 3
 
 
 def walked(folder: Path, number: int = 60) -> Totals:
     return run(
-        Options(SEED, 0, number, folder), lambda each: Answer(**json.loads(answer(SEED, each))), lambda _: None, Event()
+        Options("any", SEED, 0, number, folder),
+        lambda each: Answer(**json.loads(answer("any", SEED, each))),
+        lambda _: None,
+        Event(),
     )
 
 
@@ -44,13 +48,13 @@ def test_answers_of_another_schema_are_found(tmp_path: Path, monkeypatch: pytest
     totals = walked(tmp_path)
     assert totals.found["does not follow"] > 60
     stored = json.loads(next(tmp_path.glob("does-not-follow*")).read_text())
-    assert stored["schema"] == schema_of(SEED, stored["number"]) and stored["answer"].startswith("{")
+    assert stored["schema"] == schema_of("any", SEED, stored["number"]) and stored["answer"].startswith("{")
 
 
 def test_answers_that_cannot_go_on_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = '{"grammars": [{"lark_grammar": "start: \\"{\\" TEXT\\nTEXT: /a/ & /b/"}]}'
     monkeypatch.setattr(grammar_texts, "_text", lambda _: empty)
-    assert walked(tmp_path, 5).found["dead end"] == 25
+    assert walked(tmp_path, 5).found["dead end"] == 5 * len(STYLES)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +65,13 @@ def test_refusals_that_are_not_true_are_found(tmp_path: Path, monkeypatch: pytes
         raise ValueError(sentence)
 
     strict_as(refused, monkeypatch)
-    monkeypatch.setattr(trying, "schema", lambda _: {"enum": ["a", 1]})
+    monkeypatch.setitem(KINDS, "any", lambda _: {"enum": ["a", 1]})
     assert walked(tmp_path, 5).found["untrue refusal"] == 5
 
 
 def test_a_child_that_dies_and_an_error_of_no_refusal_are_findings(tmp_path: Path) -> None:
     answers = iter([Answer(died="ended with -11"), Answer(wrong="Traceback")])
-    totals = run(Options(SEED, 0, 2, tmp_path), lambda _: next(answers), lambda _: None, Event())
+    totals = run(Options("any", SEED, 0, 2, tmp_path), lambda _: next(answers), lambda _: None, Event())
     assert totals.found == {"died": 1, "raised": 1}
     assert "| accepted | 0 | 0.00% |" in totals.table()
 
@@ -79,11 +83,11 @@ def test_it_ends_where_it_is_told_to(tmp_path: Path) -> None:
         stop.set()
         return Answer(died="ended with -11")
 
-    assert run(Options(SEED, 0, 60, tmp_path), told, lambda _: None, stop).num_schemas == 1
+    assert run(Options("any", SEED, 0, 60, tmp_path), told, lambda _: None, stop).num_schemas == 1
 
 
 def test_the_real_child_tries_a_schema() -> None:
-    child = Child([sys.executable, "-m", "tests.fuzz.walks.child", str(SEED)])
+    child = Child([sys.executable, "-m", "tests.fuzz.walks.child", "any", str(SEED)])
     found = [child.read(str(number).encode()) for number in range(3)]
     child.close()
-    assert found == [Answer(**json.loads(answer(SEED, number))) for number in range(3)]
+    assert found == [Answer(**json.loads(answer("any", SEED, number))) for number in range(3)]

@@ -21,8 +21,20 @@ def test_answers_are_those_of_the_grammar_and_end() -> None:
     found = walks('start: "[" ("a" | "b")* "]"')
     assert all(each.has_ended and not each.fault for each in found)
     assert all(set(each.answer[1:-1]) <= set(b"ab") and each.answer[-1:] == b"]" for each in found)
-    lengths = [sum(len(each.answer) for each in found[20 * place : 20 * place + 20]) for place in range(len(STYLES))]
-    assert STYLES[0].name == "short" and all(lengths[0] < 0.75 * each for each in lengths[1:])
+    lengths = {
+        style.name: sum(len(each.answer) for each in found[20 * place : 20 * place + 20])
+        for place, style in enumerate(STYLES)
+    }
+    assert all(lengths["short"] < 0.75 * lengths[style.name] for style in STYLES if style.num_free)
+
+
+def test_one_style_goes_on_where_a_comma_may_follow() -> None:
+    found = walks('start: "[" "a" ("," "a")* "]"')
+    commas = {
+        style.name: sum(each.answer.count(b",") for each in found[20 * place : 20 * place + 20])
+        for place, style in enumerate(STYLES)
+    }
+    assert commas["short"] < 20 and commas["commas"] > 400
 
 
 @pytest.mark.parametrize("grammar", ['start: "ab" TEXT\nTEXT: /c/ & /d/', r'start: "ab" /[^\s\S]/'])

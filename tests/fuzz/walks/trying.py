@@ -17,8 +17,8 @@ from gateway.grammars import Asked
 from protocol.errors import BadRequest
 from runtime.vocabulary import Vocabulary, load_vocabulary
 from tests.fuzz.served.judge import BEYOND_A_BOUND
-from tests.fuzz.served.schemas import schema
 from tests.fuzz.served.validators import NotJudged, wrong_with
+from tests.fuzz.walks.kinds import KINDS
 from tests.fuzz.walks.refusals import reason, untrue
 from tests.fuzz.walks.walking import STYLES, Walk, Walker
 
@@ -52,14 +52,14 @@ class Tried:
         return {"refused": self.refused, "sentence": self.sentence, "walks": dict(self.walks), **lists}
 
 
-def schema_of(seed: int, number: int) -> Any:
-    """The schema of this number, whatever else has been drawn."""
-    return schema(_random(seed, number))
+def schema_of(kind: str, seed: int, number: int) -> Any:
+    """The schema of this kind and number, whatever else has been drawn."""
+    return KINDS[kind](_random(seed, number))
 
 
-def tried(seed: int, number: int) -> Tried:
-    """What becomes of the schema of this number."""
-    asked_for, rng = schema_of(seed, number), Random(f"answers {seed} {number}")
+def tried(kind: str, seed: int, number: int) -> Tried:
+    """What becomes of the schema of this kind and number."""
+    asked_for, rng = schema_of(kind, seed, number), Random(f"answers {seed} {number}")
     try:
         _, grammar = compiled(Asked(FIELD, "json", asked_for), _vocabulary())
     except BadRequest as error:

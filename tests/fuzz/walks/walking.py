@@ -29,11 +29,12 @@ _RANK_OF_SPACES: Final = 9  # and of backslashes
 @dataclass(frozen=True)
 class Style:
     """How a walk draws. `narrow`: which of the tokens that may follow it draws from, by their lengths, for its first
-    `num_free` tokens."""
+    `num_free` tokens. For `num_more` further ones it goes on with a comma where one may follow."""
 
     name: str
     num_free: int
     narrow: Callable[[Numbers], npt.NDArray[np.bool_]]
+    num_more: int = 0
 
 
 STYLES: Final = (
@@ -42,6 +43,7 @@ STYLES: Final = (
     Style("bytes", 30, lambda lengths_A: lengths_A == lengths_A.min()),
     Style("longest", 10, lambda lengths_A: lengths_A == lengths_A.max()),
     Style("long", 60, lambda lengths_A: lengths_A >= 0),
+    Style("commas", 0, lambda lengths_A: lengths_A >= 0, num_more=80),
 )
 
 
@@ -63,6 +65,7 @@ class Walker:
         ranks = [_rank(token) for token in vocabulary.tokens]
         ranks[eos] = 0
         self._ranks_V: Numbers = np.array(ranks, dtype=np.int64)
+        self._is_comma_V = np.array([token[:1] == b"," for token in vocabulary.tokens])
 
     def walk(self, grammar: CompiledGrammar, style: Style, rng: Random) -> Walk:
         """One answer of a grammar."""
@@ -87,6 +90,8 @@ class Walker:
             wanted = others_A[style.narrow(self._lengths_V[others_A])] if len(others_A) else tokens_A
         elif rng.random() < P_STRAY:
             wanted = tokens_A
+        elif step < style.num_free + style.num_more and self._is_comma_V[tokens_A].any():
+            wanted = tokens_A[self._is_comma_V[tokens_A]]
         else:
             ranks_A = self._ranks_V[tokens_A]
             wanted = tokens_A[ranks_A == ranks_A.min()]

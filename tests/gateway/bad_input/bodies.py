@@ -2,8 +2,9 @@
 
 import gzip
 
-from tests.gateway.bad_input.case import CHAT, COMPLETIONS, Case, post, refused
+from tests.gateway.bad_input.case import CHAT, COMPLETIONS, USER, Case, post, posted
 
+P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
 FINE = b'{"prompt": "a", "max_tokens": 1}'
 NOT_JSON: list[bytes] = [
     b"",
@@ -72,15 +73,16 @@ DEEP: list[bytes] = [
     b'{"prompt": ' + b"[" * 300 + b"]" * 300 + b"}",
     b'{"prompt": "a", "x": ' + b'[{"a":' * 5000,
 ]
-TWICE: list[tuple[bytes, str]] = [
-    (b'{"prompt": "a", "prompt": "b"}', "prompt"),
-    (b'{"prompt": "a", "max_tokens": 1, "max_tokens": 1}', "max_tokens"),
-    (b'{"prompt": "a", "n": 1, "\\u006e": 2}', "n"),
-    (b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage": true}}', "include_usage"),
-    (b'{"prompt": "a", "x": [[{"deep": {"y": 1, "y": 2}}]]}', "y"),
-    (b'{"prompt": "a", "": 1, "": 2}', ""),
+TWICE: list[bytes] = [
+    b'{"prompt": "a", "prompt": "b"}',
+    b'{"prompt": "a", "max_tokens": 1, "max_tokens": 1}',
+    b'{"prompt": "a", "n": 1, "\\u006e": 2}',
+    b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage": true}}',
+    b'{"prompt": "a", "x": [[{"deep": {"y": 1, "y": 2}}]]}',
+    b'{"prompt": "a", "": 1, "": 2}',
 ]
 TYPES = [
+    "",
     "text/plain",
     "text/json",
     "application/x-www-form-urlencoded",
@@ -96,16 +98,20 @@ ENCODINGS = ["gzip", "deflate", "br", "zstd", "gzip, gzip", "x" * 500]
 def all_cases() -> list[Case]:
     """Every body, each for one route or the other."""
     routes = (COMPLETIONS, CHAT)
-    found = [refused(routes[place % 2], body, None, "not valid JSON") for place, body in enumerate(NOT_JSON)]
-    found += [refused(routes[place % 2], body, None, "JSON object") for place, body in enumerate(NOT_OBJECTS)]
-    found += [refused(routes[place % 2], body, None, "deeper than 200") for place, body in enumerate(DEEP)]
-    found += [refused(COMPLETIONS, body, key, "appears twice in one object") for body, key in TWICE]
-    found += [Case(kind, post(COMPLETIONS, FINE, kind=kind), 415, ("content-type", kind[:40])) for kind in TYPES]
-    found += [Case(kind, post(COMPLETIONS, FINE, kind=kind), 415, ("charset",)) for kind in CHARSETS]
+    found = [
+        posted(routes[place % 2], body) for some in (NOT_JSON, NOT_OBJECTS, DEEP) for place, body in enumerate(some)
+    ]
+    found += [posted(COMPLETIONS, body) for body in TWICE]
+    found += [Case(kind, post(COMPLETIONS, FINE, kind=kind)) for kind in (*TYPES, *CHARSETS)]
     for encoding in ENCODINGS:
         sent = post(CHAT, gzip.compress(FINE, mtime=0), f"content-encoding: {encoding}")
-        found.append(Case(f"encoding {encoding[:20]}", sent, 415, ("content-encoding", encoding[:40])))
-    found.append(Case("no content type", post(COMPLETIONS, FINE, kind=None), 200))
-    found.append(Case("a byte order mark", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE), 200))
-    found.append(Case("a charset", post(COMPLETIONS, FINE, kind="application/json;charset=UTF-8"), 200))
+        found.append(Case(f"encoding {encoding[:20]}", sent))
+    found.append(Case("no content type", post(COMPLETIONS, FINE, kind=None)))
+    found.append(Case("a byte order mark", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE)))
+    found.append(Case("one before a long body", post(COMPLETIONS, b"\xef\xbb\xbf" + FINE + b" " * 100_000)))
+    found.append(Case("a charset", post(COMPLETIONS, FINE, kind="Application/JSON;charset=UTF-8")))
+    found.append(Case("a kind of JSON", post(CHAT, b"{%b}" % USER.encode(), kind="application/vnd.x+json")))
+    found.append(Case("no encoding", post(COMPLETIONS, FINE, "content-encoding: identity")))
+    for path, body in ((COMPLETIONS, FINE), (CHAT, b"{%b}" % USER.encode())):
+        found.append(Case(f"a router's id {path}", post(path, body, f"x-request-id: {P2P_ID}")))
     return found

@@ -38,49 +38,52 @@ NOT_HTTP: list[bytes] = [
     CHUNKED + b"fffffffffffffffffffff\r\n",
     CHUNKED + b"3\r\nabcd\r\n",
 ]
-HEADS: list[tuple[bytes, int, str]] = [  # what is HTTP, but not for this server, or not for every server the same
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "expected HTTP/1.1 or HTTP/1.0"),
-    (b"GET / HTTP/9.9\r\n\r\n", 505, "expected HTTP/1.1 or HTTP/1.0"),
-    (GET.replace(b"HTTP/1.1", b"HTTP/2.0"), 505, "got HTTP/2.0"),
-    (b"GET /\r\n\r\n", 505, "got HTTP/0.9"),
-    (GET.replace(b"host: a\r\n", b""), 400, "host: is missing"),
-    (GET.replace(b"host: a", b"host: a\r\nhost: a"), 400, "host: got 2 headers"),
-    (GET.replace(b"host: a", b"host: \xff\xfe"), 400, "host: got "),
-    (GET.replace(b"GET /v1/models", b"CONNECT a:443"), 501, "CONNECT"),
-    (POST + b"transfer-encoding: gzip, chunked\r\n\r\n", 501, "transfer-encoding: got 'gzip, chunked'"),
-    (POST + b"transfer-encoding: identity\r\n\r\n", 400, "transfer-encoding: got 'identity'"),
-    (POST + b"transfer-encoding: xchunked\r\n\r\n", 400, "transfer-encoding: got 'xchunked'"),
+HEADS: list[bytes] = [  # what is HTTP, but not for this server, or not for every server the same
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    GET.replace(b"HTTP/1.1", b"HTTP/2.0"),
+    b"GET /\r\n\r\n",
+    GET.replace(b"host: a\r\n", b""),
+    GET.replace(b"host: a", b"host: a\r\nhost: a"),
+    GET.replace(b"host: a", b"host: \xff\xfe"),
+    GET.replace(b"GET /v1/models", b"CONNECT a:443"),
+    POST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+    POST + b"transfer-encoding: identity\r\n\r\n",
+    POST + b"transfer-encoding: xchunked\r\n\r\n",
 ]
-PATHS: list[tuple[str, str, int]] = [
-    ("GET", "/nowhere", 404),
-    ("GET", "/v1", 404),
-    ("GET", "/v1/", 404),
-    ("POST", "/v1/embeddings", 404),
-    ("POST", "/v1/completions/x", 404),
-    ("POST", "//v1/completions", 404),
-    ("POST", "/V1/COMPLETIONS", 404),
-    ("GET", "/v1/models/gpt-9", 404),
-    ("GET", "/v1/models/%00", 404),
-    ("GET", "/v1/models/%FF%FE", 404),
-    ("GET", "/v1/models/..%2f..%2fetc%2fpasswd", 404),
-    ("GET", "/../../etc/passwd", 404),
-    ("GET", "/%", 404),
-    ("GET", "/docs/x", 404),
-    ("POST", "/docs", 405),
-    ("GET", "/" + "a" * 5000, 404),
-    ("GET", "/v1/models/" + "%41" * 5000, 404),
-    ("GET", "/v1/completions", 405),
-    ("PUT", "/v1/completions", 405),
-    ("DELETE", "/v1/chat/completions", 405),
-    ("PATCH", "/v1/completions", 405),
-    ("OPTIONS", "/v1/completions", 405),
-    ("TRACE", "/v1/completions", 405),
-    ("POST", "/health", 405),
-    ("POST", "/metrics", 405),
-    ("DELETE", "/workers", 405),
-    ("GET", "/flush_cache", 405),
-    ("POST", "/v1/models", 405),
-    ("PROPFIND", "/", 405),
+PATHS: list[tuple[str, str]] = [
+    ("GET", "/nowhere"),
+    ("GET", "/v1"),
+    ("GET", "/v1/"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/chat/completions"),
+    ("POST", "/v1/v1/chat/completions"),
+    ("GET", "/models"),
+    ("POST", "/v1/completions/x"),
+    ("POST", "//v1/completions"),
+    ("POST", "/V1/COMPLETIONS"),
+    ("GET", "/v1/models/gpt-9"),
+    ("GET", "/v1/models/%00"),
+    ("GET", "/v1/models/%FF%FE"),
+    ("GET", "/v1/models/..%2f..%2fetc%2fpasswd"),
+    ("GET", "/../../etc/passwd"),
+    ("GET", "/%"),
+    ("GET", "/docs/x"),
+    ("POST", "/docs"),
+    ("GET", "/" + "a" * 5000),
+    ("GET", "/v1/models/" + "%41" * 5000),
+    ("GET", "/v1/completions"),
+    ("PUT", "/v1/completions"),
+    ("DELETE", "/v1/chat/completions"),
+    ("PATCH", "/v1/completions"),
+    ("OPTIONS", "/v1/completions"),
+    ("TRACE", "/v1/completions"),
+    ("POST", "/health"),
+    ("POST", "/metrics"),
+    ("DELETE", "/workers"),
+    ("GET", "/flush_cache"),
+    ("POST", "/v1/models"),
+    ("PROPFIND", "/"),
 ]
 
 
@@ -98,23 +101,21 @@ def too_much() -> list[Case]:
     long = b"x" * 1_000_000
     keys = b",".join(b'"k%d":1' % number for number in range(600_000))
     return [
-        Case("300 headers", (b"GET / HTTP/1.1\r\n" + many + b"\r\n",), 431, ("300 headers, expected at most 256",)),
-        Case("a million headers", (b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 1_000_000), 431, ("65536 bytes",)),
-        Case("one long header", (b"GET / HTTP/1.1\r\na: ", long), 431, ("65536 bytes",)),
-        Case("a header without end of line", (b"GET / HTTP/1.1\r\n", long), 431, ("65536 bytes",)),
-        Case("a huge query", (b"GET /v1/models?", long, b" HTTP/1.1\r\n\r\n"), 431, ("65536 bytes",)),
-        Case("a huge path", (b"GET /", long), 431, ("65536 bytes",)),
-        Case("32 MB", post(COMPLETIONS, b" " * 32 * 2**20), 413, ("33554432 bytes", "at most 8388608")),
-        Case("32 MB promised", (POST + b"content-length: 33554432\r\n\r\n",), 413, ("33554432 bytes",)),
-        Case("32 MB asked for", (POST + b"expect: 100-continue\r\ncontent-length: 33554432\r\n\r\n",), 413),
-        Case("32 MB in chunks", (CHUNKED, *[chunk(b" " * 2**20)] * 32), 413, ("at most 8388608 bytes",)),
-        Case(
-            "8 MB of text", post(COMPLETIONS, b'{"prompt": "' + b"x" * 8_000_000 + b'"}'), 400, ("8000000 characters",)
-        ),
-        Case("7 MB of keys", post(COMPLETIONS, b"{" + keys + b"}"), 400, ("600000 strings",)),
-        Case("8 MB of escapes", post(COMPLETIONS, b'{"prompt": "' + b"\\n" * 4_000_000 + b'"}'), 400, ("characters",)),
-        Case("endless extensions", (CHUNKED + b"1;", long), 431, ("65536 bytes between",)),
-        Case("endless trailers", (CHUNKED + chunk(BODY) + b"0\r\na: ", long), 431, ("65536 bytes between",)),
+        Case("300 headers", (b"GET / HTTP/1.1\r\n" + many + b"\r\n",)),
+        Case("a million headers", (b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 1_000_000)),
+        Case("one long header", (b"GET / HTTP/1.1\r\na: ", long)),
+        Case("a header without end of line", (b"GET / HTTP/1.1\r\n", long)),
+        Case("a huge query", (b"GET /v1/models?", long, b" HTTP/1.1\r\n\r\n")),
+        Case("a huge path", (b"GET /", long)),
+        Case("32 MB", post(COMPLETIONS, b" " * 32 * 2**20)),
+        Case("32 MB promised", (POST + b"content-length: 33554432\r\n\r\n",)),
+        Case("32 MB asked for", (POST + b"expect: 100-continue\r\ncontent-length: 33554432\r\n\r\n",)),
+        Case("32 MB in chunks", (CHUNKED, *[chunk(b" " * 2**20)] * 32)),
+        Case("8 MB of text", post(COMPLETIONS, b'{"prompt": "' + b"x" * 8_000_000 + b'"}')),
+        Case("7 MB of keys", post(COMPLETIONS, b"{" + keys + b"}")),
+        Case("8 MB of escapes", post(COMPLETIONS, b'{"prompt": "' + b"\\n" * 4_000_000 + b'"}')),
+        Case("endless extensions", (CHUNKED + b"1;", long)),
+        Case("endless trailers", (CHUNKED + chunk(BODY) + b"0\r\na: ", long)),
     ]
 
 
@@ -122,33 +123,28 @@ def odd_but_fine() -> list[Case]:
     """Nothing is wrong with these."""
     lying = b"content-length: 32\r\n\r\n" + BODY
     return [
-        Case("HTTP/1.0", (b"GET /v1/models HTTP/1.0\r\n\r\n",), 200),
-        Case(
-            "a websocket",
-            (GET.replace(b"connection: close", b"upgrade: websocket\r\nconnection: upgrade, close"),),
-            200,
-        ),
-        Case("h2c with a body", (POST.replace(b"connection: close", H2C) + lying,), 200),
-        Case("h2c with a body in chunks", (CHUNKED.replace(b"connection: close", H2C), chunk(BODY), b"0\r\n\r\n"), 200),
-        Case("an unknown expectation", (GET.replace(b"host: a", b"host: a\r\nexpect: miracles"),), 200),
-        Case("an empty host", (GET.replace(b"host: a", b"host:"),), 200),
-        Case("a long query", (GET.replace(b"models", b"models?" + b"a=%00&" * 5000),), 200),
-        Case("empty lines before", (b"\r\n\r\n" + GET,), 200),
-        Case("byte by byte", tuple(GET[place : place + 1] for place in range(len(GET))), 200),
-        Case("a body in chunks of one", (CHUNKED, *[chunk(bytes([each])) for each in BODY], b"0\r\n\r\n"), 200),
-        Case("more than was promised", (POST + lying + b"}" * 500,), 200),
-        Case("garbage after", (POST + lying + b"nonsense\r\n\r\n",), 200),
-        Case("a GET with a body", (GET.replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\nhello"),), 200),
-        Case("200 headers", (GET.replace(b"\r\n\r\n", b"\r\n" + b"a: b\r\n" * 200 + b"\r\n"),), 200),
-        Case("a strange request id", (GET.replace(b"host: a", b"host: a\r\nx-request-id: a b\xff"),), 200),
-        Case("less than was promised", (POST + b"content-length: 20\r\n\r\n" + BODY,), 400, ("not valid JSON",)),
+        Case("HTTP/1.0", (b"GET /v1/models HTTP/1.0\r\n\r\n",)),
+        Case("a websocket", (GET.replace(b"connection: close", b"upgrade: websocket\r\nconnection: upgrade, close"),)),
+        Case("h2c with a body", (POST.replace(b"connection: close", H2C) + lying,)),
+        Case("h2c with a body in chunks", (CHUNKED.replace(b"connection: close", H2C), chunk(BODY), b"0\r\n\r\n")),
+        Case("an unknown expectation", (GET.replace(b"host: a", b"host: a\r\nexpect: miracles"),)),
+        Case("an empty host", (GET.replace(b"host: a", b"host:"),)),
+        Case("a long query", (GET.replace(b"models", b"models?" + b"a=%00&" * 5000),)),
+        Case("empty lines before", (b"\r\n\r\n" + GET,)),
+        Case("byte by byte", tuple(GET[place : place + 1] for place in range(len(GET)))),
+        Case("a body in chunks of one", (CHUNKED, *[chunk(bytes([each])) for each in BODY], b"0\r\n\r\n")),
+        Case("more than was promised", (POST + lying + b"}" * 500,)),
+        Case("garbage after", (POST + lying + b"nonsense\r\n\r\n",)),
+        Case("a GET with a body", (GET.replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\nhello"),)),
+        Case("200 headers", (GET.replace(b"\r\n\r\n", b"\r\n" + b"a: b\r\n" * 200 + b"\r\n"),)),
+        Case("a strange request id", (GET.replace(b"host: a", b"host: a\r\nx-request-id: a b\xff"),)),
+        Case("less than was promised", (POST + b"content-length: 20\r\n\r\n" + BODY,)),
     ]
 
 
 def all_cases() -> list[Case]:
     """Every row; the slow ones, which wait for a deadline, are elsewhere."""
-    found = [Case(f"not HTTP {raw[:60]!r}", (raw,), 400, ("not valid HTTP",)) for raw in NOT_HTTP]
-    found += [Case(f"head {raw[:120]!r}", (raw,), status, (words,)) for raw, status, words in HEADS]
-    for method, path, status in PATHS:
-        found.append(Case(f"{method} {path[:60]}", request_line(method, path), status))
+    found = [Case(f"not HTTP {raw[:60]!r}", (raw,)) for raw in NOT_HTTP]
+    found += [Case(f"head {raw[:120]!r}", (raw,)) for raw in HEADS]
+    found += [Case(f"{method} {path[:60]}", request_line(method, path)) for method, path in PATHS]
     return found + too_much() + odd_but_fine()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.gateway.bad_input import bodies, conversations, fields, wire
-from tests.gateway.bad_input.case import CHAT, COMPLETIONS, post
+from tests.gateway.bad_input.case import CHAT, COMPLETIONS, Case, post
 
 GENERATE: Final = "/generate"
 TEXT: Final = "Once upon a time"
@@ -37,6 +37,7 @@ SHARED: Final[tuple[Fields, ...]] = (
     {"stop": ["zzz", " a"], "n": 2},
     {"stop": "\u00e9", "min_tokens": 3},
     {"stop": "never there"},
+    {"stop": "<|im_end|>", "max_tokens": 80, "min_tokens": 3, "ignore_eos": True},
     {"stop_token_ids": [300, 301, 302]},
     {"return_token_ids": True},
     {"return_token_ids": True, "n": 2, "stop": " a"},
@@ -71,6 +72,9 @@ OF_COMPLETIONS: Final[tuple[Fields, ...]] = (
     {"add_special_tokens": False},
     {"echo": True},
     {"echo": True, "max_tokens": 0},
+    {"echo": True, "logprobs": 2, "stop": ["time", "fox"]},
+    {"echo": True, "logprobs": 2, "max_tokens": 0, "return_token_ids": True},
+    {"prompt": [IDS, [5], [6, 7]], "echo": True, "logprobs": 0, "n": 2, "max_tokens": 2},
     {"echo": True, "logprobs": 2, "max_tokens": 3},
     {"echo": True, "logprobs": 0, "max_tokens": 0, "n": 2},
     {"prompt": IDS, "echo": True, "logprobs": 1, "max_tokens": 2, "return_token_ids": True},
@@ -82,6 +86,7 @@ OF_COMPLETIONS: Final[tuple[Fields, ...]] = (
 OF_CHATS: Final[tuple[Fields, ...]] = (
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "Tell "}, {"type": "text", "text": "me."}]}]},
     {"messages": [*MESSAGES, {"role": "assistant", "content": "Once"}], "echo": True},
+    {"messages": MESSAGES, "echo": True, "logprobs": True},
     {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "5"}]},
     {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
     {"add_special_tokens": True},
@@ -111,9 +116,16 @@ OF_GENERATE: Final[tuple[Fields, ...]] = (
     {"text": TEXT, "sampling_params": {"stop_token_ids": [300, 301, 302]}},
     {"text": TEXT, "return_logprob": True},
     {"text": TEXT, "return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True},
+    {"text": TEXT, "return_logprob": True, "top_logprobs_num": 1, "sampling_params": {"stop": "a c"}},
     {"text": TEXT, "return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 3}},
+    {"input_ids": IDS, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 1},
     {"input_ids": IDS, "return_logprob": True, "logprob_start_len": 1, "sampling_params": {"max_new_tokens": 0}},
     {"text": [TEXT, "b"], "return_logprob": [True, False], "top_logprobs_num": [1, 0]},
+    {"input_ids": [IDS, [5, 6], [7]], "return_logprob": [True, True, False], "logprob_start_len": [1, -1, 0]},
+    {"text": [TEXT, "b"], "timeline": True, "rid": "r"},
+    {"text": TEXT, "rid": ["a"], "parallel_batch": True},
+    {"input_ids": [IDS], "sampling_params": [{"ignore_eos": True}]},
+    {"text": TEXT, "sampling_params": {"stop": "<|im_end|>", "ignore_eos": True, "max_new_tokens": 80}},
     {"text": TEXT, "sampling_params": {"json_schema": json.dumps(SCHEMA)}},
     {"text": TEXT, "sampling_params": {"json_schema": "$$ANY$$"}},
     {"text": TEXT, "sampling_params": {"regex": "a+b"}},
@@ -151,6 +163,21 @@ BAD_GENERATE: Final[tuple[Fields, ...]] = (
     {"text": [TEXT, "b"], "sampling_params": [{"n": 1}, {"n": 2}]},
     {"text": TEXT, "return_logprob": True, "logprob_start_len": 500},
     {"text": TEXT, "top_logprobs_num": 21},
+    {"text": TEXT, "return_logprob": True, "logprob_start_len": -2},
+    {"input_ids": [[1], [2, 3]], "return_logprob": True, "logprob_start_len": [0, 2]},
+    {"text": [TEXT, "b"], "return_logprob": True, "logprob_start_len": [5]},
+    {"text": [TEXT, "b"], "cache_salt": ["r"]},
+    {"text": [TEXT, "b"], "sampling_params": []},
+    {"text": [TEXT, "b"], "sampling_params": [{}, {"top_p": 2}]},
+    {"text": [TEXT, "b"], "sampling_params": [{}, {"json_schema": "{"}]},
+    {"text": TEXT, "sampling_params": [{}, {}]},
+    {"text": TEXT, "sampling_params": {"no_stop_trim": True}},
+    {"text": TEXT, "rid": ["x___decode_addr_b"]},
+    {"text": TEXT, "rid": "r" * 300},
+    {"text": TEXT, "sampling_param": {}},
+    {"input_ids": [[1], [5000]], "sampling_params": [{}, {}]},
+    {"input_ids": [1] * 3000},
+    {"prompt": TEXT},
     {"text": TEXT, "stream": 1},
     {"text": TEXT, "model": "other"},
     {"text": [TEXT] * 5000},
@@ -163,11 +190,17 @@ OTHER_ROUTES: Final[tuple[tuple[str, str, Fields | None], ...]] = (
     ),
     *(("GET", path, None) for path in "/server_info /get_server_info /model_info /get_model_info /nowhere".split()),
     *(("GET", path, None) for path in (COMPLETIONS, CHAT, GENERATE)),
+    ("GET", "/health_generate", None),
     ("POST", "/flush_cache", {}),
+    ("POST", "/reset_prefix_cache", {}),
+    ("PUT", "/generate", {"text": TEXT, "model": "story", "sampling_params": None}),
     ("POST", "/abort_request", {"rid": "x"}),
     ("POST", "/abort_request", {"abort_all": True}),
     ("POST", "/abort_request", {}),
     ("POST", "/abort_request", {"rid": 5}),
+    ("POST", "/abort_request", {"rid": ""}),
+    ("POST", "/abort_request", {"rid": "r" * 300}),
+    ("POST", "/abort_request", {"abort_all": "yes"}),
     ("POST", "/v1/models", {}),
 )
 FLEETS: Final = ("one", "none", "fails at once", "fails in the middle")
@@ -189,6 +222,16 @@ def all_asks() -> list[Ask]:
     return found
 
 
+def bad_cases() -> dict[str, Case]:
+    """Bad input, by its name among all."""
+    kinds = {"bodies": bodies, "conversations": conversations, "fields": fields, "wire": wire}
+    return {
+        f"{kind} {place}: {case.name}": case
+        for kind, cases in kinds.items()
+        for place, case in enumerate(cases.all_cases())
+    }
+
+
 def _posted(path: str, body: Fields, fleet: str = "one") -> Ask:
     text = json.dumps(body)
     name = f"{fleet}: {path} {text if len(text) <= 400 else f'{text[:400]}... {len(text)}'}"
@@ -207,7 +250,9 @@ def _answered() -> Iterator[Ask]:
         for asked in WHOLE_ONLY:
             yield _posted(path, {**prompt, **base, **asked})
         for options in STREAM_OPTIONS:
-            yield _posted(path, {**prompt, "n": 2, "max_tokens": 3, "stream": True, "stream_options": options})
+            for more in ({}, {"return_token_ids": True}):
+                streamed = {"n": 2, "max_tokens": 3, "stream": True, "stream_options": options, **more}
+                yield _posted(path, {**prompt, **streamed})
     for asked in OF_GENERATE:
         of_each = asked.get("sampling_params", {})
         params = of_each if isinstance(of_each, list) else {"max_new_tokens": 12, **of_each}
@@ -216,9 +261,8 @@ def _answered() -> Iterator[Ask]:
 
 
 def _refused() -> Iterator[Ask]:
-    for kind, cases in (("bodies", bodies), ("conversations", conversations), ("fields", fields), ("wire", wire)):
-        for place, case in enumerate(cases.all_cases()):
-            yield Ask(f"{kind} {place}: {case.name}", case.parts)
+    for name, case in bad_cases().items():
+        yield Ask(name, case.parts)
     for asked in BAD_GENERATE:
         yield _posted(GENERATE, asked)
 

@@ -4,21 +4,19 @@ A fake worker sends a step when the gateway has dealt with the one before, so th
 time. Whether it has, `/workers` tells: a heartbeat behind each step bears its number.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
 from protocol.messages_gateway import Assign, Heartbeat, Role
 from testkit.fake_worker import STATS, Behaviour, FakeWorker
-from tests.gateway.conftest import Setting, running
+from tests.gateway.conftest import Setting, exchange, running
 from tests.gateway.golden.asks import Ask, all_asks
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -56,7 +54,7 @@ class Fleet:
     """A gateway of the bundled model with one worker at most, which waits for it after each step."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting = setting
         self._worker: FakeWorker | None = None
         self._num_steps = 0
 
@@ -65,7 +63,7 @@ class Fleet:
         ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(TOLD, add_special_tokens=False).ids
         behaviour = Behaviour(Story(ids), fail_after=fail_after, after_step=self._dealt_with, cached=4)
         shape = {"vocab_size": 1024, "context_length": 2048, "max_total_tokens": 8192}
-        self._worker = await self._setting.add(Role.UNIFIED, "worker-0", behaviour=behaviour, **shape)
+        self._worker = await self.setting.add(Role.UNIFIED, "worker-0", behaviour=behaviour, **shape)
 
     async def _dealt_with(self) -> None:
         """Waits until the gateway has read what the worker has sent."""
@@ -73,31 +71,18 @@ class Fleet:
         self._num_steps += 1
         self._worker.stats = replace(STATS, num_launches=self._num_steps)
         await self._worker.send(Heartbeat(self._worker.worker_id, self._worker.instance, self._worker.stats))
-        while (await self._setting.client.get("/workers")).json()[0]["launches"] != self._num_steps:
+        while (await self.setting.client.get("/workers")).json()[0]["launches"] != self._num_steps:
             pass
 
     async def answer(self, ask: Ask) -> dict[str, Any]:
         """What is answered: the status, the headers, the body. Of a connection that ends without an answer: {}."""
-        where = urlsplit(str(self._setting.client.base_url))
-        reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=2**26)
-        try:
-            for part in ask.parts:
-                writer.write(part)
-                with suppress(ConnectionError):  # the gateway has heard enough; what it said is still to be read
-                    await writer.drain()
-            raw = b""
-            with suppress(ConnectionResetError):
-                while received := await reader.read(65536):
-                    raw += received
-        finally:
-            writer.close()
-        return kept(raw)
+        return kept(await exchange(self.setting, *ask.parts))
 
 
 @asynccontextmanager
 async def fleet(name: str) -> AsyncIterator[Fleet]:
     """The gateway and the workers that the name stands for."""
-    async with running(FOLDER) as setting:
+    async with running(FOLDER, silence_limit_s=600) as setting:  # a busy machine's heartbeats come late
         found = Fleet(setting)
         if name != "none":
             await found.add_worker({"fails at once": 0, "fails in the middle": 3}.get(name))

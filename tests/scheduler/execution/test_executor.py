@@ -17,9 +17,11 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
+    MODEL,
     FailAt,
     ManualStream,
     admitted,
+    begun,
     decode,
     draw,
     drawn,
@@ -28,21 +30,17 @@ from tests.scheduler.building import (
     greedy,
     grow,
     make_executor,
-    make_planner,
+    make_pair,
     make_req,
     prompt_chunk,
 )
-
-MODEL = FakeRunner(vocab_size=97, context_length=64)
-
 
 # ---- tokens ----
 
 
 def test_tokens_relayed_on_the_device_are_those_of_the_model() -> None:
     stream = ManualStream()
-    executor = make_executor(stream)
-    planner = make_planner(executor)
+    executor, planner = make_pair(stream)
     prompt = tuple(range(10))
     req = admitted(planner, prompt, greedy(6))
     planner.launch(prompt_chunk(req, 0, 7))
@@ -60,11 +58,8 @@ def test_tokens_relayed_on_the_device_are_those_of_the_model() -> None:
 
 
 def test_on_a_thread_too() -> None:
-    executor = make_executor(HostStream("forward"))
-    planner = make_planner(executor)
-    req = admitted(planner, (9, 8, 7), greedy(5))
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
+    executor, planner = make_pair(HostStream("forward"))
+    req = begun(planner, (9, 8, 7), greedy(5))
     for _ in range(4):
         decode(planner)
     got: list[int] = []
@@ -79,8 +74,7 @@ def test_on_a_thread_too() -> None:
 
 
 def test_a_launch_without_rows_to_sample_has_no_tokens() -> None:
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream())
     req = admitted(planner)
     launched = planner.launch(prompt_chunk(req, 0, 2))
     assert finish(planner, executor) == (launched, StepResult(launched.ticket, (), ()))
@@ -88,8 +82,7 @@ def test_a_launch_without_rows_to_sample_has_no_tokens() -> None:
 
 
 def test_a_leaked_sentinel_fails_the_launch() -> None:
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream())
     req = admitted(planner)
     req.num_sampled = 1  # its prompt was never launched
     planner.join([req])
@@ -99,11 +92,8 @@ def test_a_leaked_sentinel_fails_the_launch() -> None:
 
 def test_debug_mode_compares_host_and_device_before_each_launch() -> None:
     for debug in (True, False):
-        executor = make_executor(ManualStream(), debug=debug)
-        planner = make_planner(executor)
-        req = admitted(planner)
-        planner.launch(prompt_chunk(req))
-        planner.join([req])
+        executor, planner = make_pair(ManualStream(), debug=debug)
+        begun(planner)
         decode(planner)
         executor.running.seq_lens_B = executor.running.seq_lens_B + 1
         decode(planner)
@@ -122,11 +112,8 @@ def test_a_plan_that_counts_other_rows_than_the_executor_has_ends_the_worker() -
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_debug_mode_finds_a_token_that_is_read_twice(debug: bool) -> None:
-    executor = make_executor(ManualStream(), debug=debug)
-    planner = make_planner(executor)
-    req = admitted(planner)
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
+    executor, planner = make_pair(ManualStream(), debug=debug)
+    req = begun(planner)
     planner.launch((), planner.decodes(), relay=False)  # stashes nothing
     decode(planner)
     errors = [result.error for result in finish_all(planner, executor)]
@@ -141,8 +128,7 @@ def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_
             logits_LV[1:2] = torch.nan
             return logits_LV
 
-    executor = make_executor(ManualStream(), runner=NanAtSecond(vocab_size=97, context_length=64))
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=NanAtSecond(vocab_size=97, context_length=64))
     reqs = [admitted(planner, (index, 2, 3), name=f"r{index}") for index in range(3)]
     planner.launch([each for req in reqs for each in prompt_chunk(req)])
     planner.join(reqs)
@@ -160,8 +146,7 @@ def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_
 
 def test_a_failed_launch_gives_its_error_and_no_tokens_and_the_executor_goes_on() -> None:
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(1))
-    executor = make_executor(ManualStream(), runner=runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner)
     bad, good = admitted(planner, (1, 2), name="bad"), admitted(planner, (3, 4), name="good")
     first = planner.launch(prompt_chunk(bad))
     planner.launch(prompt_chunk(good))
@@ -175,9 +160,8 @@ def test_a_failed_launch_gives_its_error_and_no_tokens_and_the_executor_goes_on(
 
 def launch_with_a_neighbour(planner: Planner, num_decodes: int) -> Req:
     """Launches a prompt, decodes of it, and at last one with another request. Returns that one."""
-    old, new = admitted(planner, (1, 2), name="old"), admitted(planner, (3, 4, 5), name="new")
-    planner.launch(prompt_chunk(old))
-    planner.join([old])
+    begun(planner, (1, 2), name="old")
+    new = admitted(planner, (3, 4, 5), name="new")
     for _ in range(num_decodes):
         decode(planner)
     planner.launch([ExtendChunk(new, 0, 3)], planner.decodes())
@@ -193,8 +177,7 @@ def launch_with_a_neighbour(planner: Planner, num_decodes: int) -> Req:
 def test_a_failed_launch_does_not_fail_those_who_join_the_next(debug: bool, failing: int) -> None:
     """The next launch is enqueued already, with the failed requests still in it, and with new ones."""
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(failing))
-    executor = make_executor(ManualStream(), runner=runner, debug=debug)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner, debug=debug)
     new = launch_with_a_neighbour(planner, num_decodes=2 if failing > 2 else 1)
     results = finish_all(planner, executor)
     assert [bool(result.error) for result in results] == [n == failing for n in range(1, len(results) + 1)]
@@ -215,8 +198,7 @@ def test_a_launch_that_cannot_be_built_fails_alone(monkeypatch: pytest.MonkeyPat
         return build(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ForwardBatch, "init_new", broken)
-    executor = make_executor(ManualStream(), debug=debug)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), debug=debug)
     new = launch_with_a_neighbour(planner, num_decodes=1)
     results = finish_all(planner, executor)
     assert [result.error for result in results] == [
@@ -235,11 +217,8 @@ def test_a_launch_that_cannot_be_built_fails_alone(monkeypatch: pytest.MonkeyPat
 
 
 def test_pages_that_cannot_be_gathered_fail_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
-    req = admitted(planner, (1, 2, 3), greedy(4))
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
+    executor, planner = make_pair(ManualStream())
+    begun(planner, (1, 2, 3), greedy(4))
     with monkeypatch.context() as patched:
         patched.setattr(ScheduleBatch, "page_table", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
         decode(planner)
@@ -261,8 +240,7 @@ class Seen:
 @pytest.mark.parametrize("relay", [True, False])
 def test_a_plan_without_rows_goes_through_every_stage(relay: bool) -> None:
     seen, stream = Seen(), ManualStream()
-    executor = make_executor(stream, runner=seen.runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(stream, runner=seen.runner)
     buffer, table = executor.future_map.output_tokens_buf.clone(), executor.page_table.req_to_page.clone()
     launched = planner.launch(relay=relay)
 
@@ -284,8 +262,7 @@ def test_a_plan_without_rows_goes_through_every_stage(relay: bool) -> None:
 
 def test_plans_without_rows_beside_launches_in_flight_change_no_token() -> None:
     seen = Seen()
-    executor = make_executor(ManualStream(), runner=seen.runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=seen.runner)
     planner.launch()
     req = admitted(planner, (5, 6, 7), greedy(4))
     planner.launch(prompt_chunk(req))
@@ -305,8 +282,7 @@ def test_plans_without_rows_beside_launches_in_flight_change_no_token() -> None:
 
 def test_a_plan_without_rows_may_fail_too() -> None:
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(1))
-    executor = make_executor(ManualStream(), runner=runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner)
     buffer = executor.future_map.output_tokens_buf.clone()
     planner.launch()
     req = admitted(planner)
@@ -322,8 +298,7 @@ def test_a_plan_without_rows_may_fail_too() -> None:
 
 def test_a_context_that_grows_page_by_page_gets_the_same_tokens() -> None:
     """A longer one beside it keeps the batch's page table wide enough, so its width never asks for a new one."""
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream())
     short, long = make_req((1, 2, 3), greedy(12), name="short"), admitted(planner, tuple(range(20)), greedy(12))
     assert planner.admit([short], 3)
     planner.launch([*prompt_chunk(short), *prompt_chunk(long)])
@@ -350,11 +325,8 @@ def test_pages_for_an_earlier_owner_of_a_row_are_refused() -> None:
 
 def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:
     """It may be another process: what the planner does to its own lists afterwards changes nothing."""
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
-    req = admitted(planner, (1, 2, 3), greedy(5))
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
+    executor, planner = make_pair(ManualStream())
+    req = begun(planner, (1, 2, 3), greedy(5))
     decode(planner)
     held = req.held
     pages, table, draws = list(held.pages), executor.page_table.req_to_page.clone(), list(executor.running.draws)
@@ -370,8 +342,7 @@ def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:
 
 @pytest.mark.parametrize("max_graphed", [0, 4])
 def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed: int) -> None:
-    executor = make_executor(ManualStream(), runner=replace(MODEL, max_graphed=max_graphed))
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=replace(MODEL, max_graphed=max_graphed))
     req = admitted(planner)
     planner.launch(prompt_chunk(req))
     assert executor.launches[0].step.graphs == (max_graphed == 4), "it has three tokens"

@@ -14,21 +14,20 @@ from scheduler.execution.streams import HostStream, InlineStream
 from scheduler.plan import Chunk, CopyPages, Done, Fill, Grant, LayerWritten, Plan, Spill, StageIn, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from tests.doubles.clock import VirtualClock
-from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
     CPU,
+    MODEL,
     ManualStream,
     admitted,
     draw,
     finish,
     greedy,
     make_executor,
+    make_pair,
     make_planner,
     make_req,
     prompt_chunk,
 )
-
-MODEL = FakeRunner(vocab_size=97, context_length=64)
 
 
 def filled(executor: Executor, page: int, value: float) -> None:
@@ -38,8 +37,7 @@ def filled(executor: Executor, page: int, value: float) -> None:
 def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> None:
     stream = ManualStream()
     seen: list[float] = []
-    executor = make_executor(stream)
-    planner = make_planner(executor)
+    executor, planner = make_pair(stream)
     first, other = make_req((1, 2, 3), greedy(4)), make_req((1, 2, 3), greedy(4), choice=1)
     assert planner.admit([first, other], 6)
     (source, _), (target, _), free = first.held.pages, other.held.pages, planner.book.pages.num_free
@@ -175,8 +173,7 @@ def test_landed_pages_are_copied_to_the_device_and_then_shared(memory: type[Page
 def test_a_result_says_when_its_layers_were_computed_if_the_executor_can_tell(clock: Clock | None) -> None:
     if isinstance(clock, VirtualClock):
         clock.advance(17.0)
-    executor = make_executor(ManualStream(), forward_clock=clock)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), forward_clock=clock)
     launched = planner.launch(prompt_chunk(admitted(planner)))
     _, result = finish(planner, executor)
     assert result.computed_at == launched.computed_at == (None if clock is None else clock.now())

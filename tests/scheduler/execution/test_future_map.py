@@ -8,11 +8,7 @@ from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.future_map import POISON, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT
 from scheduler.plan import Join
-from tests.scheduler.building import CPU, draw
-
-
-def ids(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+from tests.scheduler.building import CPU, draw, ids
 
 
 def of(*generations: int) -> torch.Tensor:
@@ -52,14 +48,6 @@ def test_one_element_batches(row: int) -> None:
     assert future_map.resolve_future(ids(-row), of(4)).tolist() == [9]
     others = [other for other in (1, 2, 3) if other != row]
     assert future_map.output_tokens_buf[others].tolist() == [POISON, POISON]
-
-
-def test_nothing_at_all_is_nothing() -> None:
-    future_map = FutureMap(4, CPU, debug=True)
-    before = future_map.output_tokens_buf.clone()
-    future_map.stash(ids(), ids(), of())
-    assert future_map.resolve_future(ids(), of()).tolist() == []
-    assert torch.equal(future_map.output_tokens_buf, before)
 
 
 @pytest.mark.parametrize("debug", [True, False])
@@ -168,10 +156,3 @@ def test_the_sentinel_is_minus_the_row_in_a_new_tensor() -> None:
     held = batch.input_ids_B
     batch.set_input_ids_sentinel()
     assert (batch.input_ids_B.tolist(), held.tolist()) == ([-5, -2], [45, 42])
-
-
-def test_a_batch_of_nobody_gets_no_sentinels() -> None:
-    batch = ScheduleBatch.of((), CPU)
-    before = batch.input_ids_B
-    batch.set_input_ids_sentinel()
-    assert batch.input_ids_B is before and batch._members is None

@@ -9,11 +9,7 @@ from torch import Tensor
 from protocol.errors import InternalError
 from scheduler.execution.future_map import NO_PROPOSAL, DraftExtras, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT
-from tests.scheduler.building import CPU
-
-
-def ids(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+from tests.scheduler.building import CPU, ids
 
 
 def of(*generations: int) -> Tensor:
@@ -149,15 +145,6 @@ def test_prebuilt_rows_are_given_extras_and_no_token() -> None:
     future_map.stash_extras(ids(5), extras(50), of(3))
     assert torch.equal(future_map.output_tokens_buf, before)
     assert proposals(future_map, [5], generation=3) == [50]
-
-
-def test_nobody_makes_no_buffer() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
-    nobody = DraftExtras(torch.empty((0, 2), dtype=torch.int64), None, torch.empty((0, 3)))
-    future_map.stash(ids(), ids(), ids(), nobody)
-    future_map.stash_extras(ids(), nobody, ids())
-    assert future_map._extras == {}
-    assert future_map.resolve_extras(ids(), ids()).tensors == ()
 
 
 def test_one_row_and_padding() -> None:

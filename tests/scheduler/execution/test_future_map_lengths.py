@@ -14,13 +14,9 @@ from scheduler.execution.future_map import POISON, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT, DraftInput
 from scheduler.execution.streams import InlineStream, Segment
 from scheduler.plan import Join
-from tests.scheduler.building import CPU, ManualEvent, ManualStream, draw
+from tests.scheduler.building import CPU, ManualEvent, ManualStream, draw, ids
 
 SCHEDULE = InlineStream()
-
-
-def ids(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def joins(*rows: int, generation: int = 1, is_known: bool = True) -> list[Join]:
@@ -86,28 +82,6 @@ def test_without_speculation_nothing_is_resolved() -> None:
     assert future_map.is_ready(batch)
     future_map.resolve_seq_lens_cpu(batch, SCHEDULE)
     assert (batch.seq_lens_B, batch.seq_lens_cpu) == before and batch.spec_info is None
-
-
-class NoStream(InlineStream):
-    """A stream that is not to be used."""
-
-    def launch(self, segments: object, *used: object) -> None:
-        raise AssertionError("an idle rank launches something")
-
-    record = wait = to_host = read_host = launch  # type: ignore[assignment]
-
-
-def test_nobody_at_all_touches_nothing() -> None:
-    future_map, batch = FutureMap(16, CPU, debug=True), batch_of()
-    buffer = future_map.new_seq_lens_buf.clone()
-    event = ManualEvent(ManualStream())
-    future_map.expect(event)
-    future_map.publish(ids(), ids(), ids())
-    future_map.seed_seq_lens((), NoStream())
-    assert future_map.is_ready(batch)
-    future_map.resolve_seq_lens_cpu(batch, NoStream())
-    assert torch.equal(future_map.new_seq_lens_buf, buffer)
-    assert future_map._publish_ready is event  # whoever waits for it still may
 
 
 def test_an_empty_publish_keeps_nobody_waiting() -> None:

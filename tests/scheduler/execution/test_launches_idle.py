@@ -8,19 +8,22 @@ import torch
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
-from scheduler.execution.streams import Event, InlineStream, Stream
+from scheduler.execution.streams import InlineStream, Stream
 from scheduler.plan import Called, Outcome, Plan, StepResult
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
     CPU,
+    ManualEvent,
     ManualStream,
     admitted,
+    begun,
     decode,
     finish,
     finish_all,
     greedy,
     make_executor,
+    make_pair,
     make_planner,
     prompt_chunk,
 )
@@ -84,6 +87,8 @@ def test_the_future_map_returns_first(speculates: bool) -> None:
     extras = DraftExtras(payload, payload.float(), torch.zeros(0, 8), payload)
     ids, lengths = empty.input_ids_B, empty.seq_lens_B
 
+    event = ManualEvent(ManualStream())
+    future_map.expect(event)
     future_map.stash(NONE, NONE, NONE, extras)
     future_map.stash_extras(NONE, extras, NONE)
     future_map.publish(NONE, NONE, NONE)
@@ -98,7 +103,7 @@ def test_the_future_map_returns_first(speculates: bool) -> None:
     held, wanted = vars(future_map), vars(before)
     for name in ("output_tokens_buf", "new_seq_lens_buf"):
         assert torch.equal(held[name], wanted[name])
-    assert [held[name] for name in ("_extras", "_publish_ready", "_seeds")] == [{}, None, []]
+    assert [held[name] for name in ("_extras", "_publish_ready", "_seeds")] == [{}, event, []], "others may wait for it"
 
 
 class NoStream(InlineStream):
@@ -107,8 +112,7 @@ class NoStream(InlineStream):
     def launch(self, *_: object) -> None:
         raise AssertionError("there is nothing to do")
 
-    def wait(self, event: Event) -> None:
-        raise AssertionError("there is nothing to wait for")
+    record = wait = to_host = read_host = launch  # type: ignore[assignment]
 
 
 def test_it_has_no_rows_even_where_others_have_a_graph_of_it() -> None:
@@ -136,11 +140,8 @@ class Announcing(Answered):
 def test_a_graph_is_wanted_beside_as_many_tokens_as_one_has_and_no_more() -> None:
     agreement = Announcing()
     runner = FakeRunner(vocab_size=97, context_length=64, max_graphed=4)
-    executor = make_executor(ManualStream(), runner=runner, agreement=agreement)
-    planner = make_planner(executor)
-    req = admitted(planner, (5, 6, 7, 8, 9), greedy(4))
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
+    executor, planner = make_pair(ManualStream(), runner=runner, agreement=agreement)
+    begun(planner, (5, 6, 7, 8, 9), greedy(4))
     finish(planner, executor)
     decode(planner)
     assert agreement.announced == [(5, False), (1, True)]
@@ -148,8 +149,7 @@ def test_a_graph_is_wanted_beside_as_many_tokens_as_one_has_and_no_more() -> Non
 
 def test_a_call_is_answered_while_launches_are_in_flight() -> None:
     agreement, stream = Announcing(), ManualStream()
-    executor = make_executor(stream, agreement=agreement)
-    planner = make_planner(executor)
+    executor, planner = make_pair(stream, agreement=agreement)
     req = admitted(planner, (5, 6, 7), greedy(4))
     planner.launch(prompt_chunk(req))
     assert executor.launches and executor.poll() == []

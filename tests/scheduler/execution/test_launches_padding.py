@@ -18,8 +18,10 @@ from tests.doubles.race_detector import RaceDetector
 from tests.doubles.strategies import Strategy
 from tests.doubles.streams_simulated import Simulation
 from tests.scheduler.building import (
+    MODEL,
     ManualStream,
     admitted,
+    begun,
     decode,
     drawn,
     finish,
@@ -30,7 +32,6 @@ from tests.scheduler.building import (
 )
 from tests.scheduler.grouped import Answered, Counting, failing_at, is_padding, pages_of
 
-MODEL = FakeRunner(vocab_size=97, context_length=64)
 FAULTS = {
     "its inputs cannot be built": (ForwardBatch, "init_new"),
     "it computes another number of tokens than it announced": (PlainLaunches, "num_tokens"),
@@ -185,9 +186,8 @@ def test_no_schedule_of_the_streams_lets_padding_race(
         )
         planner = make_planner(executor)
         monkeypatch.setattr(where, name, failing_at(2, getattr(where, name)))
-        bad, good = admitted(planner, (1, 2), greedy(9), "bad"), admitted(planner, (3, 4, 5), greedy(9), "good")
-        planner.launch(prompt_chunk(bad))
-        planner.join([bad])
+        begun(planner, (1, 2), greedy(9), "bad")
+        good = admitted(planner, (3, 4, 5), greedy(9), "good")
         decode(planner)
         planner.launch([ExtendChunk(good, 0, 3, (good,))], planner.decodes())
         results: list[StepResult] = []

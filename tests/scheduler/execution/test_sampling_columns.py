@@ -12,7 +12,7 @@ from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.execution.streams import InlineStream
 from scheduler.plan import Draw
 from scheduler.planning.req import Req
-from tests.scheduler.building import CPU, draw, make_executor, make_planner, make_req
+from tests.scheduler.building import CPU, draw, make_pair, make_req
 
 
 def bound(banned: Banned | None) -> dict[int, tuple[set[int], int]]:
@@ -104,8 +104,7 @@ def test_a_row_without_min_tokens_is_never_banned() -> None:
 
 def test_outputs_of_an_earlier_attempt_count() -> None:
     """Also where the planner computes `until`."""
-    executor = make_executor(InlineStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(InlineStream())
     req = Req("r", 1, 0, (1, 2, 3, 40, 41), SamplingParams(9, min_tokens=5, stop_token_ids=(8,)), num_replayed=2)
     assert planner.admit([req], 12)
     req.num_sampled += 1
@@ -177,8 +176,7 @@ def shared_params(ids: Sequence[int]) -> SamplingParams:
 
 def test_endings_are_looked_at_when_somebody_joins_and_never_for_a_step() -> None:
     CountedIds.walks = 0
-    executor = make_executor(InlineStream(), debug=False)
-    planner = make_planner(executor)
+    executor, planner = make_pair(InlineStream(), debug=False)
     params = shared_params(range(1, 90))
     choices = [make_req(sampling=params, choice=choice) for choice in range(3)]
     assert planner.admit(choices, 40)

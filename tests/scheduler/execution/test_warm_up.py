@@ -22,7 +22,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import CPU, admitted, make_executor, make_planner, prompt_chunk
+from tests.scheduler.building import CPU, admitted, make_executor, make_pair, prompt_chunk
 from worker.boot import load_runner, open_streams
 
 
@@ -112,8 +112,7 @@ def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> N
     fake = FakeRunner(vocab_size=97, context_length=64)
     runner = GraphedRunner(fake, lambda run: run)
     forward, _ = open_streams(CPU, lambda: None)
-    executor = make_executor(forward, runner=runner, max_requests=3)
-    planner = make_planner(executor)
+    executor, planner = make_pair(forward, runner=runner, max_requests=3)
     executor.warm_up()
     prompts = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10)]
     reqs = [admitted(planner, prompt, name=str(prompt)) for prompt in prompts]

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
-from hypothesis.stateful import (
-    run_state_machine_as_test as check_state_machine,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as check_state_machine
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from protocol.prefixes import packed
-from scheduler.planning.kv_book import CacheKey, Holding
+from scheduler.planning.kv_book import CacheKey, Holding, KvBook, RowPool
 from scheduler.planning.kv_pages import PageState
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.books import OWNED, PAGE_SIZE, RESERVED, admitted, make_book
@@ -246,78 +239,6 @@ def test_only_who_holds_a_row_grows_in_it() -> None:
         book.grow(holding, 8)
 
 
-def test_a_second_release_does_not_take_from_the_next_owner() -> None:
-    book = make_book()
-    (first,) = admitted(book, 3, 8)
-    book.release(first)
-    (second,) = admitted(book, 3, 8)
-    assert (second.row, second.generation) == (first.row, first.generation + 1)
-    assert set(second.pages) == set(first.pages)
-    book.release(first)
-    assert (book.counts().owned, book.rows.num_free) == (2, 4)
-
-
-def test_a_page_shared_by_choices_is_freed_by_the_last() -> None:
-    book = make_book()
-    holdings = admitted(book, 8, 12, 3)  # 2 pages of the prompt, and one for each choice
-    assert book.counts().owned == 5
-    for left, holding in zip((4, 3, 0), holdings, strict=True):
-        book.release(holding)
-        assert book.counts().owned == left
-    assert book.counts().free == 19
-
-
-def test_pages_added_to_one_choice_are_its_own() -> None:
-    book = make_book()
-    one, other = admitted(book, 8, 8, 2)
-    assert one.pages == other.pages
-    added = book.grow(one, 12)
-    assert added is not None and one.pages == other.pages + added
-    book.release(one)
-    assert book.counts().owned == len(other.pages)
-
-
-def test_a_reservation_that_a_writer_may_still_write_keeps_its_pages_and_not_its_row() -> None:
-    book = make_book(max_requests=1)
-    (holding,) = admitted(book, 5, 8, state=RESERVED)
-    writer = Writer()
-    book.release(holding, writer)
-    assert (book.counts().quarantined, book.counts().reserved, book.rows.num_free) == (2, 0, 1)
-    assert not book.collect(book.newest_ticket)
-    (next_one,) = admitted(book, 5, 8)
-    assert not set(next_one.pages) & set(holding.pages)
-
-    writer.writes = False
-    assert book.collect(book.newest_ticket)
-    assert book.counts().quarantined == 0
-
-
-def test_what_is_released_waits_for_the_newest_ticket() -> None:
-    book = make_book(max_requests=1)
-    (holding,) = admitted(book, 5, 8)
-    tickets = [book.next_ticket() for _ in range(2)]
-    book.release(holding)
-    assert not book.collect(tickets[0]) and book.admit(1, 1, 1) is None
-    assert (book.counts().quarantined, book.rows.num_free) == (2, 0)
-    assert book.collect(tickets[1])
-    assert (book.counts().free, book.rows.num_free) == (19, 1)
-
-
-def test_an_idle_book_frees_at_once() -> None:
-    book = make_book()
-    book.collect(book.next_ticket())
-    (holding,) = admitted(book, 5, 8)
-    book.release(holding)
-    assert (book.counts().free, book.rows.num_free) == (19, 5)
-
-
-@pytest.mark.parametrize("num_pages,max_requests", [(4, 5), (20, 2)])
-def test_too_few_pages_or_rows_admit_nobody(num_pages: int, max_requests: int) -> None:
-    book = make_book(num_pages, max_requests)
-    assert book.admit(4, 8, 3) is None
-    assert (book.counts().free, book.rows.num_free) == (num_pages - 1, max_requests)
-
-
 @pytest.mark.parametrize(
     "prompt,tokens,n,reason",
     [
@@ -331,15 +252,78 @@ def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -
     assert make_book().never_fits(prompt, tokens, n) == reason
 
 
-def test_landed_kv_is_owned_once_however_many_choices_share_it() -> None:
-    book = make_book()
-    holdings = admitted(book, 8, 12, 3, RESERVED)
-    assert book.counts().reserved == 5
-    book.own(holdings)
-    assert (book.counts().owned, book.counts().reserved) == (5, 0)
-
-
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_the_book_against_the_model(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Books, "ahead", ahead)
     check_state_machine(Books, settings=settings(max_examples=150, stateful_step_count=40))
+
+
+def test_every_row_is_handed_out_once_and_row_zero_never() -> None:
+    rows = RowPool(4)
+    assert sorted(rows.allocate() for _ in range(3)) == [1, 2, 3]
+    with pytest.raises(AssertionError, match="num_free"):
+        rows.allocate()
+    assert rows.num_free == 0
+
+
+def test_a_reused_row_has_a_new_generation() -> None:
+    rows = RowPool(3)
+    first = rows.allocate()
+    before = rows.generation(first)
+    rows.reuse([first])
+    assert rows.allocate() == first
+    assert rows.generation(first) == before + 1
+
+
+def test_double_free_is_refused() -> None:
+    rows = RowPool(3)
+    row = rows.allocate()
+    rows.reuse([row])
+    with pytest.raises(AssertionError, match=f"row {row} is given back twice"):
+        rows.reuse([row])
+    with pytest.raises(AssertionError):
+        rows.reuse([0])
+
+
+def test_a_pool_without_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_rows: got 1, expected at least 2"):
+        RowPool(1)
+
+
+def with_margin() -> KvBook:
+    return KvBook(21, PAGE_SIZE, max_requests=5, max_context=64, margin=8)
+
+
+def test_a_margin_is_claimed_until_the_context_has_grown_or_ended() -> None:
+    book = with_margin()
+    for _ in range(20):
+        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
+        for tokens, claimed in ((8, 2), (12, 2), (16, 1), (20, 0)):
+            assert book.grow(holding, tokens) is not None
+            assert book._claimed == claimed, tokens
+        book.release(holding)
+        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
+        book.release(holding)
+        assert book._claimed == 0
+
+
+def test_another_context_is_admitted_only_if_all_margins_fit() -> None:
+    book = with_margin()
+    held = [book.admit(12, 12, 1, max_tokens=40) for _ in range(4)]
+    assert all(held), "4 x (3 pages, and 2 for the margin) of 20 pages"
+    assert book.admit(4, 4, 1) is None
+    for (holding,) in filter(None, held[:1]):
+        book.release(holding)
+    assert book.admit(20, 20, 1) is not None
+
+
+def test_pages_that_a_transfer_may_touch_are_not_coming_free() -> None:
+    book, is_read = with_margin(), True
+    (holding,) = book.admit(12, 12, 1, PageState.RESERVED) or ()
+    book.next_ticket()
+    book.release(holding, lambda: is_read)
+    assert book.num_coming == 0
+    is_read = False
+    assert book.num_coming == 3 and book.counts().free == 17, "a launch in flight may still touch them"
+    book.collect(book.newest_ticket)
+    assert book.num_coming == 0 and book.counts().free == 20

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from model.inputs import ModelInput
 from protocol.errors import InternalError, LaunchFailed
 from protocol.messages_gateway import FinishReason
 from scheduler.draft_shape import DraftShape
@@ -11,12 +12,21 @@ from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.plan import StepResult
 from scheduler.planning.launched import Launched
-from scheduler.planning.overlap_loop import OverlapLoop
+from scheduler.planning.overlap_loop import LaunchFailures, OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
+from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import FailAt, ManualStream, admitted, greedy, make_executor, make_planner, prompt_chunk
+from tests.scheduler.building import (
+    FailAt,
+    ManualStream,
+    admitted,
+    make_executor,
+    make_pair,
+    make_planner,
+    prompt_chunk,
+)
 from tests.scheduler.remembering import Remembers
 
 
@@ -66,8 +76,7 @@ def complete_one(executor: Executor) -> None:
 def drive(overlap: bool, max_tokens: int = 3, failing: int = 0) -> OneRequest:
     """Completes one launch whenever the loop has nothing else to do."""
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(failing))
-    executor = make_executor(ManualStream(), runner=runner)
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner)
     role = OneRequest(planner, max_tokens)
     loop = OverlapLoop(planner, role, overlap)
     while loop.step() or loop.busy:
@@ -120,8 +129,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
     monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     """Like one that raises on the device. With overlap one more launch of the request is in flight."""
-    executor = make_executor(ManualStream())
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream())
     role = OneRequest(planner, 4)
     loop = OverlapLoop(planner, role, overlap)
     build, count = ForwardBatch.init_new, 0
@@ -276,3 +284,65 @@ def test_a_call_is_work_only_while_a_launch_has_room(num_in_flight: int, is_call
 @pytest.mark.parametrize("num_away", [0, 1])
 def test_a_choice_in_host_memory_keeps_a_worker_busy(num_in_flight: int, num_away: int) -> None:
     assert loop_of(Books(num_in_flight, num_away=num_away), overlap=True).busy is bool(num_in_flight or num_away)
+
+
+A, B, C = ("a", 0), ("b", 0), ("c", 0)
+A_AGAIN = ("a", 1)
+OK: tuple[tuple[str, int], ...] = ()  # a launch that succeeds
+
+
+@pytest.mark.parametrize(
+    ("launches", "is_broken"),
+    [
+        ([[A]], False),
+        ([[A], [B]], False),
+        ([[A], [B], [C]], True),
+        ([[A], [B], OK, [C]], False),  # a success: the worker can compute
+        ([[A], [A_AGAIN], [B]], True),
+        ([[A], [A_AGAIN], [("a", 2)], [("a", 3)]], False),  # one request explains it
+        ([[A, B], [A_AGAIN, C], [("a", 2)]], False),
+        ([[A, B], [A_AGAIN, C], [("c", 1)]], True),
+        ([[A], [A], [B], [B]], False),  # the second of each was in flight when the first failed
+        ([[A, B], [B], [C], [("d", 0)]], True),
+        ([[A], [B], [A_AGAIN]], True),
+    ],
+)
+def test_the_table(launches: Sequence[Sequence[tuple[str, int]]], is_broken: bool) -> None:
+    row = LaunchFailures()
+    for attempts in launches:
+        row = row.failed(attempts) if attempts else LaunchFailures()
+    assert row.is_broken == is_broken
+
+
+class Switch:
+    """Raises in every forward while it is on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.count = 0
+
+    def __call__(self, inp: ModelInput) -> None:
+        if self.on:
+            self.count += 1
+            raise RuntimeError("broken kernel")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_a_worker_whose_every_launch_fails_is_broken_and_one_that_recovers_is_not(topology: str, overlap: bool) -> None:
+    switch = Switch()
+    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=switch)
+    cluster = make_cluster(topology, runner, overlap=overlap)
+    for name, is_on in (("a", True), ("b", True), ("good", False), ("c", True), ("d", True)):
+        switch.on = is_on
+        cluster.assign(name, prompt_of(name, 21), greedy(3))
+        cluster.run()
+        assert (name in cluster.failures) == is_on
+        assert not any(worker.loop.broken for worker in cluster.workers), name
+    assert {failure.code for failure in cluster.failures.values()} == {"launch_failed"}
+    cluster.assign("e", prompt_of("e", 21), greedy(3))
+    cluster.run()
+    [reason] = [worker.loop.broken for worker in cluster.workers if worker.loop.broken]
+    assert reason == "3 launches in a row have failed without a request in common: RuntimeError: broken kernel"
+    assert switch.count >= 5
+    cluster.close()

@@ -3,17 +3,10 @@
 import pytest
 
 from protocol.messages_gateway import FinishReason
-from scheduler.plan import (
-    Chunk,
-    Join,
-    LayerWritten,
-    MaskReady,
-    Plan,
-    StepResult,
-)
+from scheduler.plan import Chunk, Join, LayerWritten, MaskReady, Plan, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.req import Req
-from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
+from tests.scheduler.building import admitted, begun, greedy, grow, make_req, prompt_chunk
 from tests.scheduler.remembering import draw_of, finish, grant_of, make
 
 # ---- plans ----
@@ -120,9 +113,7 @@ def test_who_has_ended_leaves_with_the_next_plan_and_who_joins_comes_behind_the_
 def test_choices_that_end_before_they_decode_are_not_remembered() -> None:
     planner, executor = make()
     for number in range(3):
-        req = admitted(planner, sampling=greedy(1), name=f"r{number}")
-        planner.launch(prompt_chunk(req), planner.decodes())
-        planner.join([req])
+        req = begun(planner, sampling=greedy(1), name=f"r{number}")
         planner.release(req)
         finish(planner, executor)
         assert planner.decodes() == () and not planner.roster.joining
@@ -227,19 +218,6 @@ def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
 
 
 # ---- results ----
-
-
-def test_a_late_result_of_a_row_that_was_given_away_is_dropped() -> None:
-    planner, _ = make(max_requests=2)
-    old, other = admitted(planner, (1,), name="old"), admitted(planner, (2,), name="other")
-    rows = [(req.held.row, req.held.generation) for req in (old, other)]
-    assert planner.results.drawn(rows, [(5,), (6, 7)]) == [(old, (5,)), (other, (6, 7))]
-    planner.release(old)
-    assert planner.results.drawn(rows, [(5,), (6, 7)]) == [(other, (6, 7))]
-    new = admitted(planner, (3,), name="new")
-    assert new.held.row == rows[0][0]
-    assert planner.results.drawn([*rows], [(5,), ()]) == [(other, ())]  # a run of no tokens is a result
-    assert planner.results.drawn([(new.held.row, new.held.generation)], [(8,)]) == [(new, (8,))]
 
 
 def test_a_choice_that_has_ended_takes_nothing_more() -> None:

@@ -4,24 +4,14 @@ import pytest
 
 from model.paged_kv import PagedKv
 from tests.doubles.hash_model import FakeRunner
-from tests.scheduler.building import (
-    ManualStream,
-    decode,
-    finish,
-    greedy,
-    make_executor,
-    make_planner,
-    make_req,
-    prompt_chunk,
-)
+from tests.scheduler.building import ManualStream, decode, finish, greedy, make_pair, make_req, prompt_chunk
 
 
 @pytest.mark.parametrize("is_ending", [True, False])
 def test_nobody_gives_way_for_a_page_that_a_choice_frees_with_its_last_output_in_flight(is_ending: bool) -> None:
     """Three pages of four tokens. The second choice is short of its next page; the first one ends, or goes on."""
     runner = FakeRunner(vocab_size=97, context_length=64)
-    executor = make_executor(ManualStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 4))
-    planner = make_planner(executor)
+    executor, planner = make_pair(ManualStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 4))
     first = make_req((5, 6, 7), greedy(2 if is_ending else 9), name="first")
     second, third = make_req((5, 6, 8), greedy(9), name="second"), make_req((9,), greedy(9), name="third")
     for req in (first, second, third):

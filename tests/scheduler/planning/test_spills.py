@@ -1,5 +1,7 @@
 """Choices whose KV is in host memory, with an executor that only remembers: what is sent, counted and given back."""
 
+from typing import Any
+
 import pytest
 
 from protocol.messages_gateway import FinishReason
@@ -47,14 +49,20 @@ def noted(launched: Launched) -> Launched:
     return launched
 
 
-def decoding(num_slots: int = NUM_SLOTS, costs: Costs | None = None) -> tuple[Planner, Remembers, Req]:
-    """A choice of 5 prompt tokens that has 2 outputs; a launch that draws the third is in flight."""
-    planner, executor = make(num_slots=num_slots, costs=costs)
+def begun(**options: Any) -> tuple[Planner, Remembers, Req]:
+    """A choice of 5 prompt tokens that has its first output."""
+    planner, executor = make(**{"num_slots": NUM_SLOTS, **options})
     req = make_req((1, 2, 3, 4, 5), greedy(20))
     assert planner.admit([req], 5, grows=True)
     noted(planner.launch(prompt_chunk(req)))
     planner.join([req])
     over(planner, executor, 50)
+    return planner, executor, req
+
+
+def decoding(**options: Any) -> tuple[Planner, Remembers, Req]:
+    """A choice of 5 prompt tokens that has 2 outputs; a launch that draws the third is in flight."""
+    planner, executor, req = begun(**options)
     for token in (51, 0):
         assert planner.make_room() == []
         noted(planner.launch((), planner.decodes()))
@@ -73,7 +81,7 @@ def done(planner: Planner, executor: Remembers) -> None:
     planner.collect()
 
 
-def at_rest(planner: Planner) -> None:
+def expect_rest(planner: Planner) -> None:
     planner.collect()
     assert planner.book.slots is not None
     for pool in (planner.book.pages, planner.book.slots):
@@ -110,16 +118,11 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     assert executor.plan.leaves == (1,), "the executor goes on with its former row"
     assert over(planner, executor, 52) == [(req, (52,))]
     planner.release(req)
-    at_rest(planner)
+    expect_rest(planner)
 
 
 def test_with_a_draft_only_a_choice_that_has_begun_goes_to_host_memory() -> None:
-    planner, executor = make(num_slots=NUM_SLOTS, lookahead=1)
-    req = make_req((1, 2, 3, 4, 5), greedy(20))
-    assert planner.admit([req], 5, grows=True)
-    noted(planner.launch(prompt_chunk(req)))
-    planner.join([req])
-    over(planner, executor, 50)
+    planner, executor, req = begun(lookahead=1)
     assert not planner.spill(req) and req.holding is not None
 
     assert planner.make_room() == []
@@ -135,12 +138,7 @@ def test_with_a_draft_only_a_choice_that_has_begun_goes_to_host_memory() -> None
 
 
 def test_what_a_draft_has_still_to_write_is_written_before_kv_goes_to_host_memory() -> None:
-    planner, executor = make(num_slots=NUM_SLOTS, lookahead=1, costs_of_steps=StepCosts((1,), ((1.0, 9.0, 9.0, 9.0),)))
-    req = make_req((1, 2, 3, 4, 5), greedy(20))
-    assert planner.admit([req], 5, grows=True)
-    noted(planner.launch(prompt_chunk(req)))
-    planner.join([req])
-    over(planner, executor, 50)
+    planner, executor, req = begun(lookahead=1, costs_of_steps=StepCosts((1,), ((1.0, 9.0, 9.0, 9.0),)))
     noted(planner.launch((), planner.decodes()))
     assert executor.plan.num_steps == 0
     over(planner, executor, 51)
@@ -150,12 +148,7 @@ def test_what_a_draft_has_still_to_write_is_written_before_kv_goes_to_host_memor
 
 
 def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> None:
-    planner, executor = make(num_slots=NUM_SLOTS, lookahead=3)
-    req = make_req((1, 2, 3, 4, 5), greedy(20))
-    assert planner.admit([req], 5, grows=True)
-    noted(planner.launch(prompt_chunk(req)))
-    planner.join([req])
-    over(planner, executor, 50)
+    planner, executor, req = begun(lookahead=3)
     for token in (51, 52):
         assert planner.make_room() == [] and not planner.spill(req), "it would go on within its prompt"
         noted(planner.launch((), planner.decodes()))
@@ -189,12 +182,7 @@ def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first()
 
 
 def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
-    planner, executor = make(num_pages=1 + 2)
-    req = make_req((1, 2, 3, 4, 5), greedy(20))
-    assert planner.admit([req], 5, grows=True)
-    noted(planner.launch(prompt_chunk(req)))
-    planner.join([req])
-    over(planner, executor, 50)
+    planner, executor, req = begun(num_pages=1 + 2, num_slots=0)
     for token in (51, 52, 53):
         assert planner.make_room() == []
         noted(planner.launch((), planner.decodes()))
@@ -261,12 +249,12 @@ def test_it_is_cancelled_in_every_state(state: str) -> None:
     if is_copying:
         done(planner, executor)
     assert planner.make_room() == [] and planner.decodes() == ()
-    at_rest(planner)
+    expect_rest(planner)
 
 
 @pytest.mark.parametrize("num_slots", [0, 2])
 def test_without_room_in_host_memory_it_stays_as_it_is(num_slots: int) -> None:
-    planner, executor, req = decoding(num_slots)
+    planner, executor, req = decoding(num_slots=num_slots)
     assert not planner.spill(req)
     assert req.holding is not None and req.num_sampled == 3 and len(executor.sent) == 3
     assert over(planner, executor, 52) == [(req, (52,))]
@@ -282,12 +270,7 @@ def test_a_choice_whose_first_output_is_unknown_has_nothing_to_go_on_from() -> N
 
 
 def test_what_began_before_a_flush_is_not_cached_after_it() -> None:
-    planner, executor = make(num_slots=NUM_SLOTS, caches=True)
-    req = make_req((1, 2, 3, 4, 5), greedy(20))
-    assert planner.admit([req], 5, grows=True)
-    noted(planner.launch(prompt_chunk(req)))
-    planner.join([req])
-    over(planner, executor, 50)
+    planner, executor, req = begun(caches=True)
     planner.spill(req)
     planner.book.flush()
     done(planner, executor)
@@ -299,7 +282,7 @@ def test_what_began_before_a_flush_is_not_cached_after_it() -> None:
         over(planner, executor, token)
     planner.keep(req, "")
     planner.release(req)
-    at_rest(planner)
+    expect_rest(planner)
 
 
 def test_it_runs_its_margin_before_it_gives_way_again() -> None:

@@ -18,16 +18,8 @@ from scheduler.planning.draft_writes import MAX_PUT_OFF
 from scheduler.speculation.draft_launches import DraftLaunch
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.proposals import Proposals
-from tests.scheduler.building import (
-    ManualStream,
-    admitted,
-    decode,
-    drawn,
-    finish,
-    greedy,
-    prompt_chunk,
-    tensors_in,
-)
+from tests.scheduler import building
+from tests.scheduler.building import ManualStream, admitted, decode, drawn, finish, greedy, prompt_chunk, tensors_in
 from tests.scheduler.speculating import (
     CHAIN,
     MODEL,
@@ -204,9 +196,7 @@ def test_a_stop_token_within_a_run_ends_it(tree: Tree) -> None:
     tokens = MODEL.expected_tokens(PROMPT, 30)
     for place in range(2, 12):
         end = tokens[place]
-        req = admitted(planner, PROMPT, greedy(30, eos=(end,)), f"r{place}")
-        planner.launch(prompt_chunk(req))
-        planner.join([req])
+        req = building.begun(planner, PROMPT, greedy(30, eos=(end,)), f"r{place}")
         take(planner, executor)
         while req.finish is None:
             decode(planner)

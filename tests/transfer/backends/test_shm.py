@@ -67,7 +67,7 @@ def test_what_lies_beyond_the_prompt_does_not_matter(pair: Pair) -> None:
 def test_released_pages_may_be_written_until_that_writer_says_that_it_stopped(pair: Pair) -> None:
     transfer = pair.open(1, [1, 2], [3, 4], 8)
     pair.open(2, [5], [6], 4)
-    pair.sender.layer_ready(transfer, 0, 8)
+    pair.sender.layers_ready(transfer, (0,), 8)
     pair.receiver.release(1)
     pair.settle()
     assert pair.receiver.may_be_written(1)
@@ -78,13 +78,13 @@ def test_released_pages_may_be_written_until_that_writer_says_that_it_stopped(pa
     pair.receiver.stopped(1, PREFILL)
     assert not pair.receiver.may_be_written(1)
     assert pair.receiver.may_be_written(2)
-    pair.sender.layer_ready(transfer, 1, 8)
+    pair.sender.layers_ready(transfer, (1,), 8)
     assert pair.pool.pool == landed
 
 
 def test_a_writer_that_has_let_go_writes_no_more(pair: Pair) -> None:
     transfer = pair.open(1, [1], [3], 4)
-    pair.sender.layer_ready(transfer, 0, 4)
+    pair.sender.layers_ready(transfer, (0,), 4)
     assert pair.receiver.may_be_written(1)
     pair.sender.drop_peer(DECODE)
     assert not pair.receiver.may_be_written(1)
@@ -143,7 +143,7 @@ def test_a_frame_with_a_payload_lands_nowhere(network: ShmNetwork, pair: Pair) -
     other = FrameSender(pair.source, PREFILL, ZmqWire(network.context))
     transfer = Target(pair.peer, 1, 0)
     other.open(transfer, [1], 4)
-    other.layer_ready(transfer, 0, 4)
+    other.layers_ready(transfer, (0,), 4)
     pair.until(lambda: bool(pair.seen(TransferFailed)))
     assert pair.pool.pool == pair.before
     other.close()

@@ -113,12 +113,12 @@ def test_a_connection_whose_path_swallows_everything_is_told_as_broken(
 def test_a_peer_that_vanishes_half_way_blocks_nobody(network: ZmqNetwork) -> None:
     pair = Pair(network, LARGE, window=2 * LARGE.layer(0).page_bytes)
     transfer = pair.open(1, [1, 2, 3], [4, 5, 6], 192)
-    pair.sender.layer_ready(transfer, 0, 64)
+    pair.sender.layers_ready(transfer, (0,), 64)
     pair.until(lambda: bool(pair.seen(FirstFrame)))
     pair.receiver.close()
     for final in (64, 128, 192):
         for layer in range(LARGE.num_layers):
-            pair.sender.layer_ready(transfer, layer, final)
+            pair.sender.layers_ready(transfer, (layer,), final)
     pair.sender.finish(transfer, (5,))
     pair.sender.pump()
     assert pair.sender.counters["bytes_in_flight_now"] <= 2 * LARGE.layer(0).page_bytes

@@ -1,5 +1,6 @@
 """Frames to move between device memories, for the CPU, the interpreter and a device alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,12 @@ from testkit.device_on_host import HostCopies
 from transfer.in_place.device_pools import WORDS, Units, units_to_write, word_bytes
 from transfer.plan import Copy, Shard, moves_of
 
-NUM_PAGES = 40
+NUM_LAYERS, NUM_PAGES = 2, 40
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt of one layer, `scattered` in pages of two sizes."""
+    """A prompt of two layers, `scattered` in pages of two sizes."""
 
     heads: int
     head_dim: int
@@ -40,20 +41,20 @@ class Case:
         return units_to_write(Copy(moves, here.page_bytes, there.page_bytes), here, there)
 
     def memory(self, side: int) -> Tensor:
-        """The words of a layer, random."""
+        """The words of all layers, random. One side has more pages."""
         rng = torch.Generator().manual_seed(side + 1)
-        num_bytes = NUM_PAGES * self.layout(side).page_bytes
-        raw = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=rng)
+        num_bytes = (NUM_PAGES + side) * self.layout(side).page_bytes
+        raw = torch.randint(0, 256, (NUM_LAYERS, num_bytes), dtype=torch.uint8, generator=rng)
         return raw.view(WORDS[word_bytes(self.layout(side))])
 
     def pool_before(self) -> list[int]:
-        return list(self.memory(1).tolist())
+        return list(self.memory(1).flatten().tolist())
 
-    def moved_on_cpu(self) -> tuple[list[int], int]:
-        """The target's words afterwards, and the checksum."""
+    def moved_on_cpu(self) -> tuple[list[int], Sequence[int]]:
+        """The target's words afterwards, and the checksums."""
         target = self.memory(1)
         moved = HostCopies().begin(self.memory(0), target, self.units())
-        return list(target.tolist()), moved.total
+        return list(target.flatten().tolist()), moved.totals
 
 
 CASES = [
@@ -68,13 +69,13 @@ CASES = [
 ]
 
 
-def moved_by_kernel(case: Case, device: str, writes: bool = True) -> tuple[list[int], int]:
+def moved_by_kernel(case: Case, device: str, writes: bool = True) -> tuple[list[int], Sequence[int]]:
     """As moved_on_cpu, by the kernel."""
     from transfer.in_place.device_moves_triton import NUM_SUMS, launch  # noqa: PLC0415 - an optional package
 
     units = case.units()
     source, target = case.memory(0).to(device), case.memory(1).to(device)
     table = torch.from_numpy(np.stack([units.sources_U, units.targets_U])).to(device)
-    sums = torch.zeros(NUM_SUMS, dtype=torch.int64, device=device)
+    sums = torch.zeros(NUM_LAYERS, NUM_SUMS, dtype=torch.int64, device=device)
     launch(source, target if writes else None, table, units.num_words, sums)
-    return list(target.tolist()), sum(sums.tolist()) % 2**64
+    return list(target.flatten().tolist()), tuple(sum(shares) % 2**64 for shares in sums.tolist())

@@ -16,5 +16,5 @@ def test_equals_the_cpu(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reads_without_writing(case: Case) -> None:
-    pool, total = moved_by_kernel(case, "cpu", writes=False)
-    assert pool == case.pool_before() and total == case.moved_on_cpu()[1]
+    pool, totals = moved_by_kernel(case, "cpu", writes=False)
+    assert pool == case.pool_before() and totals == case.moved_on_cpu()[1]

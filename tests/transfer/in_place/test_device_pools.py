@@ -34,7 +34,11 @@ def network() -> InprocNetwork:
 
 
 class TestDevice(KvContract):
-    pass
+    def test_a_poll_lands_a_bounded_amount(self, pair: Pair) -> None:
+        """The host touches no byte, so only the number of frames bounds a poll."""
+        pair.send_all(pair.open(1, [1], [3], 4), 4)
+        events = pair.receiver.poll(max_bytes=1)
+        assert pair.in_place and [type(event) for event in events if isinstance(event, Delivered)] == [Delivered]
 
 
 @pytest.fixture
@@ -107,9 +111,9 @@ def test_an_end_waits_for_the_copies_that_have_begun(pair: Pair, device: HeldCop
     """Whoever hears that a transfer has stopped gives its pages to others."""
     ended, goes_on = pair.open(1, [1], [3], 4), pair.open(2, [2], [5], 4)
     for transfer in (ended, goes_on):
-        pair.sender.layer_ready(transfer, 0, 4)
+        pair.sender.layers_ready(transfer, (0,), 4)
     device.step()
-    pair.sender.layer_ready(ended, 1, 4)
+    pair.sender.layers_ready(ended, (1,), 4)
     pair.sender.cancel(ended)
     assert not device.queue and device.num_finished == 1
     after = bytes(pair.pool.pool)
@@ -118,14 +122,14 @@ def test_an_end_waits_for_the_copies_that_have_begun(pair: Pair, device: HeldCop
     pair.receiver.stopped(1, PREFILL)
     assert not pair.receiver.may_be_written(1) and pair.receiver.may_be_written(2)
     for layer in (1, 2):
-        pair.sender.layer_ready(goes_on, layer, 4)
+        pair.sender.layers_ready(goes_on, (layer,), 4)
     pair.sender.finish(goes_on, (5,))
     run_all(pair, device)
     assert [event.reservation for event in pair.seen(Delivered)] == [2]
 
 
 def test_a_seat_is_let_go_after_the_last_copy(pair: Pair, device: HeldCopies) -> None:
-    pair.sender.layer_ready(pair.open(1, [1], [3], 4), 0, 4)
+    pair.sender.layers_ready(pair.open(1, [1], [3], 4), (0,), 4)
     assert pair.receiver.may_be_written(1)
     pair.sender.drop_peer(DECODE)
     assert not device.queue and not pair.receiver.may_be_written(1)
@@ -133,7 +137,7 @@ def test_a_seat_is_let_go_after_the_last_copy(pair: Pair, device: HeldCopies) ->
 
 def test_of_a_transfer_that_is_over_no_sum_is_asked(pair: Pair, device: HeldCopies) -> None:
     transfer = pair.open(1, [1], [3], 4)
-    pair.sender.layer_ready(transfer, 0, 4)
+    pair.sender.layers_ready(transfer, (0,), 4)
     device.step()
     pair.sender.pump()
     pair.settle()
@@ -167,7 +171,7 @@ def test_checksums_of_the_other_kind_are_refused_by_name(on_device: bool) -> Non
         return [Parcel((memoryview(pack_header(other)), *parcel.parts[1:]))]
 
     pair = Pair(InprocNetwork(mix_up, copies=HostCopies() if on_device else None))
-    pair.sender.layer_ready(pair.open(1, [1], [3], 4), 0, 4)
+    pair.sender.layers_ready(pair.open(1, [1], [3], 4), (0,), 4)
     pair.until(lambda: bool(pair.seen(TransferFailed)))
     assert pair.rejections() == {Rejection.CHECK_KIND: 1}
     pair.close()
@@ -180,7 +184,7 @@ def test_a_frame_with_a_payload_is_refused(device: HeldCopies) -> None:
         return [Parcel((parcel.parts[0], memoryview(part[0])))]
 
     pair = Pair(InprocNetwork(with_payload, copies=device))
-    pair.sender.layer_ready(pair.open(1, [1], [3], 4), 0, 4)
+    pair.sender.layers_ready(pair.open(1, [1], [3], 4), (0,), 4)
     device.step()
     pair.sender.pump()
     pair.until(lambda: bool(pair.seen(TransferFailed)))
@@ -252,3 +256,32 @@ def test_where_the_device_cannot_be_mapped_host_memory_is() -> None:
     pools.drop(1)
     assert not pools.attach(1, LAYOUT, None)
     assert not owner.is_taken(offer.seat)
+
+
+def test_layers_that_are_ready_together_are_one_call_at_both_ends(pair: Pair, device: HeldCopies) -> None:
+    """A call costs the host some 100 us. Layers of another chunk, or of another transfer, are calls of their own."""
+    one, two = pair.open(1, [1, 2], [3, 4], 6), pair.open(2, [5], [6], 4)
+    pair.sender.layers_ready(one, range(LAYOUT.num_layers), 4)
+    pair.sender.layers_ready(one, range(LAYOUT.num_layers), 6)
+    pair.sender.layers_ready(two, (0, 2), 4)
+    pair.sender.layers_ready(two, (1,), 4)
+    assert len(device.queue) == 2 + 3
+    pair.sender.finish(one, (5,))
+    pair.sender.finish(two, (6,))
+    while device.queue:
+        device.step()
+    pair.sender.pump()
+    pair.settle()
+    assert len(device.queue) == 2 + 3 and pair.receiver.is_checking
+    run_all(pair, device)
+    assert sorted(event.reservation for event in pair.seen(Delivered)) == [1, 2] and pair.rejections() == {}
+    assert pair.pool.pool == expected_pool(
+        expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 6), pair.pool, [6], pair.source, [5], 4
+    )
+
+
+def test_layers_that_are_ready_together_leave_as_credit_allows(device: HeldCopies) -> None:
+    pair = Pair(InprocNetwork(copies=device), window=1)
+    pair.sender.layers_ready(pair.open(1, [1], [3], 4), range(LAYOUT.num_layers), 4)
+    assert len(device.queue) == 1
+    pair.close()

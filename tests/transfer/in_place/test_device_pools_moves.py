@@ -56,16 +56,17 @@ def test_zeros_at_the_end_count() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_units_move_what_moves_move(case: Case) -> None:
-    source, want = (case.memory(side).view(torch.uint8) for side in (0, 1))
+    source_LB, want_LB = (case.memory(side).view(torch.uint8) for side in (0, 1))
     shards = [Shard(case.layout(side), case.pages(side)) for side in (0, 1)]
     moved = []
     for move in listed(moves_of(shards[0], shards[1], range(case.heads), range(case.num_tokens))):
-        run = source[move.source_start : move.source_start + move.num_bytes]
-        want[move.target_start : move.target_start + move.num_bytes] = run
+        run = source_LB[:, move.source_start : move.source_start + move.num_bytes]
+        want_LB[:, move.target_start : move.target_start + move.num_bytes] = run
         moved.append(run)
-    words, total = case.moved_on_cpu()
-    assert words == want.view(case.memory(1).dtype).tolist()
-    assert total == total_of(torch.cat(moved).view(case.memory(1).dtype))
+    words, totals = case.moved_on_cpu()
+    kind = case.memory(1).dtype
+    assert words == want_LB.view(kind).flatten().tolist()
+    assert totals == tuple(total_of(each.view(kind)) for each in torch.cat(moved, 1))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -80,7 +81,7 @@ def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
         None,
         units_to_read(Runs(landing.target_starts_M, landing.sizes_M, case.layout(1).page_bytes), case.layout(1)),
     )
-    assert read.total == sent.total
+    assert read.totals == sent.totals
 
 
 def test_whole_pages_move_as_pages() -> None:

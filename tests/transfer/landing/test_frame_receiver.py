@@ -1,6 +1,6 @@
 """Frames as bytes, against the receiver. What is wrong in them: see test_frame_receiver_bad_frames.py."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.frame import FrameHeader, LastMessage, pack_header, seal, seal_sum
-from tests.transfer.bad_frames import LAYOUT, NUM_TOKENS, VICTIM
-from tests.transfer.memory import HostMemory, Queue, expected_pool
+from tests.transfer import bad_frames
+from tests.transfer.bad_frames import NUM_TOKENS
+from tests.transfer.memory import LAYOUT, HostMemory, Queue, expected_pool
 from transfer.in_place.writers import Writers
 from transfer.landing.frame_receiver import POLL_FRAMES, FrameReceiver
 from transfer.landing.transfer import (
@@ -19,6 +20,8 @@ from transfer.landing.transfer import (
     ReceiverEvent,
     TransferFailed,
 )
+
+VICTIM = replace(bad_frames.VICTIM, layout=LAYOUT)
 
 
 class Case:
@@ -105,9 +108,9 @@ class DeviceWriters(Writers):
 
 @dataclass
 class Reading:
-    """A sum that a device makes; a test says when it is there."""
+    """The sums that a device makes in one call; a test says when they are there."""
 
-    total: int
+    totals: list[int]
     done: bool = False
 
 
@@ -118,8 +121,8 @@ class SlowReader:
     totals: list[int]
     readings: list[Reading] = field(default_factory=list)
 
-    def begin(self, layer: int, targets: object) -> Reading:
-        self.readings.append(Reading(self.totals[layer]))
+    def begin(self, layers: range, targets: object) -> Reading:
+        self.readings.append(Reading(self.totals[layers.start : layers.stop]))
         return self.readings[-1]
 
 
@@ -128,25 +131,24 @@ class SlowReader:
 def test_a_sum_that_a_device_makes_late_does_not_reach_a_transfer_that_was_released(
     num_summed: int, is_right: bool
 ) -> None:
-    """`num_summed` frames are summed before the release, the others behind it."""
+    """`num_summed` frames arrive first and are summed before the release, the others behind it."""
     case = Case()
     totals = [7 + layer for layer in range(LAYOUT.num_layers)]
-    # what was written in place has no rest of a page
-    sizes = [NUM_TOKENS * 2 * LAYOUT.layer(layer).token_bytes for layer in range(LAYOUT.num_layers)]
-    blanks = [
-        header._replace(reservation=9, payload_bytes=size)
-        for header, size in zip(case.headers[:-1], sizes, strict=True)
-    ]
+    num_bytes = NUM_TOKENS * 2 * LAYOUT.layer(0).token_bytes  # what was written in place has no rest of a page
+    blanks = [header._replace(reservation=9, payload_bytes=num_bytes) for header in case.headers[:-1]]
     headers = [seal_sum(blank, total) for blank, total in zip(blanks, totals, strict=True)]
     reader = SlowReader([total + (not is_right) * 256 for total in totals])
     receiver = FrameReceiver(case.pool, case.queue, DeviceWriters(), cast(Any, reader))
     transfer = receiver.reserve(9, 1, VICTIM.sender, VICTIM.pages, NUM_TOKENS, in_place=True)
-    case.queue.frames += [[pack_header(header)] for header in headers]
-    receiver.poll()
-    assert receiver.is_checking and len(reader.readings) == LAYOUT.num_layers
+    for arriving in (headers[:num_summed], headers[num_summed:]):
+        case.queue.frames += [[pack_header(header)] for header in arriving]
+        receiver.poll()
+    assert receiver.is_checking
+    assert [len(each.totals) for each in reader.readings] == [
+        num for num in (num_summed, LAYOUT.num_layers - num_summed) if num
+    ]  # one call for those that arrive together
 
-    for reading in reader.readings[:num_summed]:
-        reading.done = True
+    reader.readings[0].done = num_summed > 0
     receiver.poll()
     landed = receiver.counters.get("frames", 0)
     assert landed == (num_summed if is_right else 0)

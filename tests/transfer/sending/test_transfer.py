@@ -109,7 +109,7 @@ def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
     left = []
     while (head := queue.head()) is not None:
         left.append(head)
-        queue.pop()
+        queue.pop(0)
     assert left == [(two, frame) for frame in frames]
     assert len(queue) == 0
 
@@ -129,7 +129,7 @@ def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> 
     def leave() -> None:
         head = queue.head()
         assert head is not None
-        queue.pop()
+        queue.pop(0)
         left.append(head[0])
 
     for layer in range(LAYOUT.num_layers):  # both in one launch; of each layer, one frame of the two gets away
@@ -158,5 +158,5 @@ def test_whatever_becomes_ready_when_the_oldest_leaves_first_and_each_in_its_ord
             waiting.remove(oldest)
             owner = next(index for index, age in ages.items() if age == oldest[0])
             assert queue.head() == (transfers[owner], oldest[2])
-            queue.pop()
+            queue.pop(0)
         assert len(queue) == len(waiting)

@@ -78,7 +78,7 @@ def test_pages_are_given_back_when_decode_is_lost_or_silent_for_long(network: Ni
     ]
     for transfer in transfers:
         sender.open(transfer, [1], 4)
-        sender.layer_ready(transfer, 0, 4)
+        sender.layers_ready(transfer, (0,), 4)
         sender.cancel(transfer)
     assert all(map(sender.is_reading, transfers))
     sender.drop_peer(DECODE)
@@ -130,7 +130,7 @@ def test_a_prefill_worker_that_is_gone_fails_its_own_transfers_alone(network: Ni
     pair.receiver.reserve(5, 0, PREFILL + 1, [11], 4)
     transfer = Target(pair.peer, 5, 0)
     gone.open(transfer, [1], 4)
-    gone.layer_ready(transfer, 0, 4)
+    gone.layers_ready(transfer, (0,), 4)
     pair.until(lambda: not gone.is_reading(transfer))
     pair.settle()
     push = network.context.socket(zmq.PUSH)

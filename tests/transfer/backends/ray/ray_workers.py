@@ -35,7 +35,7 @@ class PrefillEnd:
         target = Target(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), reservation, 0)
         self.sender.open(target, pages, num_tokens)
         for layer in range(LAYOUT.num_layers):
-            self.sender.layer_ready(target, layer, num_tokens)
+            self.sender.layers_ready(target, (layer,), num_tokens)
         self.sender.finish(target, (5,))
         return node_of_this()
 
