@@ -29,7 +29,7 @@ class Load:
             self.requests[f"r{index}"] = prompt, greedy(num_tokens or rng.randint(1, 20)), 1 + index % 3
             cluster.assign(f"r{index}", *self.requests[f"r{index}"])
 
-    def finish(self, left: Sequence[str] = ()) -> None:
+    def check_answers(self, left: Sequence[str] = ()) -> None:
         """Serves them. Of those that have left, what came is right."""
         self.cluster.run()
         self.cluster.check()
@@ -55,7 +55,7 @@ SIZES = [(4, 4), (16, 4), (3, 5), (1, 8)]  # of pages at prefill and at decode
 def test_every_token_is_right(topology: str, overlap: bool, page_size: int, chunk_size: int) -> None:
     sizes: dict[str, Any] = {"page_size": page_size, "chunk_size": chunk_size, "num_pages": 4000 // page_size}
     cluster = Cluster(RUNNER, topology, overlap=overlap, **sizes)
-    Load(cluster, 12, f"{topology}{overlap}{page_size}{chunk_size}").finish()
+    Load(cluster, 12, f"{topology}{overlap}{page_size}{chunk_size}").check_answers()
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -69,13 +69,13 @@ def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], 
         "chunk_size": 9,
         "mirrored": mirrored,
     }
-    Load(Cluster(RUNNER, "2P2D", network=network, **options), 12, str(sizes), num_tokens=12).finish()
+    Load(Cluster(RUNNER, "2P2D", network=network, **options), 12, str(sizes), num_tokens=12).check_answers()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_kv_that_is_staged_through_host_memory(overlap: bool) -> None:
     options: dict[str, Any] = {"page_size": 4, "chunk_size": 9, "num_pages": 600, "mirrored": True}
-    Load(Cluster(RUNNER, "1P2D", overlap=overlap, **options), 8, "staged", num_tokens=12).finish()
+    Load(Cluster(RUNNER, "1P2D", overlap=overlap, **options), 8, "staged", num_tokens=12).check_answers()
 
 
 @pytest.mark.parametrize("mirrored", [True, False])
@@ -91,7 +91,7 @@ def test_kv_that_a_device_writes_late_and_no_twin_overwrites(sizes: tuple[int, i
     left = ("r1", "r4", "r7")  # some in the middle of it
     for name in left:
         cluster.cancel(name)
-    load.finish(left)
+    load.check_answers(left)
     assert not copies.queue
 
     layout = RUNNER.kv_layout(page_size=1)

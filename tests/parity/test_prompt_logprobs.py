@@ -41,7 +41,7 @@ def start_of(index: int, prompt: Sequence[int]) -> int:
     return 1 + index * 5 % max(len(prompt) - 1, 1)
 
 
-def check(cluster: Cluster, prefix: str = "r") -> None:
+def check_scores(cluster: Cluster, prefix: str = "r") -> None:
     """Every token of every prompt, and of every answer."""
     for index, prompt in enumerate(reference("llama").prompts):
         found, asked = cluster.prompts[f"{prefix}{index}"].found, asked_of(index)
@@ -57,7 +57,7 @@ def check(cluster: Cluster, prefix: str = "r") -> None:
 def test_they_are_those_of_transformers(topology: str, overlap: bool, chunk_size: int) -> None:
     cluster = scored_cluster(topology, overlap=overlap, chunk_size=chunk_size)
     serve_asking(cluster)
-    check(cluster)
+    check_scores(cluster)
 
 
 @pytest.mark.parametrize(("kind", "layer", "tree"), [("eagle", "qwen3", (1, 0)), ("eagle3", "llama", (3, 8))])
@@ -68,7 +68,7 @@ def test_they_are_the_same_with_a_draft(tmp_path: Path, kind: str, layer: Archit
     runner = ModelRunner.load(target, device="cpu", dtype="float32", draft=draft)
     cluster = Cluster(runner, "1P1D", page_size=16, num_pages=200, chunk_size=9, tree=tree)
     serve_asking(cluster)
-    check(cluster)
+    check_scores(cluster)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -76,8 +76,8 @@ def test_cached_prefixes_are_computed_again(topology: str) -> None:
     cluster = scored_cluster(topology, caches=True, page_size=4, num_pages=400)
     for name in ("a", "b"):
         serve_asking(cluster, name, closes=name == "b")
-    check(cluster, "a")
-    check(cluster, "b")
+    check_scores(cluster, "a")
+    check_scores(cluster, "b")
     if topology == "1U":
         assert set(cluster.cached) == {f"b{index}" for index in range(len(cluster.prompts) // 2) if not asked_of(index)}
 

@@ -13,7 +13,7 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from protocol.worker_facts import Stamp
-from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
+from tests.transfer.memory import LARGE, LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import (
     CreditReturned,
@@ -201,10 +201,7 @@ class KvContract:
         assert pair.sender.counters["transfers_now"] == 0
 
     def test_large_pages_travel_as_views_of_page_memory(self, make_pair: MakePair) -> None:
-        layout = KvLayout.uniform(
-            num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32"
-        )  # 128 KiB a page
-        pair = make_pair(layout)
+        pair = make_pair(LARGE)
         source, target = [8, 1, 2, 6], [4, 5, 9, 1]
         transfer = pair.open(1, source, target, 250)
         pair.send_all(transfer, 250)
@@ -212,30 +209,21 @@ class KvContract:
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, 250)
 
-    @pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (3, 5), (1, 16), (16, 1)])
-    @pytest.mark.parametrize("num_tokens", [1, 7, 11])
-    def test_pages_of_another_size_are_filled_exactly(
-        self, make_pair: MakePair, sizes: tuple[int, int], num_tokens: int
-    ) -> None:
-        layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
-        pair = make_pair(layout, pool_layout=pool_layout)
-        pair.transfers(1, num_tokens, start=0)
-
-    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5)])
-    @pytest.mark.parametrize("groups", [TWO_GROUPS, ODD_GROUPS], ids=["two", "odd"])
-    def test_layers_of_every_shape_arrive_exactly(
+    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5), (1, 16), (16, 1)])
+    @pytest.mark.parametrize("groups", [LAYOUT, TWO_GROUPS, ODD_GROUPS], ids=["one", "two", "odd"])
+    def test_pages_of_every_size_and_layers_of_every_shape_arrive_exactly(
         self, make_pair: MakePair, sizes: tuple[int, int], groups: KvLayout
     ) -> None:
         """A draft's layers beside the target's: other heads, another head size, pages of another size in bytes."""
         layout, pool_layout = (replace(groups, page_size=size) for size in sizes)
         pair = make_pair(layout, pool_layout=pool_layout)
-        pair.transfers(1, num_tokens=11, start=0)
+        for reservation, num_tokens in enumerate((1, 7, 11)):
+            pair.transfers(reservation, num_tokens, start=0)
 
     def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(
         self, network: Network, make_pair: MakePair
     ) -> None:
-        layout = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
-        pair = make_pair(layout)
+        pair = make_pair(LARGE)
         transfer = Target(WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
         pair.send_all(transfer, 128)
