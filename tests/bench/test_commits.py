@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commits import HERE, checked_out, command_in
+from bench.commits import checked_out, command_in
 
 
 def test_an_earlier_commit_lies_beside_this_one_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,8 +24,3 @@ def test_an_earlier_commit_lies_beside_this_one_for_a_while(tmp_path: Path, monk
     assert not tree.exists()
     listed = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
     assert len(listed.splitlines()) == 1
-
-
-def test_this_checkout_is_the_other_side() -> None:
-    """It has the benchmark."""
-    assert (HERE / "bench" / "commits.py").is_file()

@@ -23,6 +23,26 @@ TWO, THREE = (replace(RUNNER, num_draft_layers=count) for count in (2, 3))  # la
 HOT = 20.0  # choices of one prompt draw different tokens
 
 
+Asked = tuple[str, list[int], SamplingParams, int]  # name, prompt, parameters, choices
+
+
+def expect(cluster: Cluster, *requests: Asked) -> None:
+    """Every choice is what one worker without a draft would draw."""
+    for name, prompt, params, n in requests:
+        assert name not in cluster.failures, cluster.failures[name]
+        for choice in range(n):
+            answer = cluster.answers[name, choice]
+            assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt), params, choice)
+
+
+def served(cluster: Cluster, *requests: Asked) -> None:
+    """Serves all at once."""
+    for request in requests:
+        cluster.assign(*request)
+    cluster.run()
+    expect(cluster, *requests)
+
+
 class Served:
     """A cluster with the fake draft, all of whose answers and proposals are checked."""
 
@@ -34,16 +54,9 @@ class Served:
         self.cluster: Cluster = make_cluster(topology, runner, **more)
         self.proposals = [Proposals(worker.planner, runner, varied) for worker in self.cluster.decodes.values()]
 
-    def serve(self, *requests: tuple[str, list[int], SamplingParams, int]) -> None:
-        """Serves requests (name, prompt, parameters, choices) all at once."""
-        for request in requests:
-            self.cluster.assign(*request)
-        self.cluster.run()
-        for name, prompt, params, n in requests:
-            assert name not in self.cluster.failures, self.cluster.failures[name]
-            for choice in range(n):
-                answer = self.cluster.answers[name, choice]
-                assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt), params, choice)
+    def serve(self, *requests: Asked) -> None:
+        """See `served`."""
+        served(self.cluster, *requests)
 
     def expect_kept(self, at_least: int) -> None:
         """So many proposals were right, and nothing is left in memory. Ends the cluster."""
@@ -82,44 +95,44 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_proposals_are_those_of_one_worker(kind: str) -> None:
     """Prompts end within a page and with one, within a chunk and with one; choices draw different first tokens."""
-    served = Served(**KINDS[kind])
+    it = Served(**KINDS[kind])
     requests = []
     for index, length in enumerate((1, 4, 7, 8, 21, 28, 40, 2, 3, 16)):
         params = SamplingParams(max_tokens=12 + index, temperature=(0.0, 0.7, HOT)[index % 3], seed=index)
         requests.append((f"r{index}", prompt_of(f"r{index}", length), params, 1 + index % 3))
-    served.serve(*requests)
-    served.expect_kept(60)
+    it.serve(*requests)
+    it.expect_kept(60)
 
 
 @pytest.mark.parametrize("runner", [RUNNER, TWO, THREE])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_choices_do_not_share_what_their_first_tokens_decide(page_size: int, runner: FakeRunner) -> None:
-    served = Served(runner=runner, page_size=page_size, num_pages=1024)
+    it = Served(runner=runner, page_size=page_size, num_pages=1024)
     for length in range(4, 10):
         params = SamplingParams(max_tokens=14, temperature=HOT, seed=length)
-        served.serve((f"r{length}", prompt_of("one", length), params, 4))
-        firsts = {served.cluster.answers[f"r{length}", choice].ids[0] for choice in range(4)}
+        it.serve((f"r{length}", prompt_of("one", length), params, 4))
+        firsts = {it.cluster.answers[f"r{length}", choice].ids[0] for choice in range(4)}
         assert len(firsts) > 1, "the test would show nothing"
-    served.expect_kept(40)
+    it.expect_kept(40)
 
 
 @pytest.mark.parametrize("runner", [RUNNER, TWO, THREE])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: FakeRunner) -> None:
     """At both workers. The second prompt goes on differently after 16 tokens, and so does the third after 15."""
-    served = Served(runner=runner, caches=True, page_size=page_size, num_pages=1024)
+    it = Served(runner=runner, caches=True, page_size=page_size, num_pages=1024)
     params = SamplingParams(max_tokens=12, temperature=0.0)
     start, rest = prompt_of("start", 24), prompt_of("rest", 9)
-    served.serve(("a", start, params, 1))
+    it.serve(("a", start, params, 1))
     for length in (16, 15, 24, 20):
-        served.serve((f"b{length}", [*start[:length], *rest], params, 2))
+        it.serve((f"b{length}", [*start[:length], *rest], params, 2))
         settled = (length - runner.num_draft_layers) // page_size * page_size
-        assert served.cluster.cached[f"b{length}"] == settled
-    served.serve(("again", start, params, 1))
-    answered = [*start, *served.cluster.answers["a", 0].ids]
-    served.serve(("next turn", [*answered, 5, 6], params, 1))
-    assert served.cluster.cached["next turn"] >= (len(start) - runner.num_draft_layers) // page_size * page_size
-    served.expect_kept(40)
+        assert it.cluster.cached[f"b{length}"] == settled
+    it.serve(("again", start, params, 1))
+    answered = [*start, *it.cluster.answers["a", 0].ids]
+    it.serve(("next turn", [*answered, 5, 6], params, 1))
+    assert it.cluster.cached["next turn"] >= (len(start) - runner.num_draft_layers) // page_size * page_size
+    it.expect_kept(40)
 
 
 @pytest.mark.slow
@@ -132,25 +145,25 @@ def test_proposals_of_choices_that_gave_way(
     num_slots: int, overlap: bool, runner: FakeRunner, tree: tuple[int, int]
 ) -> None:
     """They begin again at prefill, or come back from host memory: then one step is without a draft."""
-    served = Served(runner=runner, num_pages=1 + 40, num_slots=num_slots, overlap=overlap, tree=tree)
+    it = Served(runner=runner, num_pages=1 + 40, num_slots=num_slots, overlap=overlap, tree=tree)
     params = SamplingParams(max_tokens=60, temperature=0.7)
-    served.serve(*((f"r{index}", prompt_of(f"r{index}", 20), params, 1 + index % 2) for index in range(8)))
-    (decode,) = served.cluster.decodes.values()
+    it.serve(*((f"r{index}", prompt_of(f"r{index}", 20), params, 1 + index % 2) for index in range(8)))
+    (decode,) = it.cluster.decodes.values()
     spills = decode.planner.spills.counters["spills"]
-    assert spills > 0 if num_slots else served.cluster.num_retracted > 0, "the pool is too large to show anything"
-    served.expect_kept(100)
+    assert spills > 0 if num_slots else it.cluster.num_retracted > 0, "the pool is too large to show anything"
+    it.expect_kept(100)
 
 
 @pytest.mark.parametrize("runner", [RUNNER, THREE])
 @pytest.mark.parametrize("num_replayed", [1, 5])
 def test_a_retry_goes_on_with_proposals(num_replayed: int, runner: FakeRunner) -> None:
-    served = Served(runner=runner)
+    it = Served(runner=runner)
     prompt, params = prompt_of("r", 18), SamplingParams(max_tokens=20, temperature=0.7, seed=3)
-    tokens, reason = expected(tuple(prompt), params, 0)
-    served.cluster.assign("r", prompt, params, replayed=tokens[:num_replayed])
-    served.cluster.run()
-    assert (tuple(served.cluster.answers["r", 0].ids), served.cluster.answers["r", 0].finish) == (tokens, reason)
-    served.expect_kept(5)
+    tokens, _ = expected(tuple(prompt), params, 0)
+    it.cluster.assign("r", prompt, params, replayed=tokens[:num_replayed])
+    it.cluster.run()
+    expect(it.cluster, ("r", prompt, params, 1))
+    it.expect_kept(5)
 
 
 OTHERS = {
@@ -187,13 +200,7 @@ def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: s
     for index in range(8):
         params = SamplingParams(max_tokens=40, temperature=(0.0, HOT)[index % 2], seed=index)
         requests.append((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 1 + index % 3))
-    for request in requests:
-        cluster.assign(*request)
-    cluster.run()
-    for name, prompt, params, n in requests:
-        for choice in range(n):
-            answer = cluster.answers[name, choice]
-            assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt), params, choice)
+    served(cluster, *requests)
     (decode,) = cluster.decodes.values()
     assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
     expect_rest(cluster)
@@ -204,12 +211,7 @@ def test_so_do_requests_at_a_decode_worker_with_several_draft_layers(other: Fake
     three = replace(THREE, draft_seed=3)
     cluster = make_cluster("1P1D", three, prefill_runner=other, may_lack_draft=True, caches=True, num_slots=200)
     params = SamplingParams(max_tokens=24, temperature=0.0)
-    for index in range(6):
-        cluster.assign(f"r{index}", prompt_of(f"r{index // 2}", 20), params, 2)
-    cluster.run()
-    for index in range(6):
-        answer = cluster.answers[f"r{index}", 1]
-        assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt_of(f"r{index // 2}", 20)), params, 1)
+    served(cluster, *((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 2) for index in range(6)))
     (decode,) = cluster.decodes.values()
     assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
     expect_rest(cluster)
@@ -217,21 +219,21 @@ def test_so_do_requests_at_a_decode_worker_with_several_draft_layers(other: Fake
 
 def test_kv_that_lacks_the_drafts_is_found_by_nobody() -> None:
     """The next request of a whole pair would find it, and its proposals would be wrong."""
-    served = Served(may_lack_draft=True, caches=True)
-    cluster, prompt, params = served.cluster, prompt_of("one", 24), SamplingParams(max_tokens=16, temperature=0.0)
+    it = Served(may_lack_draft=True, caches=True)
+    cluster, prompt, params = it.cluster, prompt_of("one", 24), SamplingParams(max_tokens=16, temperature=0.0)
     tokens, _ = expected(tuple(prompt), params, 0)
     blind = cluster.add_prefill("prefill-1", 150, OTHERS["no draft"])
     whole = cluster.prefills.pop(100)
     cluster.assign("blind", prompt, params)
     cluster.run()
     assert tuple(cluster.answers["blind", 0].ids) == tokens
-    assert sum(each.num_checked for each in served.proposals) == 0, "nothing was proposed"
+    assert sum(each.num_checked for each in it.proposals) == 0, "nothing was proposed"
 
     del cluster.prefills[150]
     cluster.prefills[100] = whole
-    served.serve(("whole", [*prompt, *tokens, 1], params, 1), ("again", prompt, params, 1))
+    it.serve(("whole", [*prompt, *tokens, 1], params, 1), ("again", prompt, params, 1))
     cluster.prefills[150] = blind
-    served.expect_kept(5)
+    it.expect_kept(5)
 
 
 @pytest.mark.parametrize(
@@ -243,20 +245,19 @@ def test_kv_that_lacks_the_drafts_is_found_by_nobody() -> None:
     ],
 )
 def test_a_request_whose_hidden_state_makes_no_sense_fails_alone(hidden: bytes, says: str) -> None:
-    served = Served()
+    it = Served()
     params = SamplingParams(max_tokens=20, temperature=0.0)
-    (decode,) = served.cluster.decodes.values()
-    served.cluster.assign("bad", prompt_of("bad", 21), params, 2)
-    served.cluster.assign("fine", prompt_of("fine", 30), params)
-    drive_to(served.cluster, "bad", Phase.REQUESTED)
+    (decode,) = it.cluster.decodes.values()
+    it.cluster.assign("bad", prompt_of("bad", 21), params, 2)
+    it.cluster.assign("fine", prompt_of("fine", 30), params)
+    drive_to(it.cluster, "bad", Phase.REQUESTED)
     request = decode._requests.by_key["bad", 0]
     decode._on_transfer(request, Delivered(request.reservation, LastMessage((1, 2), 0, 0, hidden=hidden)))
-    served.cluster.run()
-    failure = served.cluster.failures["bad"]
+    it.cluster.run()
+    failure = it.cluster.failures["bad"]
     assert (failure.code, failure.message) == ("internal_error", says)
-    answer = served.cluster.answers["fine", 0]
-    assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt_of("fine", 30)), params, 0)
-    served.expect_kept(5)
+    expect(it.cluster, ("fine", prompt_of("fine", 30), params, 1))
+    it.expect_kept(5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -276,11 +277,5 @@ def test_a_hidden_state_that_is_not_finite_costs_proposals_and_no_request(
 
     monkeypatch.setattr(decode, "_on_transfer", poisoned)
     params = SamplingParams(max_tokens=20, temperature=0.0)
-    for name in ("bad", "fine"):
-        cluster.assign(name, prompt_of(name, 21), params, 2)
-    cluster.run()
-    for name in ("bad", "fine"):
-        for choice in range(2):
-            answer = cluster.answers[name, choice]
-            assert (tuple(answer.ids), answer.finish) == expected(tuple(prompt_of(name, 21)), params, choice)
+    served(cluster, *((name, prompt_of(name, 21), params, 2) for name in ("bad", "fine")))
     expect_rest(cluster)

@@ -4,17 +4,13 @@ from typing import Any
 
 import pytest
 
-from protocol.messages_gateway import SamplingParams
 from scheduler.execution.streams import Event
 from tests.cluster import Cluster
+from tests.decode.driving import greedy
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream
 
 PROMPT = list(range(1, 40))
-
-
-def greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
 def cluster_of(runner: FakeRunner) -> Cluster:

@@ -1,6 +1,9 @@
 """A run as it would have been measured, for what shows it."""
 
+import io
 from typing import Any
+
+from rich.console import Console
 
 from loadtest.drive.own_load import OwnLoad
 from loadtest.drive.run import Progress
@@ -18,6 +21,13 @@ LOAD = Load(
     slos={"ttft": 500},
 )  # fmt: skip
 ABOUT = {"model": "m <b>", "when": "now", "machine": {"cpu": "one", "memory": None}}
+
+
+def printed(thing: Any, width: int = 140) -> str:
+    """What a terminal shows of it."""
+    said = io.StringIO()
+    Console(file=said, width=width).print(thing)
+    return said.getvalue()
 
 
 def measured(scale: float = 1.0, counting: Counting = Counting.IDS, **fields: Any) -> Measured:

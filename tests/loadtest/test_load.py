@@ -51,7 +51,7 @@ async def test_intruders_come_beside_and_are_counted_apart() -> None:
         found = await run_load(server, CLOCK, replace(LOAD, intruder_rate=50.0, intruder_tokens=40))
     long = [body for body in stand_in.bodies if len(body["prompt"]) == 40]
     assert (found.figures.endings["done"], failures(found)) == (12, "")
-    assert found.beside is not None and found.beside.num_sent == len(long) - 1 > 0  # one warms up
+    assert found.beside is not None and 0 < found.beside.num_sent <= len(long) - 1  # one warms up
     assert all(body["max_tokens"] == 1 for body in long)
     assert (cells_of(found)["long prompts' TTFT p50"] or 0) > 0
 

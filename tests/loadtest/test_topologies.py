@@ -1,21 +1,19 @@
 """A sweep over deployments: their table, and when it ends."""
 
 import argparse
-import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from loadtest import topologies
 from loadtest.measure import Measured
 from loadtest.search import Search
 from loadtest.topologies import Served, best_run, run_each, topologies_table
 from loadtest.work.arrivals import Gamma
-from tests.loadtest.reports import LOAD, measured
+from tests.loadtest.reports import LOAD, measured, printed
 
 SEARCH = Search(first_rate=1.0, burstiness=1.0, target_share=0.9, most_runs=9, precision=1.1)
 PAIR, UNIFIED = "--prefill 1 --decode 1", "--prefill 0 --decode 0 --unified 2"
@@ -64,10 +62,8 @@ async def test_ctrl_c_ends_them_all(started: list[list[str]]) -> None:
 
 def test_the_table_has_the_figures_at_the_largest_good_rate() -> None:
     runs = [run_at(1.0, 0.5), run_at(2.0, 1.0), run_at(4.0, 3.0)]
-    console = Console(file=io.StringIO(), width=160)
-    console.print(topologies_table([Served(PAIR, 0, runs), Served("", 130, [])], SEARCH, markdown=True))
-    assert isinstance(console.file, io.StringIO)
-    rows = [line.replace(" ", "") for line in console.file.getvalue().splitlines()]
+    table = topologies_table([Served(PAIR, 0, runs), Served("", 130, [])], SEARCH, markdown=True)
+    rows = [line.replace(" ", "") for line in printed(table, 160).splitlines()]
     assert "|--prefill1--decode1|2|4|42.4|-|0.95|200|-|50|50|-|-|" in rows
     assert "|(defaults)|-|-|-|-|-|-|-|-|-|-|-|" in rows
     assert best_run(runs, 2.0) is runs[1] and best_run(runs, None) is None
@@ -75,7 +71,5 @@ def test_the_table_has_the_figures_at_the_largest_good_rate() -> None:
 
 def test_long_prompts_stand_beside_the_streams() -> None:
     disturbed = measured(beside=measured(4.0).figures)
-    console = Console(file=io.StringIO(), width=160)
-    console.print(topologies_table([Served(PAIR, 0, [disturbed])], None, markdown=True))
-    assert isinstance(console.file, io.StringIO)
-    assert "|--prefill1--decode1|42.4|-|0.95|200|-|50|50|-|800|" in console.file.getvalue().replace(" ", "")
+    table = topologies_table([Served(PAIR, 0, [disturbed])], None, markdown=True)
+    assert "|--prefill1--decode1|42.4|-|0.95|200|-|50|50|-|800|" in printed(table, 160).replace(" ", "")

@@ -101,6 +101,12 @@ class Lanes:
         return lane.tokens[len(prompt) :]
 
 
+def idle(table_width: int = 1, device: torch.device | str = "cpu") -> ModelInput:
+    """A forward without a token: a rank takes part in a step in which it has nothing to compute."""
+    none, table = (torch.empty(shape, dtype=torch.int64, device=device) for shape in ((0,), (0, table_width)))
+    return ModelInput(none, none, none, table, none, (), (), 0, 0, none)
+
+
 def random_prompt(length: int, vocab_size: int, seed: int) -> list[int]:
     """`length` token ids."""
     generator = torch.Generator().manual_seed(seed)

@@ -15,9 +15,8 @@ from model.cpu_build import NoKernels, find_compiler
 from model.cpu_kernels import CpuKernels, load_kernels
 from model.fake import FakeRunner
 from model.paged_kv import PagedKv
-from model.passes import TorchPasses, inverse_frequencies
 from protocol.kv_layout import KvLayout, LayerLayout
-from runtime.model_config import ModelConfig, RopeConfig
+from runtime.model_config import ModelConfig
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import (
     CASES,
@@ -27,8 +26,20 @@ from tests.model.attention_contract import (
     check_alone_or_together,
     check_case,
 )
+from tests.model.passes_cases import (
+    EPS,
+    GATED_CASES,
+    NORM_CASES,
+    PLACE_CASES,
+    MakePasses,
+    PlaceCase,
+    check_gated,
+    check_norms,
+    check_place,
+)
 
-EPS = 1e-6
+CPU = torch.device("cpu")
+HEAD_DIMS = (2, 16, 64, 80, 128)
 
 
 def kernels_for(
@@ -90,7 +101,7 @@ def test_numbers_of_heads(heads: tuple[int, int]) -> None:
     assert worst(case, kernels_for(heads=heads)) < 1e-5
 
 
-@pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_sizes(head_dim: int) -> None:
     case = make_case((), (1, 16, 33, 500), page_size=16, head_dim=head_dim)
     assert worst(case, kernels_for(head_dim=head_dim)) < 1e-5
@@ -152,25 +163,26 @@ def test_a_request_does_not_depend_on_its_neighbours_or_on_threads(heads: tuple[
 # ---- passes ----
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rows, width", [(0, 16), (1, 1), (5, 96), (200, 512)])
-def test_norm(dtype: str, rows: int, width: int) -> None:
-    kernels, plain = kernels_for(dtype), TorchPasses(4, 16, EPS)
-    x, weight = _random(dtype, rows, width), _random(dtype, width)
-    got, expected = kernels.rms_norm(x, weight), plain.rms_norm(x, weight)
-    assert got.dtype == expected.dtype and got.shape == expected.shape
-    assert torch.allclose(got.float(), expected.float(), rtol=0.02 if dtype == "bfloat16" else 1e-5, atol=1e-6)
+def passes(dtype: str, case: PlaceCase = PLACE_CASES[0]) -> MakePasses:
+    return lambda heads, head_dim, eps: kernels_for(dtype, case.heads, case.head_dim, case.pages)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gate(dtype: str) -> None:
-    kernels, plain = kernels_for(dtype), TorchPasses(4, 16, EPS)
-    both = _random(dtype, 37, 160) * 30
-    apart = both[:, :80].contiguous(), both[:, 80:].contiguous()
-    expected = plain.gated((both.float(),))
-    assert torch.allclose(plain.gated((apart[0].float(), apart[1].float())), expected)
-    for gate_up in ((both,), apart):
-        assert torch.allclose(kernels.gated(gate_up).float(), expected, rtol=0.01, atol=1e-5)
+def test_the_contract_of_passes(dtype: str) -> None:
+    for num_tokens, width in NORM_CASES:
+        check_norms(passes(dtype), num_tokens, width, dtype, CPU)
+    for num_tokens, width in GATED_CASES:
+        check_gated(passes(dtype), num_tokens, width, dtype, CPU)
+    for case in PLACE_CASES:
+        if case.head_dim in HEAD_DIMS:
+            check_place(passes(dtype, case), case, dtype, CPU)
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_placing_float32_in_bfloat16_pages(is_normed: bool, is_apart: bool) -> None:
+    case = PlaceCase((6, 2), 16, 4, 23, is_normed, is_apart, pages="bfloat16")
+    check_place(passes("float32", case), case, "float32", CPU)
 
 
 def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:
@@ -178,31 +190,6 @@ def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:
     expected = torch.tensor([[float("nan"), float("inf"), 1e30, 0.0, 100.0, 0.0, 0.0]])
     got = kernels_for().gated((gate, torch.ones_like(gate)))
     assert torch.allclose(got, expected, equal_nan=True, atol=1e-6)
-
-
-@pytest.mark.parametrize("merged", [True, False])
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("dtype, pages", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")])
-def test_placing(dtype: str, pages: str, normed: bool, merged: bool) -> None:
-    heads, kv_heads, head_dim, tokens = 6, 2, 32, 23
-    layout = KvLayout.uniform(2, kv_heads, head_dim, 4, pages)
-    kernels, plain = kernels_for(dtype, (heads, kv_heads), head_dim, pages), TorchPasses(heads, head_dim, EPS)
-    q_size, kv_size = heads * head_dim, kv_heads * head_dim
-    qkv = _random(dtype, tokens, q_size + 2 * kv_size)
-    apart = tuple(part.contiguous() for part in qkv.split((q_size, kv_size, kv_size), dim=1))
-    norm = _random(dtype, heads + kv_heads, head_dim) if normed else None
-    positions, inv_freq = torch.arange(tokens) * 7, inverse_frequencies(RopeConfig(10_000.0), head_dim)
-    slots = torch.randperm(36)[:tokens] + 4  # page 0 is padding
-    found = []
-    for passes in (kernels, plain):
-        kv = PagedKv(layout, 10)
-        q_THD = passes.place(
-            (qkv,) if merged else apart, norm, passes.rotation(positions, inv_freq), kv, 1, kv.token_rows(slots)
-        )
-        assert q_THD.shape == (tokens, heads, head_dim) and not kv.layer(0).any()
-        found.append((q_THD.float(), kv.layer(1).float()))
-    for got, expected in zip(*found, strict=True):
-        assert torch.allclose(got, expected, atol=0.04 if "bfloat16" in (dtype, pages) else 1e-5)
 
 
 def test_rounding_to_bfloat16_is_torch_s() -> None:
@@ -219,17 +206,12 @@ def test_rounding_to_bfloat16_is_torch_s() -> None:
     assert torch.equal(placed.nan_to_num(7.0), values.bfloat16().nan_to_num(7.0))
 
 
-def _random(dtype: str, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(getattr(torch, dtype))
-
-
 @pytest.mark.full
 def test_nothing_is_done_that_c_leaves_undefined(tmp_path: Path) -> None:
     """The tests above once more, where that ends the process: shifts, overflows, integers of NaN."""
     checks = "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error"
     environment = {**os.environ, "CC": f"{find_compiler()[0]} {checks}", "XDG_CACHE_HOME": str(tmp_path)}
-    names = "finite or gate or exponential or tree"
+    names = "finite or passes or exponential or tree"
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", names, __file__],
         env=environment, capture_output=True, text=True, check=False,

@@ -53,25 +53,17 @@ def other_hidden(one: Chain) -> None:
     one.hidden_1E = chain(99).hidden_1E
 
 
-def no_hidden(one: Chain) -> None:
-    one.hidden_1E = torch.zeros_like(one.hidden_1E)
-
-
-def garbage_hidden(one: Chain) -> None:
-    one.hidden_1E = torch.full_like(one.hidden_1E, float("nan"))
-
-
 def hidden_of_the_step_before(one: Chain) -> None:
     kept = one.hidden_1E
     one.step(STEPS)
     one.hidden_1E = kept
 
 
-@pytest.mark.parametrize("spoil", [other_hidden, no_hidden, garbage_hidden, hidden_of_the_step_before])
+@pytest.mark.parametrize("spoil", [other_hidden, hidden_of_the_step_before])
 def test_no_proposal_from_a_wrong_hidden_state_is_right(spoil: Callable[[Chain], None]) -> None:
     """The first proposal of a step was made before. Later steps have right hidden states again."""
     seen = []
-    for seed in range(8):
+    for seed in range(6):
         one = chain(seed)
         spoil(one)
         expected = FAKE.expected_accepts(one.tokens, STEPS)
@@ -79,14 +71,6 @@ def test_no_proposal_from_a_wrong_hidden_state_is_right(spoil: Callable[[Chain],
         assert all(accepted == right for accepted, right in steps_of(one, 40))
     assert all(accepted == min(1, expected) for accepted, expected in seen)
     assert max(expected for _, expected in seen) > 1
-
-
-def page_is_zero(one: Chain) -> None:
-    one.kv.layer(FAKE.num_layers)[one.lane.pages[1]] = 0
-
-
-def page_is_garbage(one: Chain) -> None:
-    one.kv.layer(FAKE.num_layers)[one.lane.pages[0]] = float("nan")
 
 
 def one_slot_of_another_request(one: Chain) -> None:
@@ -98,11 +82,6 @@ def one_slot_of_another_request(one: Chain) -> None:
 def pages_in_another_order(one: Chain) -> None:
     layer = one.kv.layer(FAKE.num_layers)
     layer[one.lane.pages[:2]] = layer[one.lane.pages[1::-1]]
-
-
-def slots_moved_by_one(one: Chain) -> None:
-    layer = one.kv.layer(FAKE.num_layers)
-    layer[one.lane.pages[0]] = layer[one.lane.pages[0]].roll(1, dims=1)
 
 
 def token_off_by_one(one: Chain) -> None:
@@ -132,11 +111,8 @@ def no_extend_behind_a_verify(one: Chain) -> None:
 
 
 SPOILS = [
-    page_is_zero,
-    page_is_garbage,
     one_slot_of_another_request,
     pages_in_another_order,
-    slots_moved_by_one,
     token_off_by_one,
     draft_of_another_seed,
     no_extend_behind_a_verify,
@@ -257,18 +233,6 @@ def test_every_layer_proposes_rightly_by_the_luck_of_its_context(chunk: int) -> 
     assert LAYERED.kv_layout(4).groups[1] == LayerGroup(NUM_LAYERS, 1, 4, lookahead=NUM_LAYERS)
 
 
-def tokens_not_shifted(
-    index: int, lanes: Lanes, lane: Lane, after_T: torch.Tensor, hidden_TE: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return after_T.roll(1), hidden_TE
-
-
-def features_one_position_late(
-    index: int, lanes: Lanes, lane: Lane, after_T: torch.Tensor, hidden_TE: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return after_T, hidden_TE.roll(1, 0)
-
-
 def a_page_of_zeros(
     index: int, lanes: Lanes, lane: Lane, after_T: torch.Tensor, hidden_TE: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,7 +240,14 @@ def a_page_of_zeros(
     return after_T, hidden_TE
 
 
-@pytest.mark.parametrize("spoil", [tokens_not_shifted, features_one_position_late, a_page_of_zeros])
+LAYER_SPOILS: dict[str, Spoil] = {
+    "tokens are not shifted": lambda index, lanes, lane, after_T, hidden_TE: (after_T.roll(1), hidden_TE),
+    "features come a position late": lambda index, lanes, lane, after_T, hidden_TE: (after_T, hidden_TE.roll(1, 0)),
+    "a page is zero": a_page_of_zeros,
+}
+
+
+@pytest.mark.parametrize("spoil", LAYER_SPOILS.values(), ids=LAYER_SPOILS)
 @pytest.mark.parametrize("spoilt", range(NUM_LAYERS))
 def test_a_wrong_input_of_any_layer_costs_it_all_proposals_from_there_on(spoilt: int, spoil: Spoil) -> None:
     found, luck = right_of_layers(8, spoilt, spoil)

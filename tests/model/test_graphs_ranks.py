@@ -18,14 +18,12 @@ from protocol.messages_group import StepShape
 from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from tests.model.driving import Lane, Lanes, random_prompt
+from tests.model.driving import Lane, Lanes, idle, random_prompt
 from tests.model.ranks import MetCollectives, met
 from tests.model.speculating import again
 
 MAX_PAGES = 8
 OnLayer = Callable[[int], None] | None
-NONE = torch.empty(0, dtype=torch.int64)
-IDLE = ModelInput(NONE, NONE, NONE, NONE.view(0, 1), NONE, (), (), 0, 0, NONE)
 
 
 class Rank:
@@ -41,7 +39,7 @@ class Rank:
     def prefill(self, count: int, step: StepShape) -> list[Lane]:
         """So many requests, whose prompts of 3 tokens are computed together."""
         lanes = [self.lanes.lane(random_prompt(3, 97, seed), 9) for seed in range(count)]
-        inp = self.lanes.model_input([(lane, 3) for lane in lanes], []) if lanes else IDLE
+        inp = self.lanes.model_input([(lane, 3) for lane in lanes], []) if lanes else idle()
         logits_LV = self.graphed.forward(replace(inp, step=step), self.lanes.kv)
         for lane, logits_V in zip(lanes, logits_LV, strict=True):
             lane.done = 3
@@ -50,7 +48,7 @@ class Rank:
 
     def decode(self, lanes: list[Lane], step: StepShape) -> None:
         """One token more of each."""
-        inp = self.lanes.model_input([], lanes) if lanes else IDLE
+        inp = self.lanes.model_input([], lanes) if lanes else idle()
         logits_LV = self.graphed.forward(replace(inp, step=step), self.lanes.kv)
         for lane, logits_V in zip(lanes, logits_LV, strict=True):
             lane.done += 1
@@ -114,7 +112,7 @@ def test_a_rank_with_a_prompt_enters_the_collectives_of_the_graph_that_the_other
 
         lanes = [] if is_late else rank.prefill(2, StepShape(1, (0, 6)))
         if is_late:
-            graphed.forward(replace(IDLE, step=StepShape(1, (0, 6))), kv)
+            graphed.forward(replace(idle(), step=StepShape(1, (0, 6))), kv)
         ranks.entered.clear()
 
         # Graphs that were captured say that they are of step 0, and so does this one.
@@ -263,6 +261,6 @@ def test_a_step_of_graphs_for_which_none_fits_is_refused() -> None:
         with pytest.raises(AssertionError, match="other ranks replay a graph, but none is so large"):
             rank.decode([], StepShape(2, (0, 9), True))
         with pytest.raises(AssertionError, match="without the step of all ranks"):
-            rank.graphed.forward(IDLE, rank.lanes.kv)
+            rank.graphed.forward(idle(), rank.lanes.kv)
 
     met(2, main)

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from model.cuda_capture import CudaCapture
 from model.draft import first_layer
 from model.graphs import GraphedDraft, GraphedRunner
-from model.inputs import ModelInput
 from model.linear import Linear, pack
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
@@ -18,6 +16,7 @@ from model.runner import DraftSource, ModelRunner, Runner
 from testkit.checkpoints import make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import add_mtp, make_draft
+from tests.model.driving import idle
 
 NUM_PAGES = 6
 ON_THE_DEVICE = [pytest.param("cuda, triton", marks=pytest.mark.gpu), pytest.param("cuda, fake", marks=pytest.mark.gpu)]
@@ -36,15 +35,6 @@ ON_THE_CPU = list(RUNNERS)[:5]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3")
-
-
-def idle(table_width: int, device: torch.device) -> ModelInput:
-    """No chunks, no decodes, no wanted rows. The page table is (0, table_width)."""
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=device)
-
-    return ModelInput(empty(0), empty(0), empty(0), empty(0, table_width), empty(0), (), (), 0, 0, empty(0))
 
 
 def bytes_of(kv: PagedKv, first_page: int = 0) -> list[bytes]:

@@ -17,7 +17,7 @@ from protocol.messages_group import StepShape
 from testkit.checkpoints import Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
-from tests.model.driving import Lanes, random_prompt
+from tests.model.driving import Lanes, idle, random_prompt
 from tests.model.ranks import MetCollectives, met, on_host
 from tests.model.speculating import loaded_mtp
 
@@ -46,8 +46,7 @@ class Script:
     def input(self, kind: str) -> ModelInput:
         """The forward of this kind."""
         if kind == "idle":
-            none = torch.empty(0, dtype=torch.int64)
-            return ModelInput(none, none, none, none.view(0, 1), none, (), (), 0, 0, none)
+            return idle()
         extends = {
             "prompt": [(self.first, len(self.first.tokens))],
             "chunk": [(self.second, 4)],

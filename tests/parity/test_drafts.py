@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked
@@ -26,6 +25,7 @@ from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
 from tests.parity.margins import check_logprobs, margins
+from tests.parity.serving import model_of, runner_of
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def fit(folder: Path, arch: Architecture) -> None:
     """Makes an EAGLE draft linear, and its product the best one for the answers of the reference: one proposal of seven
     is right."""
     expected = reference(arch)
-    model = AutoModelForCausalLM.from_pretrained(expected.folder, dtype=torch.float32).eval()
+    model = model_of(expected.folder)
     inputs, outputs = [], []
     for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
         ids = torch.tensor([*prompt, *continuation])
@@ -85,7 +85,7 @@ def fit(folder: Path, arch: Architecture) -> None:
 def fit_layers(folder: Path, arch: Architecture) -> None:
     """The same for MTP layers: each joins what the one before gave with the token behind it."""
     expected = reference(arch)
-    model = AutoModelForCausalLM.from_pretrained(expected.folder, dtype=torch.float32).eval()
+    model = model_of(expected.folder)
     texts = [torch.tensor([*each, *more]) for each, more in zip(expected.prompts, expected.continuations, strict=True)]
     features = [model(ids[None], output_hidden_states=True).hidden_states[-1][0] for ids in texts]
     hidden = features
@@ -134,9 +134,8 @@ def test_tokens_are_those_without_a_draft(
     cluster = Cluster(runner_with(kind, arch, scratch), topology, tree=tree, num_steps=num_steps, **options)
     planner = cluster.unifieds[0].planner if cluster.unifieds else next(iter(cluster.decodes.values())).planner
     found = answers(cluster, arch)
-    plain = ModelRunner.load(reference(arch).folder, device="cpu", dtype="float32")
-    wanted = answers(Cluster(plain, topology, **options), arch)
-    model = AutoModelForCausalLM.from_pretrained(reference(arch).folder, dtype=torch.float32).eval()
+    wanted = answers(Cluster(runner_of(arch), topology, **options), arch)
+    model = model_of(reference(arch).folder)
 
     num_equal = 0
     for index, prompt in enumerate(reference(arch).prompts):

@@ -3,25 +3,17 @@
 All prompts of a combination run at the same time, so chunks, joins and departures mix.
 """
 
-from functools import cache
-
 import pytest
 
-from model.runner import ModelRunner
 from protocol.messages_gateway import SamplingParams
-from testkit.checkpoints import Architecture
 from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.parity.grid import GRID, PAIRWISE, Combination
+from tests.parity.serving import runner_of, serve
 
 pytestmark = pytest.mark.slow
 
 NUM_KV_TOKENS = 1600  # the eight requests need some 800
-
-
-@cache
-def runner_of(arch: Architecture) -> ModelRunner:
-    return ModelRunner.load(reference(arch).folder, device="cpu", dtype="float32")
 
 
 def check_parity(combination: Combination) -> None:
@@ -34,13 +26,7 @@ def check_parity(combination: Combination) -> None:
         chunk_size=combination.chunk_size,
         num_pages=NUM_KV_TOKENS // combination.page_size,
     )
-    greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
-    for index, prompt in enumerate(expected.prompts):
-        cluster.assign(f"r{index}", list(prompt), greedy)
-    cluster.run()
-    cluster.check()
-    cluster.close()
-    assert not cluster.failures
+    serve(cluster, expected.prompts, lambda index: SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0))
     for index, continuation in enumerate(expected.continuations):
         answer = cluster.answers[f"r{index}", 0]
         assert tuple(answer.ids) == continuation, f"prompt {index}"

@@ -4,35 +4,22 @@ test_drafts.py has those of launches with drafts.
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from model.runner import ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.parity.margins import check_logprobs
+from tests.parity.serving import model_of, scored_cluster, serve
 
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 8
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, logprobs=LogprobsAsked(5))
-
-
-@cache
-def model() -> torch.nn.Module:
-    loaded: torch.nn.Module = AutoModelForCausalLM.from_pretrained(reference("llama").folder, dtype=torch.float32)
-    return loaded.eval()
-
-
-def cluster_of(topology: str, **options: Any) -> Cluster:
-    runner = ModelRunner.load(reference("llama").folder, device="cpu", dtype="float32")
-    return Cluster(runner, topology, **{"page_size": 16, "num_pages": 100, "chunk_size": 32, **options})
 
 
 def params_of(index: int, num_tokens: int = NUM_TOKENS) -> SamplingParams:
@@ -47,17 +34,14 @@ def check_answers(cluster: Cluster, num_tokens: int = NUM_TOKENS) -> None:
         answer = cluster.answers[f"r{index}", 0]
         assert sorted(answer.logprobs) == list(range(num_tokens))
         temperature = PARAMS.temperature if index % 2 else 1
-        check_logprobs(model(), prompt, answer.ids, answer.logprobs, temperature)
+        check_logprobs(model_of(reference("llama").folder), prompt, answer.ids, answer.logprobs, temperature)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("topology", ["1U", "1P1D"])
 def test_logprobs_are_those_of_transformers(topology: str, overlap: bool) -> None:
-    cluster = cluster_of(topology, overlap=overlap)
-    for index, prompt in enumerate(reference("llama").prompts):
-        cluster.assign(f"r{index}", list(prompt), params_of(index))
-    cluster.run()
-    cluster.close()
+    cluster = scored_cluster(topology, overlap=overlap)
+    serve(cluster, reference("llama").prompts, params_of)
     check_answers(cluster)
 
 
@@ -66,34 +50,33 @@ def test_logprobs_are_those_of_transformers(topology: str, overlap: bool) -> Non
 def test_logprobs_of_requests_that_give_way(topology: str, num_slots: int) -> None:
     num_tokens, prompts = 40, reference("llama").prompts
     longest = max(map(len, prompts)) + num_tokens
-    cluster = cluster_of(topology, page_size=4, num_pages=3 + -(-longest // 4), num_slots=num_slots)
-    for index, prompt in enumerate(prompts):
-        cluster.assign(f"r{index}", list(prompt), params_of(index, num_tokens))
-    cluster.run()
+    cluster = scored_cluster(topology, page_size=4, num_pages=3 + -(-longest // 4), num_slots=num_slots)
+    serve(cluster, prompts, partial(params_of, num_tokens=num_tokens))
     worker = cluster.unifieds[0] if cluster.unifieds else next(iter(cluster.decodes.values()))
     num_spills = worker.stats().counters.get("spills", 0)
-    cluster.close()
     assert num_spills > 0 if num_slots else cluster.num_retracted > 0
     check_answers(cluster, num_tokens)
 
 
 @pytest.mark.parametrize("topology", ["1U", "1P1D"])
 def test_a_retry_tells_only_what_is_new(topology: str) -> None:
-    whole = cluster_of(topology)
+    whole = scored_cluster(topology)
     prompts = reference("llama").prompts
-    for index, prompt in enumerate(prompts):
-        whole.assign(f"r{index}", list(prompt), params_of(index))
-    whole.run()
-    whole.close()
+    serve(whole, prompts, params_of)
 
-    again = cluster_of(topology)
-    for index, prompt in enumerate(prompts):
-        known = whole.answers[f"r{index}", 0].ids[: 1 + index % (NUM_TOKENS - 1)]
-        again.assign(f"r{index}", list(prompt), params_of(index), replayed=known)
-    again.run()
-    again.close()
+    def known(index: int) -> dict[str, Any]:
+        return {"replayed": whole.answers[f"r{index}", 0].ids[: 1 + index % (NUM_TOKENS - 1)]}
+
+    again = scored_cluster(topology)
+    serve(again, prompts, params_of, known)
     for index, prompt in enumerate(prompts):
         answer = again.answers[f"r{index}", 0]
         assert answer.ids == whole.answers[f"r{index}", 0].ids
         assert sorted(answer.logprobs) == list(range(1 + index % (NUM_TOKENS - 1), NUM_TOKENS))
-        check_logprobs(model(), prompt, answer.ids, answer.logprobs, PARAMS.temperature if index % 2 else 1)
+        check_logprobs(
+            model_of(reference("llama").folder),
+            prompt,
+            answer.ids,
+            answer.logprobs,
+            PARAMS.temperature if index % 2 else 1,
+        )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
 from bench.gpu.step_parity import our_logits
 from model.runner import DraftSource, ModelRunner
@@ -23,6 +22,7 @@ from protocol.messages_gateway import SamplingParams
 from testkit.reference import VOCAB_SIZE, reference
 from tests.cluster import Cluster
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
+from tests.parity.serving import model_of
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow
@@ -78,19 +78,13 @@ def serve(cluster: Cluster, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @cache
-def transformers_model(name: str) -> torch.nn.Module:
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder_of(name), dtype=torch.float32).eval()
-    return model
-
-
-@cache
 def undisturbed(name: str) -> tuple[list[list[int]], list[list[Margin]]]:
     """The tokens without cache and with memory to spare, and their margins."""
     prompts = prompts_of(name)
     answers = serve(Cluster(runner_of(name), "1U", page_size=16, num_pages=512, chunk_size=0), prompts)
     asked = [(prompt + [7, 8, 9] * wave, params_of(index)) for wave in range(2) for index, prompt in enumerate(prompts)]
     return answers, [
-        margins(transformers_model(name), prompt, answer, params)
+        margins(model_of(folder_of(name)), prompt, answer, params)
         for (prompt, params), answer in zip(asked, answers, strict=True)
     ]
 
@@ -99,7 +93,7 @@ def undisturbed(name: str) -> tuple[list[list[int]], list[list[Margin]]]:
 @torch.no_grad()
 def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
     for prompt in prompts_of(name):
-        theirs_TV = transformers_model(name)(torch.tensor([prompt])).logits[0]
+        theirs_TV = model_of(folder_of(name))(torch.tensor([prompt])).logits[0]
         assert float((our_logits(runner_of(name), prompt) - theirs_TV).abs().max()) < LOGIT_BOUND / 4
 
 

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
@@ -18,6 +15,7 @@ from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.drafts import make_draft
 from tests.parity.margins import check_logprobs, check_prompt_logprobs
+from tests.parity.serving import model_of, scored_cluster, serve
 
 pytestmark = pytest.mark.slow
 
@@ -26,20 +24,16 @@ PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, logprobs=Logprob
 TOPOLOGIES = ("1U", "1P1D")
 
 
-@cache
-def model() -> torch.nn.Module:
-    loaded: torch.nn.Module = AutoModelForCausalLM.from_pretrained(reference("llama").folder, dtype=torch.float32)
-    return loaded.eval()
-
-
-def cluster_of(topology: str, **options: Any) -> Cluster:
-    runner = ModelRunner.load(reference("llama").folder, device="cpu", dtype="float32")
-    return Cluster(runner, topology, **{"page_size": 16, "num_pages": 100, "chunk_size": 32, **options})
-
-
 def asked_of(index: int) -> PromptLogprobsAsked | None:
     """Every fourth request does not ask; the others ask for different numbers of tokens."""
     return None if index % 4 == 3 else PromptLogprobsAsked((5, 0, 20)[index % 3])
+
+
+def serve_asking(cluster: Cluster, prefix: str = "r", *, closes: bool = True) -> None:
+    def asked(index: int) -> dict[str, Any]:
+        return {"prompt_logprobs": asked_of(index)}
+
+    serve(cluster, reference("llama").prompts, lambda index: PARAMS, asked, prefix, closes=closes)
 
 
 def start_of(index: int, prompt: Sequence[int]) -> int:
@@ -47,27 +41,23 @@ def start_of(index: int, prompt: Sequence[int]) -> int:
     return 1 + index * 5 % max(len(prompt) - 1, 1)
 
 
-def check(cluster: Cluster, prefix: str = "r") -> None:
+def check_scores(cluster: Cluster, prefix: str = "r") -> None:
     """Every token of every prompt, and of every answer."""
     for index, prompt in enumerate(reference("llama").prompts):
         found, asked = cluster.prompts[f"{prefix}{index}"].found, asked_of(index)
         assert sorted(found) == ([] if asked is None else list(range(asked.start, len(prompt))))
         assert asked is None or {len(each.top) for each in found.values()} <= {asked.num_top}
-        check_prompt_logprobs(model(), prompt, found)
+        check_prompt_logprobs(model_of(reference("llama").folder), prompt, found)
         answer = cluster.answers[f"{prefix}{index}", 0]
-        check_logprobs(model(), prompt, answer.ids, answer.logprobs)
+        check_logprobs(model_of(reference("llama").folder), prompt, answer.ids, answer.logprobs)
 
 
 @pytest.mark.parametrize(("overlap", "chunk_size"), [(True, 7), (False, 0)])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_they_are_those_of_transformers(topology: str, overlap: bool, chunk_size: int) -> None:
-    cluster = cluster_of(topology, overlap=overlap, chunk_size=chunk_size)
-    for index, prompt in enumerate(reference("llama").prompts):
-        cluster.assign(f"r{index}", list(prompt), PARAMS, prompt_logprobs=asked_of(index))
-    cluster.run()
-    cluster.close()
-    check(cluster)
-    assert not cluster.failures
+    cluster = scored_cluster(topology, overlap=overlap, chunk_size=chunk_size)
+    serve_asking(cluster)
+    check_scores(cluster)
 
 
 @pytest.mark.parametrize(("kind", "layer", "tree"), [("eagle", "qwen3", (1, 0)), ("eagle3", "llama", (3, 8))])
@@ -77,53 +67,42 @@ def test_they_are_the_same_with_a_draft(tmp_path: Path, kind: str, layer: Archit
     draft = DraftSource(kind, make_draft(tmp_path / kind, target, kind, layer))
     runner = ModelRunner.load(target, device="cpu", dtype="float32", draft=draft)
     cluster = Cluster(runner, "1P1D", page_size=16, num_pages=200, chunk_size=9, tree=tree)
-    for index, prompt in enumerate(reference("llama").prompts):
-        cluster.assign(f"r{index}", list(prompt), PARAMS, prompt_logprobs=asked_of(index))
-    cluster.run()
-    cluster.close()
-    check(cluster)
-    assert not cluster.failures
+    serve_asking(cluster)
+    check_scores(cluster)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_cached_prefixes_are_computed_again(topology: str) -> None:
-    cluster = cluster_of(topology, caches=True, page_size=4, num_pages=400)
+    cluster = scored_cluster(topology, caches=True, page_size=4, num_pages=400)
     for name in ("a", "b"):
-        for index, prompt in enumerate(reference("llama").prompts):
-            cluster.assign(f"{name}{index}", list(prompt), PARAMS, prompt_logprobs=asked_of(index))
-        cluster.run()
-    cluster.close()
-    check(cluster, "a")
-    check(cluster, "b")
+        serve_asking(cluster, name, closes=name == "b")
+    check_scores(cluster, "a")
+    check_scores(cluster, "b")
     if topology == "1U":
         assert set(cluster.cached) == {f"b{index}" for index in range(len(cluster.prompts) // 2) if not asked_of(index)}
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_retry_asks_only_for_what_is_missing(topology: str) -> None:
-    cluster = cluster_of(topology)
+    cluster = scored_cluster(topology)
     prompts = reference("llama").prompts
-    whole = cluster_of("1U")
-    for index, prompt in enumerate(prompts):
-        whole.assign(f"r{index}", list(prompt), PARAMS)
-    whole.run()
-    whole.close()
-    for index, prompt in enumerate(prompts):
-        start = start_of(index, prompt)
+    whole = scored_cluster("1U")
+    serve(whole, prompts, lambda index: PARAMS)
+
+    def missing(index: int) -> dict[str, Any]:
         replayed = whole.answers[f"r{index}", 0].ids[: index % NUM_TOKENS]
-        asked = PromptLogprobsAsked(3, start)
-        cluster.assign(f"r{index}", list(prompt), PARAMS, replayed=replayed, prompt_logprobs=asked)
-    cluster.run()
-    cluster.close()
+        return {"replayed": replayed, "prompt_logprobs": PromptLogprobsAsked(3, start_of(index, prompts[index]))}
+
+    serve(cluster, prompts, lambda index: PARAMS, missing)
     for index, prompt in enumerate(prompts):
         found = cluster.prompts[f"r{index}"].found
         assert sorted(found) == list(range(start_of(index, prompt), len(prompt)))
-        check_prompt_logprobs(model(), prompt, found)
+        check_prompt_logprobs(model_of(reference("llama").folder), prompt, found)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_of_several_choices_the_prompt_is_scored_once(topology: str) -> None:
-    cluster = cluster_of(topology)
+    cluster = scored_cluster(topology)
     prompt, asked = reference("llama").prompts[0], PromptLogprobsAsked(2)
     one_token = replace(PARAMS, max_tokens=1)
     cluster.assign("many", list(prompt), PARAMS, 3, prompt_logprobs=asked)
@@ -134,5 +113,5 @@ def test_of_several_choices_the_prompt_is_scored_once(topology: str) -> None:
     cluster.close()
     for name in ("many", "short"):
         assert sorted(cluster.prompts[name].found) == list(range(1, len(prompt)))
-        check_prompt_logprobs(model(), prompt, cluster.prompts[name].found)
+        check_prompt_logprobs(model_of(reference("llama").folder), prompt, cluster.prompts[name].found)
     assert pieces.count("PromptLogprobs") == 2 * -(-(len(prompt) - 1) // 32), "one for each chunk"

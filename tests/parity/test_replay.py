@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from model.runner import ModelRunner, Runner
+from model.runner import Runner
 from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens
 from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.parity.grid import TOPOLOGIES
+from tests.parity.serving import runner_of
 
 NUM_TOKENS = 12
 PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]
@@ -22,11 +23,6 @@ SAMPLED = replace(GREEDY, temperature=1.3, top_k=40, top_p=0.9, min_p=0.02, seed
 @cache
 def fake() -> FakeRunner:
     return FakeRunner(context_length=128)
-
-
-@cache
-def qwen3() -> ModelRunner:
-    return ModelRunner.load(reference("qwen3").folder, device="cpu", dtype="float32")
 
 
 def new_cluster(runner: Runner, topology: str, page_size: int, **options: Any) -> Cluster:
@@ -101,7 +97,7 @@ def test_endings_and_min_tokens_count_replayed_outputs(topology: str) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_cut_of_a_real_model(topology: str, params: SamplingParams, n: int) -> None:
     prompt = list(reference("qwen3").prompts[2])  # whose margins were asserted
-    check_every_cut(qwen3(), topology, params, 16, n, prompt)
+    check_every_cut(runner_of("qwen3"), topology, params, 16, n, prompt)
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])

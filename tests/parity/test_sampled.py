@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from model.runner import ModelRunner
 from protocol.messages_gateway import SamplingParams
-from testkit.reference import VOCAB_SIZE, reference
+from testkit.reference import VOCAB_SIZE
 from tests.cluster import Cluster
 from tests.parity.grid import TOPOLOGIES
+from tests.parity.serving import runner_of
 from tests.selecting import first
 
 pytestmark = pytest.mark.slow
@@ -28,11 +28,6 @@ SAMPLED = {
 }
 
 
-@cache
-def runner() -> ModelRunner:
-    return ModelRunner.load(reference("qwen3").folder, device="cpu", dtype="float32")
-
-
 def sample(
     params: SamplingParams,
     topology: str = "1U",
@@ -45,7 +40,12 @@ def sample(
 ) -> list[list[int]]:
     """The tokens of each choice, among `company` other requests that start before and after it."""
     cluster = Cluster(
-        runner(), topology, overlap=overlap, page_size=page_size, chunk_size=chunk_size, num_pages=8000 // page_size
+        runner_of("qwen3"),
+        topology,
+        overlap=overlap,
+        page_size=page_size,
+        chunk_size=chunk_size,
+        num_pages=8000 // page_size,
     )
     rng = random.Random(company)
     for index in range(company):

@@ -24,21 +24,22 @@ class Honest:
     attempt: int
     pages: tuple[int, int]
     seed: int
+    layout: KvLayout = LAYOUT
 
     @property
     def source(self) -> HostMemory:
-        return HostMemory(LAYOUT, 3, self.seed)
+        return HostMemory(self.layout, 3, self.seed)
 
     def frames(self) -> list[tuple[FrameHeader, bytes]]:
         source = self.source
         blank = FrameHeader(0, self.sender, self.reservation, self.attempt, 0, 0, 2, NUM_TOKENS, 0)
         found = []
-        for layer in range(LAYOUT.num_layers):
+        for layer in range(self.layout.num_layers):
             payload = bytes(source.page_bytes_view(layer, 1, 2))
             found.append((seal(blank._replace(layer=layer, sequence=layer), payload), payload))
         digest = sum(header.checksum for header, _ in found) % 2**64
-        payload = LAST_MESSAGE.encode(LastMessage((9,), LAYOUT.num_layers, digest))
-        last = blank._replace(layer=LAST_LAYER, sequence=LAYOUT.num_layers, num_pages=0, num_tokens=0)
+        payload = LAST_MESSAGE.encode(LastMessage((9,), self.layout.num_layers, digest))
+        last = blank._replace(layer=LAST_LAYER, sequence=self.layout.num_layers, num_pages=0, num_tokens=0)
         return [*found, (seal(last, payload), payload)]
 
 
@@ -81,25 +82,17 @@ class Bench:
         """The counters are the events, credit is what came, and no byte changed but where a frame could land."""
         counted = {name: count for name, count in self.receiver.counters.items() if name.startswith("rejected_")}
         assert counted == {f"rejected_{reason}": count for reason, count in self.rejections().items()}
-        for honest in (VICTIM, NEIGHBOUR):
-            ended = [
-                e
-                for e in self.events
-                if isinstance(e, Delivered | TransferFailed) and e.reservation == honest.reservation
-            ]
-            assert len(ended) <= 1
+        ended = Counter(each.reservation for each in self.events if isinstance(each, Delivered | TransferFailed))
+        assert all(ended[honest.reservation] <= 1 for honest in (VICTIM, NEIGHBOUR))
         want = self.before
         for honest in (VICTIM, NEIGHBOUR):
             if self.is_delivered(honest):
                 want = expected_pool(want, self.pool, honest.pages, honest.source, (1, 2), NUM_TOKENS)
         open_pages = {page for h in (VICTIM, NEIGHBOUR) if not self.is_delivered(h) for page in h.pages}
-        got = HostMemory(LAYOUT, NUM_PAGES, seed=0)
-        got.pool[:] = self.pool.pool
-        expected = HostMemory(LAYOUT, NUM_PAGES, seed=0)
-        expected.pool[:] = want
         for layer in range(LAYOUT.num_layers):
             for page in set(range(NUM_PAGES)) - open_pages:
-                assert got.page_bytes_view(layer, page, 1) == expected.page_bytes_view(layer, page, 1), (layer, page)
+                span = LAYOUT.span(NUM_PAGES, layer, page, 1)
+                assert self.pool.pool[span] == want[span], (layer, page)
 
     def check_aftermath(self) -> None:
         """Both are released, and their pages serve others: late copies of every frame land nowhere."""

@@ -13,7 +13,7 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from protocol.worker_facts import Stamp
-from tests.transfer.memory import LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
+from tests.transfer.memory import LARGE, LAYOUT, ODD_GROUPS, TWO_GROUPS, HostMemory, expected_pool
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import (
     CreditReturned,
@@ -131,14 +131,27 @@ def _wait(receiver: FrameReceiver) -> None:
         zmq.select(sockets, [], [], timeout=0.05)
 
 
+MakePair = Callable[..., Pair]
+
+
 class KvContract:
     """Inherit, and give a fixture `network`."""
 
     @pytest.fixture
-    def pair(self, network: Network) -> Iterator[Pair]:
-        pair = Pair(network)
-        yield pair
-        pair.close()
+    def make_pair(self, network: Network) -> Iterator[MakePair]:
+        made: list[Pair] = []
+
+        def make(*args: Any, **options: Any) -> Pair:
+            made.append(Pair(network, *args, **options))
+            return made[-1]
+
+        yield make
+        for each in made:
+            each.close()
+
+    @pytest.fixture
+    def pair(self, make_pair: MakePair) -> Pair:
+        return make_pair()
 
     @pytest.mark.parametrize("num_tokens", [1, 3, 4, 10, 16])
     @pytest.mark.parametrize("chunk", [1, 5, 100])
@@ -166,14 +179,13 @@ class KvContract:
 
     @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (2, 3)])
     def test_only_what_begins_with_the_start_is_sent_and_written(
-        self, network: Network, sizes: tuple[int, int]
+        self, make_pair: MakePair, sizes: tuple[int, int]
     ) -> None:
         layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
-        pair = Pair(network, layout, pool_layout=pool_layout)
+        pair = make_pair(layout, pool_layout=pool_layout)
         step, num_tokens = lcm(*sizes), 2 * lcm(*sizes) + 1
         for start in (0, step, 2 * step):
             pair.transfers(start + 1, num_tokens, start)
-        pair.close()
 
     @pytest.mark.parametrize("num_tokens", [0, 8])
     def test_an_empty_tail_sends_its_last_message_only(self, pair: Pair, num_tokens: int) -> None:
@@ -181,51 +193,37 @@ class KvContract:
         assert pair.sender.counters["frames"] == 1
 
     @pytest.mark.parametrize("start", [1, 4, 12, 2**40])
-    def test_a_start_that_cannot_be_is_refused(self, network: Network, start: int) -> None:
-        pair = Pair(network, pool_layout=replace(LAYOUT, page_size=8))
+    def test_a_start_that_cannot_be_is_refused(self, make_pair: MakePair, start: int) -> None:
+        pair = make_pair(pool_layout=replace(LAYOUT, page_size=8))
         why = f"start: got {start}, expected a token that begins a page of 4 and one of 8 tokens, and at most 9"
         with pytest.raises(WireError, match=why):
             pair.sender.open(Target(pair.peer, 1, 0, (1, 2) if pair.in_place else None, start), [1, 2, 3], 9)
         assert pair.sender.counters["transfers_now"] == 0
-        pair.close()
 
-    def test_large_pages_travel_as_views_of_page_memory(self, network: Network) -> None:
-        layout = KvLayout.uniform(
-            num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32"
-        )  # 128 KiB a page
-        pair = Pair(network, layout)
+    def test_large_pages_travel_as_views_of_page_memory(self, make_pair: MakePair) -> None:
+        pair = make_pair(LARGE)
         source, target = [8, 1, 2, 6], [4, 5, 9, 1]
         transfer = pair.open(1, source, target, 250)
         pair.send_all(transfer, 250)
         pair.until(lambda: bool(pair.seen(Delivered)))
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.pool.pool == expected_pool(pair.before, pair.pool, target, pair.source, source, 250)
-        pair.close()
 
-    @pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (3, 5), (1, 16), (16, 1)])
-    @pytest.mark.parametrize("num_tokens", [1, 7, 11])
-    def test_pages_of_another_size_are_filled_exactly(
-        self, network: Network, sizes: tuple[int, int], num_tokens: int
-    ) -> None:
-        layout, pool_layout = (replace(LAYOUT, page_size=size) for size in sizes)
-        pair = Pair(network, layout, pool_layout=pool_layout)
-        pair.transfers(1, num_tokens, start=0)
-        pair.close()
-
-    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5)])
-    @pytest.mark.parametrize("groups", [TWO_GROUPS, ODD_GROUPS], ids=["two", "odd"])
-    def test_layers_of_every_shape_arrive_exactly(
-        self, network: Network, sizes: tuple[int, int], groups: KvLayout
+    @pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4), (3, 5), (1, 16), (16, 1)])
+    @pytest.mark.parametrize("groups", [LAYOUT, TWO_GROUPS, ODD_GROUPS], ids=["one", "two", "odd"])
+    def test_pages_of_every_size_and_layers_of_every_shape_arrive_exactly(
+        self, make_pair: MakePair, sizes: tuple[int, int], groups: KvLayout
     ) -> None:
         """A draft's layers beside the target's: other heads, another head size, pages of another size in bytes."""
         layout, pool_layout = (replace(groups, page_size=size) for size in sizes)
-        pair = Pair(network, layout, pool_layout=pool_layout)
-        pair.transfers(1, num_tokens=11, start=0)
-        pair.close()
+        pair = make_pair(layout, pool_layout=pool_layout)
+        for reservation, num_tokens in enumerate((1, 7, 11)):
+            pair.transfers(reservation, num_tokens, start=0)
 
-    def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(self, network: Network) -> None:
-        layout = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")
-        pair = Pair(network, layout)
+    def test_a_page_is_being_read_until_the_peer_has_taken_or_lost_it(
+        self, network: Network, make_pair: MakePair
+    ) -> None:
+        pair = make_pair(LARGE)
         transfer = Target(WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
         pair.send_all(transfer, 128)
@@ -234,7 +232,6 @@ class KvContract:
         pair.until(lambda: not pair.sender.is_reading(transfer))
         assert pair.sender.counters["transfers_now"] == 0
         assert pair.sender.counters["transfers_cancelled"] == 1
-        pair.close()
 
     def test_two_transfers_to_one_peer_do_not_mix(self, pair: Pair) -> None:
         one = pair.open(1, [1, 2], [3, 4], 7)
@@ -267,9 +264,9 @@ class KvContract:
         assert pair.receiver.counters["rejected_unknown_reservation"] == 3
         assert pair.sender.counters["bytes_in_flight_now"] == 0
 
-    def test_credit_bounds_what_a_receiver_that_does_not_poll_can_have_in_flight(self, network: Network) -> None:
+    def test_credit_bounds_what_a_receiver_that_does_not_poll_can_have_in_flight(self, make_pair: MakePair) -> None:
         window = 5 * LAYOUT.layer(0).page_bytes
-        pair = Pair(network, window=window)
+        pair = make_pair(window=window)
         transfer = pair.open(1, [1, 2], [3, 4], 8)
         other = pair.open(2, [5, 6], [7, 8], 8)
         pair.send_all(transfer, 8)
@@ -283,18 +280,16 @@ class KvContract:
         assert sum(event.num_bytes for event in pair.seen(CreditReturned)) > 6 * LAYOUT.layer(0).page_bytes
         want = expected_pool(pair.before, pair.pool, [3, 4], pair.source, [1, 2], 8)
         assert pair.pool.pool == expected_pool(want, pair.pool, [7, 8], pair.source, [5, 6], 8)
-        pair.close()
 
-    def test_a_frame_larger_than_the_window_goes_alone(self, network: Network) -> None:
-        pair = Pair(network, window=1)
+    def test_a_frame_larger_than_the_window_goes_alone(self, make_pair: MakePair) -> None:
+        pair = make_pair(window=1)
         pair.send_all(pair.open(1, [1], [3], 4), 4)
         assert pair.sender.counters["frames"] == 1
         pair.until(lambda: bool(pair.seen(Delivered)))
         assert pair.sender.counters["frames"] == LAYOUT.num_layers + 1
-        pair.close()
 
-    def test_cancel_stops_what_is_queued(self, network: Network) -> None:
-        pair = Pair(network, window=1)
+    def test_cancel_stops_what_is_queued(self, make_pair: MakePair) -> None:
+        pair = make_pair(window=1)
         transfer = pair.open(1, [1], [3], 4)
         other = pair.open(2, [2], [4], 4)
         pair.send_all(transfer, 4)
@@ -307,7 +302,6 @@ class KvContract:
         assert pair.sender.counters["frames"] == 1 + LAYOUT.num_layers + 1
         assert pair.sender.counters["frames_waiting_now"] == 0
         assert pair.seen(TransferFailed) == []
-        pair.close()
 
     def test_calls_about_a_transfer_that_has_ended_do_nothing(self, pair: Pair) -> None:
         transfer = pair.open(1, [1], [3], 4)
@@ -325,8 +319,8 @@ class KvContract:
         assert "frames" not in pair.sender.counters
         assert pair.pool.pool == pair.before
 
-    def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, network: Network) -> None:
-        pair = Pair(network, window=1)
+    def test_an_acknowledgement_before_the_last_frame_is_a_failure(self, make_pair: MakePair) -> None:
+        pair = make_pair(window=1)
         computing, queued = pair.open(1, [1], [3], 4), pair.open(2, [2], [4], 4)
         pair.sender.layers_ready(computing, (0,), 4)
         pair.send_all(queued, 4)  # the last frame waits for credit
@@ -334,7 +328,6 @@ class KvContract:
             pair.sender.delivered(transfer)
         assert pair.sender.counters["transfers_failed"] == 2
         assert "transfers_delivered" not in pair.sender.counters
-        pair.close()
 
     def test_a_dropped_peer_can_be_met_again(self, pair: Pair) -> None:
         pair.send_all(pair.open(1, [1], [3], 4), 4)
@@ -346,8 +339,8 @@ class KvContract:
         pair.until(lambda: 2 in [event.reservation for event in pair.seen(Delivered)])
         assert pair.sender.counters["transfers_now"] == 1
 
-    def test_a_vanished_peer_blocks_nobody(self, network: Network) -> None:
-        pair = Pair(network)
+    def test_a_vanished_peer_blocks_nobody(self, network: Network, make_pair: MakePair) -> None:
+        pair = make_pair()
         gone = WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),))
         lost = [Target(gone, number, 0) for number in range(3)]
         for target in lost:
@@ -358,7 +351,6 @@ class KvContract:
         pair.sender.drop_peer(99)
         pair.until(lambda: not any(map(pair.sender.is_reading, lost)))
         assert pair.sender.counters["transfers_cancelled"] == 3
-        pair.close()
 
     def test_the_same_transfer_twice_and_a_wrong_address_are_refused(self, pair: Pair) -> None:
         transfer = pair.open(1, [1], [3], 4)

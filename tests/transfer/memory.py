@@ -15,6 +15,7 @@ from transfer.interfaces import Pollable
 
 LAYOUT = KvLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, page_size=4, dtype="float32")
 
+LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
 TWO_GROUPS = KvLayout((LayerGroup(2, 4, 64), LayerGroup(1, 2, 32)), page_size=4, dtype="float32")
 # Words of 2 bytes, then of 8.
 ODD_GROUPS = KvLayout((LayerGroup(1, 3, 3), LayerGroup(2, 2, 4)), page_size=3, dtype="bfloat16")

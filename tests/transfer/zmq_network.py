@@ -6,7 +6,7 @@ from typing import Any
 import zmq
 
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
-from transfer.interfaces import PageMemory, SharedPages
+from transfer.interfaces import SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import WINDOW_BYTES
@@ -18,7 +18,7 @@ class ZmqNetwork:
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
 
-    def sender(self, memory: PageMemory, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
+    def sender(self, memory: SharedPages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return FrameSender(memory, instance, ZmqWire(self.context), window)
 
     def receiver(self, memory: SharedPages) -> FrameReceiver:

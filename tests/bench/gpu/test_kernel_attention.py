@@ -10,29 +10,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.gpu import kernel_attention
-from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, layers_for, prompt, prompt_flops
+from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, prompt, prompt_flops
 from bench.gpu.kernel_sides import Setup
 from bench.gpu.shape import TINY, config_of
-from bench.gpu.sheet import Folder, StepSheet
 from bench.gpu.step_kernels import SIZES
 from bench.gpu.timing import Limits
-from bench.records import Goal, Note, Row
+from bench.records import Goal
 from bench.step.decoding import PAGE_SIZE
 from model.attention_cpu import CpuAttention
 from model.graphs import Lanes
-from tests.doubles.clock import VirtualClock
+from tests.bench.gpu.sheets import faults_in, rows_in, sheet_in
 from tests.model.attention_cases import plain_attention
 
 CPU = torch.device("cpu")
 AT = Setup(config_of(TINY), CPU, SIZES["cpu"], Limits(1e9, 1e9))
-
-
-def sheet_in(tmp_path: Path) -> StepSheet:
-    return StepSheet(Folder(tmp_path), "passes", VirtualClock(), 1000.0, judged=False)
-
-
-def faults_in(sheet: StepSheet) -> list[str]:
-    return [each.text for each in sheet.folder.records() if isinstance(each, Note) and each.fault]
 
 
 @given(st.integers(1, 5), st.integers(1, 100), st.integers(0, 4))
@@ -58,10 +49,6 @@ def test_the_attention_to_compare_with_is_that_of_the_formula(batch: int, contex
     for row, own_BHD in enumerate(found):
         k_SKD, v_SKD = (kv_layer[pages_BP[row], side].flatten(0, 1)[:context] for side in (0, 1))
         torch.testing.assert_close(own_BHD, plain_attention(q_BHD[row : row + 1], k_SKD, v_SKD)[0])
-
-
-def test_layers_are_as_many_as_fit_and_two_at_least() -> None:
-    assert [layers_for(each, 36, 5000) for each in (1, 100, 200, 4999, 10_000)] == [36, 36, 25, 2, 2]
 
 
 def test_a_prompt_computes_two_products_for_each_pair_and_head() -> None:
@@ -102,7 +89,7 @@ def test_right_attention_has_a_row_and_no_fault(tmp_path: Path) -> None:
     prompt(sheet, AT, 33)
     records = sheet.folder.records()
     assert faults_in(sheet) == []
-    assert [each.table for each in records if isinstance(each, Row)] == [
+    assert [each.table for each in rows_in(sheet)] == [
         "Attention of decodes",
         "Attention of a prompt",
     ]
@@ -126,12 +113,4 @@ def test_wrong_decodes_are_a_fault_and_their_row_is_written(
     sheet = sheet_in(tmp_path)
     decodes(sheet, AT, 6, 20)
     assert own.calls > 2 and why in faults_in(sheet)[0]
-    assert [each.table for each in sheet.folder.records() if isinstance(each, Row)] == ["Attention of decodes"]
-
-
-def test_a_wrong_prompt_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Wrong(torch.float32)
-    monkeypatch.setattr(kernel_attention, "attention_of", lambda *_: own)
-    sheet = sheet_in(tmp_path)
-    prompt(sheet, AT, 20)
-    assert own.calls and "a prompt of 20 tokens: attention is off by 0." in faults_in(sheet)[0]
+    assert [each.table for each in rows_in(sheet)] == ["Attention of decodes"]

@@ -8,10 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu.kernel_sides import FEWEST_RUNS, MOST_RUNS, Setup, inputs_for, relative_error, runs_for, shown, timed
-from bench.gpu.shape import TINY, config_of
+from bench.gpu.kernel_sides import FEWEST_RUNS, MOST_RUNS, inputs_for, relative_error, runs_for, shown
 from bench.gpu.step_kernels import SIZES
-from bench.gpu.timing import Limits
 
 num_bytes = st.integers(1, 1 << 34)
 
@@ -31,11 +29,6 @@ def test_inputs_do_not_fit_into_a_cache_unless_every_run_of_a_graph_has_its_own(
     assert count == runs or count * each > cache >= (count - 1) * each
 
 
-def test_the_passes_of_a_chunk_of_2048_rows_are_not_read_from_a_cache() -> None:
-    cache = 60 << 20  # of an H200
-    assert SIZES["cuda"].cold_bytes > 3 * cache
-
-
 def test_an_error_is_relative_and_nan_never_passes() -> None:
     wanted = torch.tensor([3.0, 4.0])
     assert relative_error(wanted + torch.tensor([0.0, 0.5]), wanted) == pytest.approx(0.1)
@@ -44,13 +37,3 @@ def test_an_error_is_relative_and_nan_never_passes() -> None:
         assert relative_error(bad, wanted) == inf
     assert relative_error(torch.zeros(2), torch.zeros(2)) == inf  # nothing was computed
     assert (shown(inf), shown(0.25)) == (None, 0.25)
-
-
-def test_every_side_is_called_with_every_number_of_a_run_in_order() -> None:
-    size = replace(SIZES["cpu"], rounds=2, replays=3)
-    at = Setup(config_of(TINY), torch.device("cpu"), size, Limits(1e9, 1e9))
-    calls: dict[str, list[int]] = {"a": [], "b": []}
-    found = timed({name: numbers.append for name, numbers in calls.items()}, 7, at)
-    assert found.keys() == calls.keys() and all(seconds >= 0 for seconds in found.values())
-    graphs = 1 + size.rounds * (1 + size.replays)  # a first run, and a warm-up in each round
-    assert calls == dict.fromkeys("ab", [*range(7)] * graphs)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from bench.gpu.segments import MarkedCudaStream, MarkedHostStream, Span, marked_stream, name_of, parts_of
+from bench.gpu.segments import MarkedCudaStream, MarkedHostStream, Span, marked_stream, parts_of
 
 NAMES = ("write", "propose", "verify", "publish", "extend")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -77,7 +77,3 @@ def test_a_stream_notes_segments_while_it_marks_and_runs_all(device: str) -> Non
     assert [span.name for span in spans] == ["propose", "extend"] * 2
     moments = [moment for span in spans for moment in (span.start_s, span.end_s)]
     assert moments[0] == 0.0 and moments == sorted(moments)
-
-
-def test_a_segment_without_a_name_has_one() -> None:
-    assert (name_of(Launch().propose), name_of(torch.nn.Identity())) == ("propose", "other")

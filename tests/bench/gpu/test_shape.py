@@ -17,18 +17,10 @@ from bench.gpu.shape import (
     random_runner,
     run_again,
     step_limits,
-    words_of,
-    words_of_graphs,
 )  # fmt: skip
 from bench.gpu.timing import Limits
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout
-
-
-def test_the_words_for_a_cpu_claim_neither_the_large_shape_nor_graphs() -> None:
-    assert words_of(config_of(QWEN3_8B), "cuda").startswith("Qwen3-8B's shape: 36 layers, hidden 4,096,")
-    assert words_of(config_of(TINY), "cpu").startswith("a tiny shape: 2 layers, hidden 64,")
-    assert (words_of_graphs("cuda"), words_of_graphs("cpu")) == ("graphs", "a stand-in for graphs")
 
 
 def test_the_shape_is_of_eight_billion_weights() -> None:
@@ -59,16 +51,6 @@ def test_the_least_time_of_a_step_is_told_from_bytes_and_operations() -> None:
     slow_units = step_limits(config, layout, 3, 10, Limits(copy_bytes_s=1e12, product_flops_s=10.0))
     assert slow_units.roofline_s == pytest.approx(slow_units.operations_s)
     assert slow_units.operations_s == pytest.approx((2 * weights * 3 + attended) / 10)
-
-
-def test_a_roofline_has_products_and_attention_one_after_the_other() -> None:
-    """Products wait for the units and attention for memory: no resource alone tells the time."""
-    config, layout = config_of(QWEN3_8B), KvLayout.uniform(36, 8, 128, 16, "bfloat16")
-    limits = Limits(copy_bytes_s=3e12, product_flops_s=2e14)
-    found = step_limits(config, layout, 256, 1024, limits)
-    products_s = 2 * product_weights(config) * 256 / 2e14
-    assert found.roofline_s == pytest.approx(products_s + kv_bytes(layout, 256, 1024) / 3e12)
-    assert found.roofline_s > max(found.bytes_s, found.operations_s)
 
 
 def test_a_prompt_computes_products_for_each_token_and_attention_for_each_pair() -> None:

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.gpu import step_sampler
-from bench.gpu.sheet import Folder, StepSheet
-from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, is_wrong, measure_sampler, num_events, num_same
+from bench.gpu.step_sampler import CONTEXT, KINDS, SIZES, Drawing, Kind, measure_sampler
 from bench.gpu.timing import Limits
-from bench.records import Note, Row
+from bench.records import Row
 from model.sampling_input import Draws
-from tests.doubles.clock import VirtualClock
+from tests.bench.gpu.sheets import faults_in, rows_in, sheet_in
 from tests.model.driving import random_logits
 
 VOCAB = SIZES["cpu"].vocab_size
@@ -52,36 +49,11 @@ def test_the_kinds_use_every_part_of_the_sampler() -> None:
     assert penalties.reads_context and penalties.width > CONTEXT
 
 
-def test_a_grammar_and_the_tokens_of_a_context_change_what_is_drawn() -> None:
-    logits = random_logits(64, VOCAB, 2)
-    by_name = {kind.name: tokens_of(kind, logits) for kind in KINDS}
-    for name in ("plain, penalties", "plain, grammar", "greedy", "top-k 40"):
-        assert by_name[name] != by_name["plain"], name
-    assert by_name["plain, 5 logprobs"] == by_name["plain"]
-
-
 def test_every_row_has_a_context_of_its_own() -> None:
     """Of equal logits, a greedy row takes the first token that its context lacks."""
     [penalties] = [kind.params for kind in KINDS if kind.params.rules is not None]
     found = tokens_of(Kind("greedy", replace(penalties, temperature=0.0)), torch.ones(16, VOCAB))
     assert len(set(found)) > 4
-
-
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_greedy_tokens_must_all_be_the_same_and_drawn_ones_nearly_all(same: int, count: int) -> None:
-    same = min(same, count)
-    assert is_wrong(same, count, is_exact=True) == (same < count)
-    assert is_wrong(same, count, is_exact=False) == (10 * same < 9 * count)
-
-
-def test_the_first_rows_are_compared() -> None:
-    assert num_same([1, 2, 3, 4], [1, 9, 3]) == 2
-    assert num_same([1], [1, 9, 3]) == 1
-
-
-def test_the_operations_of_a_draw_are_counted() -> None:
-    greedy, plain = (num_events(Drawing(kind, random_logits(2, VOCAB, 3)), is_gpu=False) for kind in KINDS[:2])
-    assert 0 < greedy < plain
 
 
 # ---- the step ----
@@ -90,18 +62,18 @@ def test_the_operations_of_a_draw_are_counted() -> None:
 FEW = KINDS[::3]
 
 
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Row], list[Note]]:
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Row], list[str]]:
+    """Rows and faults."""
     monkeypatch.setattr(step_sampler, "measured_limits", lambda _: Limits(1e9, 1e9))
     monkeypatch.setattr(step_sampler, "KINDS", FEW)
-    sheet = StepSheet(Folder(tmp_path), "sampler", VirtualClock(), 1000.0, judged=False)
+    sheet = sheet_in(tmp_path, "sampler")
     measure_sampler(sheet, "cpu")
-    records = sheet.folder.records()
-    return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Note)]
+    return rows_in(sheet), faults_in(sheet)
 
 
 def test_the_step_has_a_row_for_every_kind_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, notes = measured(tmp_path, monkeypatch)
-    assert [note for note in notes if note.fault] == []
+    rows, faults = measured(tmp_path, monkeypatch)
+    assert faults == []
     draws = [row.cells for row in rows if row.table == "A draw"]
     assert [(cells["draw"], cells["batch"]) for cells in draws] == [
         (kind.name, batch) for kind in FEW for batch in SIZES["cpu"].batches
@@ -131,11 +103,11 @@ class Off(Drawing):
 def test_tokens_that_the_cpu_does_not_draw_are_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Off, "made", 0)
     monkeypatch.setattr(step_sampler, "Drawing", Off)
-    rows, notes = measured(tmp_path, monkeypatch)
+    rows, faults = measured(tmp_path, monkeypatch)
     for column in ("as on the CPU", "as torch"):
         draws = [row.cells[column] for row in rows if row.table == "A draw"]
         assert Off.made and draws == ["0 of 3", "0 of 1"] * len(FEW)
-    assert [note.text for note in notes if note.fault] == [
+    assert faults == [
         f"{kind.name}, batch {batch}: only 0 of {batch} tokens are those of the CPU"
         for kind in FEW
         for batch in SIZES["cpu"].batches
@@ -144,7 +116,6 @@ def test_tokens_that_the_cpu_does_not_draw_are_a_fault(tmp_path: Path, monkeypat
 
 def test_a_draw_that_waits_for_the_device_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_sampler, "why_it_waits", lambda *_: "called a synchronizing CUDA operation")
-    _, notes = measured(tmp_path, monkeypatch)
-    faults = [note.text for note in notes if note.fault]
+    _, faults = measured(tmp_path, monkeypatch)
     assert len(faults) == len(FEW) * len(SIZES["cpu"].batches)
     assert faults[0] == "greedy, batch 3: the host waits for the device: called a synchronizing CUDA operation"

@@ -11,7 +11,7 @@ import pytest
 
 from bench.gpu import step_tests
 from bench.gpu.sheet import Folder
-from bench.gpu.step_tests import ONE_BY_ONE, OPTIONS, PARTS, ROOT, SIDE_BY_SIDE, import_all, last_line
+from bench.gpu.step_tests import ONE_BY_ONE, PARTS, ROOT, SIDE_BY_SIDE, import_all
 from bench.records import Note, Row
 
 MARK = ".".join(("mark", "gpu"))
@@ -73,14 +73,6 @@ def test_when_the_time_is_over_the_tests_end_and_their_number_is_said(tmp_path: 
     assert faults == ["these: 0 of 4 tests were run"]
 
 
-def test_the_line_that_names_a_fault_is_kept() -> None:
-    assert (
-        last_line("def test():\n>   f()\nE   RuntimeError: no kernel\nE   and more\n\nfile:3")
-        == "RuntimeError: no kernel"
-    )
-    assert last_line("worker crashed\n") == "worker crashed"
-
-
 def test_the_files_with_tests_for_a_gpu_are_listed_and_no_others() -> None:
     marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py") if MARK in path.read_text()}
     assert marked == {*SIDE_BY_SIDE, *ONE_BY_ONE}
@@ -126,16 +118,6 @@ def test_a_file_for_a_gpu_imports_only_what_a_gpu_machine_has(name: str) -> None
     needed = packages_of(ROOT / name)
     assert "pytest" in needed and "torch" in needed
     assert {package: path for package, path in needed.items() if package not in OWN | WITH_TRANSFORMERS | BROUGHT} == {}
-
-
-def test_packages_are_found_through_our_own_modules() -> None:
-    """The file of a test that needs a client's package is not for a GPU machine."""
-    assert {"openai", "httpx"} <= packages_of(ROOT / "tests/e2e/test_openai_client.py").keys()
-
-
-def test_neither_a_plugin_nor_a_warning_of_a_gpu_machine_ends_the_step() -> None:
-    options = " ".join(OPTIONS)
-    assert "-p no:benchmark" in options and "-o filterwarnings=default" in options
 
 
 def test_a_module_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.device_seconds import WARM_UP, seconds_each
+from bench.device_seconds import WARM_UP
 from bench.gpu import timing
 from bench.gpu.timing import Limits, busy_products, launched, seconds_in_turn, why_it_waits
 
@@ -26,13 +26,6 @@ def test_sides_take_turns() -> None:
 def test_the_device_is_busy_for_longer_than_the_host_needs(host_s: float, product_s: float) -> None:
     count = busy_products(host_s, product_s)
     assert count * product_s > 1.99 * host_s and (count - 2) * product_s < 2.01 * host_s
-
-
-def test_on_a_cpu_host_and_device_are_one() -> None:
-    calls: list[int] = []
-    found = launched(lambda: calls.append(1), 4, 5, Limits(1e9, 1e9), CPU)
-    assert found.host_s == found.device_s > 0 and len(calls) == WARM_UP + 20
-    assert len(seconds_each(lambda: None, 7, CPU)) == 7
 
 
 class Logged:
@@ -98,7 +91,3 @@ def test_another_error_is_not_taken_for_it(modes: list[str]) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         why_it_waits(fails, CUDA)
     assert list(pairwise(modes)) == [("error", "default")]
-
-
-def test_on_a_cpu_nothing_waits(modes: list[str]) -> None:
-    assert why_it_waits(lambda: None, CPU) == "" and modes == []

@@ -21,13 +21,6 @@ def test_a_fault_in_a_line(landed: bool, recovered_s: float | None, says: str) -
     assert describe(Hit(Fault.KILL, "decode", 1, 0.0, landed, recovered_s)) == says
 
 
-def test_what_requests_have_come_to() -> None:
-    findings = Findings()
-    assert findings.counts() == "no answers"
-    findings.verdicts.update({Verdict.EXACT: 80, Verdict.LEFT: 0, Verdict.ERROR: 3})
-    assert findings.counts() == "80 exact, 3 error"
-
-
 @pytest.mark.parametrize(
     "flat, wrong, says",
     [

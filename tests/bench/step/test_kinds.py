@@ -1,11 +1,5 @@
-from bench.step.kinds import GREEDY, Guests, Kind
+from bench.step.kinds import GREEDY, Guests
 from protocol.messages_gateway import Assign, CancelRequest
-
-
-def test_stops_may_not_be_drawn_to_the_end() -> None:
-    params = Kind("stops", num_stops=900).params(70)
-    assert (params.min_tokens, params.max_tokens, len(params.ending_ids)) == (70, 70, 900)
-    assert GREEDY.params(70).min_tokens == 0 and not GREEDY.params(70).ending_ids
 
 
 def test_guests_come_and_go_once_for_each_launch() -> None:

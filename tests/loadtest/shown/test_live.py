@@ -1,20 +1,13 @@
 """The display of a run while it lasts."""
 
-import io
-
-from rich.console import Console
-
 from loadtest.drive.events import Heard
 from loadtest.drive.run import Progress
 from loadtest.shown.live import LiveTable
-from tests.loadtest.reports import measured
+from tests.loadtest.reports import measured, printed
 
 
 def shown(table: LiveTable, progress: Progress) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(table.table(progress))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return printed(table.table(progress))
 
 
 def test_rates_are_those_of_the_last_seconds_and_count_running_answers() -> None:

@@ -10,14 +10,13 @@ from loadtest.figures.intervals import Row
 from loadtest.figures.record import Counting
 from loadtest.measure import Measured
 from loadtest.shown.tables import compare_table, show_run
-from tests.loadtest.reports import measured
+from tests.loadtest.reports import measured, printed
 
 
 def said(run: Measured) -> str:
-    console = Console(file=io.StringIO(), width=140)
-    show_run(console, run, markdown=True)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    file = io.StringIO()
+    show_run(Console(file=file, width=140), run, markdown=True)
+    return file.getvalue()
 
 
 def test_a_run_is_told_in_a_table_and_sentences() -> None:
@@ -57,8 +56,6 @@ def test_a_late_client_and_a_stop_are_told() -> None:
 
 def test_a_comparison_marks_what_differs() -> None:
     row = Row("ttft_p50_ms", "TTFT p50", False, 100.0, 150.0, 1.5, 1.4, 1.6)
-    console = Console(file=io.StringIO(), width=140)
-    console.print(compare_table([row, replace(row, low=0.9, words="TPOT p50")], markdown=True))
-    assert isinstance(console.file, io.StringIO)
-    first, second = [line for line in console.file.getvalue().splitlines() if "p50" in line]
+    table = compare_table([row, replace(row, low=0.9, words="TPOT p50")], markdown=True)
+    first, second = [line for line in printed(table).splitlines() if "p50" in line]
     assert "1.400 to 1.600 *" in first and "*" not in second

@@ -1,7 +1,6 @@
 """The contract with pages written in place over real sockets, and who may write where, for how long."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from runtime.shared_memory import SharedMemory, is_taken, take_seat
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from tests.transfer.zmq_network import ZmqNetwork, ended
+from tests.transfer.zmq_network import ZmqNetwork
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.in_place.pools import IN_PLACE, MappedPool, Pools
 from transfer.in_place.writers import PoolOwner, Writers
@@ -35,18 +34,7 @@ class ShmNetwork(ZmqNetwork):
         return FrameReceiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context), writers)
 
 
-@pytest.fixture
-def network() -> Iterator[ShmNetwork]:
-    made = ShmNetwork()
-    yield made
-    assert ended(made.context)
-
-
-@pytest.fixture
-def pair(network: ShmNetwork) -> Iterator[Pair]:
-    made = Pair(network)
-    yield made
-    made.close()
+NETWORK = ShmNetwork
 
 
 class TestShm(KvContract):

@@ -10,48 +10,25 @@ import zmq
 
 from protocol.errors import ConfigError
 from protocol.frame import FrameHeader, pack_header, seal
-from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from runtime import bus
 from tests.runtime.silent_peer import SilentPeer
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
-from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from tests.transfer.zmq_network import ZmqNetwork, ended
+from tests.transfer.memory import LARGE, LAYOUT, HostMemory, expected_pool
+from tests.transfer.zmq_network import ZmqNetwork
 from transfer.backends.table import open_receiver, open_sender
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
 from transfer.plan import FRAME_BYTES
 from transfer.sending.transfer import Target
 
-
-@pytest.fixture
-def network() -> Iterator[ZmqNetwork]:
-    made = ZmqNetwork()
-    yield made
-    assert ended(made.context)
-
-
-@pytest.fixture
-def pair(network: ZmqNetwork) -> Iterator[Pair]:
-    made = Pair(network)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stranger(network: ZmqNetwork, pair: Pair) -> Iterator["zmq.Socket[Any]"]:
-    push = network.context.socket(zmq.PUSH)
-    push.setsockopt(zmq.LINGER, 0)
-    push.connect(pair.receiver.address)
-    yield push
-    push.close(0)
+NETWORK = ZmqNetwork
 
 
 class TestZmq(KvContract):
     pass
 
 
-LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=4, head_dim=64, page_size=64, dtype="float32")  # 128 KiB a page
 GARBAGE = [
     [b""],
     [b"hello"],

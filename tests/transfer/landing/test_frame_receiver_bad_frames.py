@@ -24,8 +24,6 @@ from tests.transfer.bad_frames import LAYOUT, NEIGHBOUR, NUM_TOKENS, VICTIM, Ben
 from transfer.landing.frame_receiver import MAX_PARTS
 from transfer.landing.transfer import FATAL, CreditReturned, Rejection
 
-pytestmark = pytest.mark.slow
-
 
 def raw_header(header: FrameHeader, magic: int = MAGIC, version: int = VERSION) -> bytes:
     packed = bytearray(pack_header(header))

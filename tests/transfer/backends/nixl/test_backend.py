@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.doubles.clock import VirtualClock
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
-from tests.transfer.zmq_network import ended
+from tests.transfer.zmq_network import ZmqNetwork
 from transfer.backends.nixl.agent import Region
 from transfer.backends.nixl.backend import PIN_S, SCHEME, NixlWire, nixl_receiver, nixl_sender, regions_of
 from transfer.backends.nixl.source import pack_notice
@@ -34,11 +33,8 @@ pytestmark = pytest.mark.slow
 LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=8, head_dim=128, page_size=256, dtype="float32")  # 2 MiB a page
 
 
-class NixlNetwork:
+class NixlNetwork(ZmqNetwork):
     """Every KV frame is read out of the sender's pages."""
-
-    def __init__(self) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
 
     def sender(self, memory: SharedPages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
         return nixl_sender(memory, instance, ZmqWire(self.context), window, gather_below=0)
@@ -47,27 +43,7 @@ class NixlNetwork:
         return nixl_receiver(memory, ZmqArrivals(memory, "127.0.0.1", self.context))
 
 
-@pytest.fixture
-def network() -> Iterator[NixlNetwork]:
-    made = NixlNetwork()
-    yield made
-    assert ended(made.context)
-
-
-@pytest.fixture
-def pair(network: NixlNetwork) -> Iterator[Pair]:
-    made = Pair(network)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def stranger(network: NixlNetwork, pair: Pair) -> Iterator["zmq.Socket[Any]"]:
-    push = network.context.socket(zmq.PUSH)
-    push.setsockopt(zmq.LINGER, 0)
-    push.connect(pair.receiver.address.removeprefix(SCHEME))
-    yield push
-    push.close(0)
+NETWORK = NixlNetwork
 
 
 class TestNixl(KvContract):
