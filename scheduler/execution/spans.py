@@ -40,9 +40,9 @@ class Spans:
         np.minimum(after, limits, out=lengths)
         np.maximum(lengths, 1, out=lengths)
         np.subtract(lengths, 1, out=positions)
-        pages = positions // page_size
-        np.multiply(table.req_to_page_cpu[rows, pages] - pages, page_size, out=slots)
-        slots += positions
+        pages, offsets = np.divmod(positions, page_size)
+        np.multiply(table.req_to_page_cpu[rows, pages], page_size, out=slots)
+        slots += offsets
         slots *= after <= limits
 
         longest = max(lengths[:, -1].tolist(), default=1)
