@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-commits bench-gateway bench-memory bench-step bench-trace bench-transfer soak check test \
   test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars fuzz-schemas mutants gpu test-gpu \
-  format clean check-format check-lint check-pages check-types check-imports check-unit
+  format clean check-format check-lint check-pages check-measured check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -100,7 +100,7 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 
 check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: four minutes on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
-	  check-unit check-types check-format check-lint check-pages check-imports
+	  check-unit check-types check-format check-lint check-pages check-measured check-imports
 
 check-format:
 	@$(TOOLS) ruff format --check --quiet . || { echo "Not formatted. Run: make format"; exit 1; }
@@ -110,6 +110,9 @@ check-lint:
 
 check-pages:
 	@$(TOOLS) tests.pages --check
+
+check-measured: # a list of what may be measured again, never a failure
+	@$(TOOLS) tests.measured
 
 check-types:
 	@$(TOOLS) mypy

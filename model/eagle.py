@@ -51,7 +51,6 @@ class Eagle3Draft(EagleDraft):
     norm_E: Tensor
     target_ids_N: Tensor | None
 
-    @torch.no_grad()
     def fuse(self, features_TF: Tensor) -> Tensor:
         """Hidden states (T, E) from three features of the target, side by side."""
         return self.fc(features_TF)
@@ -75,7 +74,6 @@ class Eagle3Draft(EagleDraft):
         both = (norm(embedded_TE, layer.input_norm_E), norm(hidden_TE, self.hidden_norm_E))
         return through.run(self.first_layer + index, layer, hidden_TE, torch.cat(both, dim=-1))[0]
 
-    @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32; -inf at tokens that the draft's vocabulary does not have."""
         logits_LN = self.head(self.passes.rms_norm(hidden_LE, self.norm_E)).float()

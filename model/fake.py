@@ -101,7 +101,6 @@ class FakeRunner:
         assert features_TF is not None, "only a draft reads features"
         return self.logits(hash_L), features_TF
 
-    @torch.no_grad()
     def hidden(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -111,7 +110,6 @@ class FakeRunner:
         hash_L: Tensor = running_N[where.token_T[inp.logit_indices_L]]
         return hash_L, features_TF
 
-    @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 behind contexts with these hashes."""
         return logits_for(next_token(hidden_LE, self.vocab_size), self.vocab_size)

@@ -78,7 +78,6 @@ class FakeDraft:
         columns.append(torch.zeros_like(hash_N))
         return pieces(*[column[where.token_T] for column in columns])
 
-    @torch.no_grad()
     def run_layer(
         self,
         index: int,
@@ -116,7 +115,6 @@ class FakeDraft:
         """See Draft.chain."""
         return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)
 
-    @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) of the token that hidden states of any layer propose: 100 at the first choice.
 

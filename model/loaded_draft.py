@@ -74,7 +74,6 @@ class LoadedDraft:
         """Hidden states (T, E) from features of the target: the same."""
         return features_TF
 
-    @torch.no_grad()
     def run_layer(
         self,
         index: int,
@@ -94,7 +93,6 @@ class LoadedDraft:
             return self.at_once[index].run(embedded_TE, hidden_TE, through.rotation, through.rows, kv, at, through.plan)
         return self._run(index, through, embedded_TE, hidden_TE)
 
-    @torch.no_grad()
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
         """(S, B): the likeliest proposals; see Draft.chain."""
         if not self.at_once or not tokens_B.numel():
@@ -104,7 +102,6 @@ class LoadedDraft:
         embedded_BE = F.embedding(tokens_B, self.embedding_VE)
         return self.at_once[0].chain(embedded_BE, hidden_BE, through.rotation, through.rows, kv, at, through.plan)
 
-    @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 of the token that hidden states of any layer propose."""
         return self.head(hidden_LE).float()

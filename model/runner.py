@@ -285,12 +285,10 @@ class ModelRunner:
         yield from _held(self.checkpoint, self.collectives.size if self.collectives else 1)
         yield from _held(self.draft_checkpoint, 1) if self.draft_checkpoint else ()
 
-    @torch.no_grad()
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32; see Runner.forward."""
         return self.decoder.forward(inp, kv, self.attention, on_layer)
 
-    @torch.no_grad()
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -299,7 +297,6 @@ class ModelRunner:
         assert features_TF is not None, "only a draft reads features"
         return self.decoder.logits(hidden_LE), features_TF
 
-    @torch.no_grad()
     def hidden(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -308,7 +305,6 @@ class ModelRunner:
             return self.decoder.hidden(inp, kv, self.attention, on_layer), None
         return self.decoder.hidden_with_features(inp, kv, self.attention, on_layer, self.draft.feature_layers)
 
-    @torch.no_grad()
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32; see Runner."""
         return self.decoder.logits(hidden_LE)

@@ -53,7 +53,6 @@ def sample(logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None
     return sampled.tokens_L
 
 
-@torch.no_grad()
 def sample_scored(
     logits_LV: Tensor, s: SamplingInput, history_NT: Tensor | None = None, draws: Draws | None = None
 ) -> Sampled:

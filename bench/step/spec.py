@@ -2,7 +2,7 @@
 
 The accepted lengths are measured on held-out prompts. Batches of 1, 4 and 16, one thread. Then requests decode with a
 draft and without in turns, first with a fixed number of steps or a tree, then with a number that follows from measured
-costs.
+costs. Last, clients ask over HTTP (spec_http.py). All of it takes four minutes.
 """
 
 import argparse
@@ -18,6 +18,9 @@ from bench.sheet import Sheet
 from bench.step.costs import Costs, measure_costs
 from bench.step.flags import count
 from bench.step.serving import Load, long_prompts, measured
+from bench.step.spec_http import CLIENTS
+from bench.step.spec_http import measure as over_http
+from loadtest.__main__ import guarded_run
 from model.runner import DraftSource, ModelRunner
 from models.train.draft import KINDS
 from models.train.draft_text import HELD_OUT_SEED, prompts
@@ -29,6 +32,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 CONTEXT: Final = 128
 SERVED_TOKENS: Final = 96
 WITHOUT: Final = "without"
+CLIENTS_HELP: Final = "clients over HTTP (default: all of these numbers); none: not over HTTP"
 SHAPES: Final = {
     **{f"{num} steps": DraftShape(num) for num in (1, 2, 3, 4, 6)},
     "tree 3, top-k 2, 8 nodes": DraftShape(3, 2, 8),
@@ -45,13 +49,15 @@ def flags(parser: argparse.ArgumentParser) -> None:
     kinds = [name for name, kind in KINDS.items() if not kind.is_mtp]
     parser.add_argument("--draft", choices=kinds, default="eagle", help="the bundled model's draft (default: eagle)")
     parser.add_argument("--batches", type=count, nargs="+", default=(1, 4, 16), help="requests (default 1 4 16)")
-    parser.add_argument("--rounds", type=count, default=100, help="calls of every part (default 100)")
-    parser.add_argument("--texts", type=count, default=120, help="held-out prompts (default 120)")
-    parser.add_argument("--turns", type=count, default=5, help="of each side, with a draft and without (default 5)")
+    parser.add_argument("--rounds", type=count, default=60, help="calls of every part (default 60)")
+    parser.add_argument("--texts", type=count, default=60, help="held-out prompts (default 60)")
+    parser.add_argument("--turns", type=count, default=3, help="of each side, with a draft and without (default 3)")
+    parser.add_argument("--clients", type=int, nargs="*", choices=[*CLIENTS], default=[*CLIENTS], help=CLIENTS_HELP)
+    parser.add_argument("--http-rounds", type=count, default=10, help="of each side over HTTP (default 10)")
 
 
 def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
-    """Writes two tables."""
+    """Writes three tables, or two without clients."""
     kind = KINDS[asked.draft]
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", draft=DraftSource(asked.draft, kind.folder))
     [found] = accepted(kind, asked.texts, WAYS[:1]).values()  # greedy
@@ -59,6 +65,8 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
         costs = measure_costs(runner, batch, CONTEXT, MAX_STEPS, asked.rounds)
         sheet.row("Costs of a launch", {"batch": batch, **cost_cells(costs, found.lengths)}, COST_ABOUT)
     _serve(sheet, runner, asked.batches, asked.turns)
+    if asked.clients:
+        guarded_run(over_http(sheet, asked.draft, asked.clients, asked.http_rounds))
 
 
 def cost_cells(costs: Costs, lengths: list[float]) -> dict[str, Any]:

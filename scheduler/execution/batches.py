@@ -39,7 +39,7 @@ class Members:
     rows_cpu: IntArray
     limits_cpu: IntArray  # tokens of KV at most
     limits_B: Tensor
-    drafts_B: Tensor  # bool: whether a draft may propose for the row
+    drafts_B: Tensor | None  # bool: whether a draft may propose for the row; None: for each of them
     indices_B: Tensor  # 0, 1, ...
     sentinels_B: Tensor  # minus the rows
 
@@ -65,6 +65,7 @@ class ScheduleBatch:
     _members: Members | None = None
     _pages: tuple[Tensor, int] | None = None  # (B, P) of the page table, and its num_growths when it was copied
     _repeated: dict[int, SamplingColumns] | None = None  # its columns, each row so many times
+    _of_tokens: tuple[Tensor, Tensor, Tensor] | None = None  # what of_tokens has given last, and the table of its rows
 
     @staticmethod
     def of(joins: Sequence[Join], device: torch.device, *, speculates: bool = False) -> "ScheduleBatch":
@@ -131,14 +132,18 @@ class ScheduleBatch:
         """Its Members, made when they are first asked for."""
         if self._members is None:
             limits_cpu = np.array([draw.limit for draw in self.draws], dtype=np.int64)
-            drafts_cpu = np.array([draw.drafts for draw in self.draws], dtype=np.bool_)
+            drafts_B = None
+            drafts = [draw.drafts for draw in self.draws]
+            if not all(drafts):
+                drafts_cpu = np.array(drafts, dtype=np.bool_)
+                drafts_B = torch.from_numpy(drafts_cpu).to(self.rows_B.device, non_blocking=True)
             self._members = Members(
                 owners=tuple([(draw.row, draw.generation) for draw in self.draws]),
                 owners_B=owners_of(self.draws, self.rows_B.device),
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
                 limits_cpu=limits_cpu,
                 limits_B=torch.from_numpy(limits_cpu).to(self.rows_B.device, non_blocking=True),
-                drafts_B=torch.from_numpy(drafts_cpu).to(self.rows_B.device, non_blocking=True),
+                drafts_B=drafts_B,
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
                 sentinels_B=-self.rows_B,
             )
@@ -159,10 +164,21 @@ class ScheduleBatch:
             self._pages = rows_BP, table.num_growths
         return self._pages[0]
 
+    def of_tokens(self, table: PageTable, num_pages: int, times: int) -> tuple[Tensor, Tensor]:
+        """Of `times` tokens of each row: (B * times, P) page numbers as `page_table` has them, and 0, 1, ..."""
+        rows_BP = self.page_table(table, num_pages)
+        if times == 1:
+            return rows_BP, self.members.indices_B
+        known, num_tokens = self._of_tokens, len(self) * times
+        if known is None or known[0] is not rows_BP or len(known[1]) != num_tokens:
+            indices_T = torch.arange(num_tokens, device=rows_BP.device)
+            known = self._of_tokens = rows_BP, rows_BP.repeat_interleave(times, 0), indices_T
+        return known[1:]
+
     def filter(self, keep: Sequence[int]) -> None:
         """Keeps the rows at the indices `keep`, in that order."""
         keep_N = int64_column(keep, self.rows_B.device)
-        self._members = self._pages = self._repeated = None
+        self._members = self._pages = self._repeated = self._of_tokens = None
         self.rows_B = self.rows_B.index_select(0, keep_N)
         self.seq_lens_B = self.seq_lens_B.index_select(0, keep_N)
         self.seq_lens_cpu = self.seq_lens_cpu[np.asarray(keep, dtype=np.int64)]
@@ -174,7 +190,7 @@ class ScheduleBatch:
 
     def merge(self, other: "ScheduleBatch") -> None:
         """Appends the rows of `other`, which is not used afterwards."""
-        self._members = self._pages = self._repeated = None
+        self._members = self._pages = self._repeated = self._of_tokens = None
         self.rows_B = torch.cat((self.rows_B, other.rows_B))
         self.seq_lens_B = torch.cat((self.seq_lens_B, other.seq_lens_B))
         self.seq_lens_cpu = np.concatenate((self.seq_lens_cpu, other.seq_lens_cpu))

@@ -55,9 +55,11 @@ class DraftExtras:
         pairs = zip(self.present, other.present, strict=True)
         return DraftExtras(**{name: value.index_copy(0, rows_N, theirs) for (name, value), (_, theirs) in pairs})
 
-    def only_for(self, drafts_N: Tensor) -> "DraftExtras":
-        """Without proposals for rows where `drafts_N` is False."""
+    def only_for(self, drafts_N: Tensor | None) -> "DraftExtras":
+        """Without proposals for rows where `drafts_N` is False; None: with all of them."""
         assert self.topk_index_NK is not None
+        if drafts_N is None:
+            return self
         return replace(self, topk_index_NK=self.topk_index_NK.where(drafts_N[:, None], NO_PROPOSAL))
 
     def followed_by(self, other: "DraftExtras") -> "DraftExtras":

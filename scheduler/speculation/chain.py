@@ -54,7 +54,7 @@ class Chain:
             DraftRows.of(plan, running, Beginning.of(begins, running, table, page_size)),
             spans.chain(plan.num_steps - 1),
         )
-        return verifying(plan, behind_chunks(plan, running, spans, table, page_size), running), batch
+        return verifying(plan, behind_chunks(plan, running, spans, table, page_size), running, spans), batch
 
     def propose(self, batch: ChainBatch) -> tuple[Tensor, Tensor]:
         """The last known tokens (B,), and the proposals (B, K) behind them. Negative: nothing is proposed."""

@@ -37,7 +37,7 @@ class DraftRows:
     ids_B: Tensor  # the last known tokens, or sentinels
     seq_lens_B: Tensor  # committed before the launch
     limits_B: Tensor
-    drafts_B: Tensor  # bool: False where nothing is ever proposed
+    drafts_B: Tensor | None  # bool: False where nothing is ever proposed; None: nowhere
     firsts_B: Tensor  # the first of each row's W decodes
     places_W: Tensor  # 0, 1, ...
     after_T: Tensor  # the token behind each token of a chunk; 0 where it is not known yet
@@ -189,14 +189,12 @@ def behind_chunks(plan: Plan, running: ScheduleBatch, spans: Spans, table: PageT
     return joined(prompts, spans.input()) if len(running) else prompts
 
 
-def verifying(plan: Plan, inp: ModelInput, running: ScheduleBatch) -> ForwardBatch:
-    """The target's launch of `inp`, chunks and W tokens of each row. It draws after each token."""
-    width = plan.num_steps + 1
-    position_BW = (running.seq_lens_B + 1)[:, None] + torch.arange(width, device=running.rows_B.device)
-    lens = np.repeat(running.seq_lens_cpu, width) + np.tile(np.arange(1, width + 1), len(running))
+def verifying(plan: Plan, inp: ModelInput, running: ScheduleBatch, spans: Spans) -> ForwardBatch:
+    """The target's launch of `inp`, chunks and the W tokens of each row in `spans`. It draws after each token."""
+    columns = running.repeated(plan.num_steps + 1)
     return ForwardBatch(
         input=inp,
-        sampling=sampling_of(plan.chunks, running.repeated(width), position_BW.reshape(-1), lens),
+        sampling=sampling_of(plan.chunks, columns, spans.after_T, spans.after_cpu.reshape(-1)),
         decode_owners_D=running.members.owners_B,
     )
 

@@ -144,7 +144,7 @@ class Layers:
             running.advance()
             return ForwardBatch.init_new(plan.chunks, running, table, page_size), batch
         verified = Spans.of(running, table, page_size, running.seq_lens_cpu, width)
-        return verifying(plan, behind_chunks(plan, running, verified, table, page_size), running), batch
+        return verifying(plan, behind_chunks(plan, running, verified, table, page_size), running, verified), batch
 
     def propose(self, batch: LayersBatch) -> LayersProposed:
         """See DraftMode."""
@@ -188,7 +188,8 @@ class Layers:
         proposals_BJ, past = extend_layers(
             self._parts.draft, kv, batch.window, verified, on_layer, proposes=self._proposes
         )
-        proposals_BJ = proposals_BJ.where(rows.drafts_B[:, None], NOT_A_TOKEN)
+        if rows.drafts_B is not None:
+            proposals_BJ = proposals_BJ.where(rows.drafts_B[:, None], NOT_A_TOKEN)
 
         inp, firsts_D = forward.input, verified.tokens_L[: rows.num_draws]
         ends_D = inp.logit_indices_L[: rows.num_draws]

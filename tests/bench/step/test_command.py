@@ -47,7 +47,7 @@ def test_asks_of_two_commits(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    short = "--batches 1 2 --rounds 1 --texts 4 --turns 1".split()
+    short = "--batches 1 2 --rounds 1 --texts 4 --turns 1 --clients".split()
     costs, served = tables(capsys, "spec", *short).values()
     assert {row["batch"] for row in costs} == {1, 2}
     for row in costs:
