@@ -151,6 +151,11 @@ class Controlled(Cluster):
             self.wait(GatewaySettings.silence_limit_s + 0.1)
         assert self.control.membership.find(key) is None, "the loss is known"
 
+    def named(self, worker_id: str) -> Worker:
+        """The worker of this name that lives."""
+        (found,) = (each for each in self.workers if self._keys[id(each)].worker_id == worker_id)
+        return found
+
     def hang(self, worker: Worker, launch_age_s: float) -> None:
         """The worker says that its oldest launch is so old; once that is too much, it says and does nothing more."""
         key = self._keys[id(worker)]

@@ -1,5 +1,7 @@
 """A launch without rows in every draft mode, as a rank computes it while others have work."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,7 +30,7 @@ drafts = pytest.mark.parametrize("draft", DRAFTS)
 
 def rank(counting: Counting, draft: str, stream: Stream) -> Executor:
     num_layers, shape = SHAPES[draft]
-    more = {"draft_seed": 1, "num_draft_layers": num_layers} if num_layers else {}
+    more: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": num_layers} if num_layers else {}
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **more)
     kv, agreement, clock = PagedKv(runner.kv_layout(4), 64), Answered(counting.size), VirtualClock(7.0)
     return make_executor(stream, runner=runner, kv=kv, shape=shape, agreement=agreement, forward_clock=clock)

@@ -80,7 +80,7 @@ BEFORE = {
 
 def rank(mode: Mode, counting: Counting) -> tuple[Executor, Planner]:
     has_draft = mode is not PLAIN
-    draft = {"draft_seed": 1, "num_draft_layers": mode.num_layers} if has_draft else {}
+    draft: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": mode.num_layers} if has_draft else {}
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **draft)
     kv, clock, agreement = PagedKv(runner.kv_layout(4), 64), VirtualClock(7.0), Answered(counting.size)
     executor = make_executor(
