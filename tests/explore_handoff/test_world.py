@@ -83,7 +83,7 @@ def test_hundreds_of_worlds(part: int) -> None:
     assert not DONE - set(happened), "the exploration has lost its point"
 
 
-@pytest.mark.parametrize("seed", range(0, 35, 7))
+@pytest.mark.parametrize("seed", (0, 7, 28))
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_a_worker_that_cannot_compute_ends_and_its_requests_go_elsewhere(role: Role, seed: int) -> None:
     """A calm world of two workers each, but for one whose every forward raises until it is another process."""
