@@ -6,6 +6,7 @@ costs. Last, clients ask over HTTP (spec_http.py). All of it takes four minutes.
 """
 
 import argparse
+import asyncio
 from functools import partial
 from statistics import median
 from typing import Any, Final
@@ -20,7 +21,6 @@ from bench.step.flags import count
 from bench.step.serving import Load, long_prompts, measured
 from bench.step.spec_http import CLIENTS
 from bench.step.spec_http import measure as over_http
-from loadtest.__main__ import guarded_run
 from model.runner import DraftSource, ModelRunner
 from models.train.draft import KINDS
 from models.train.draft_text import HELD_OUT_SEED, prompts
@@ -66,7 +66,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
         sheet.row("Costs of a launch", {"batch": batch, **cost_cells(costs, found.lengths)}, COST_ABOUT)
     _serve(sheet, runner, asked.batches, asked.turns)
     if asked.clients:
-        guarded_run(over_http(sheet, asked.draft, asked.clients, asked.http_rounds))
+        asyncio.run(over_http(sheet, asked.draft, asked.clients, asked.http_rounds))
 
 
 def cost_cells(costs: Costs, lengths: list[float]) -> dict[str, Any]:

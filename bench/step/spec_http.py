@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from bench.rounds import compared, ratios, spread, turns
 from bench.sheet import Sheet
 from bench.side import Side, baton_sides, run_jobs
-from loadtest.scenarios import UNIFIED
+from loadtest.deployment import UNIFIED
 from models.train.draft_text import HELD_OUT_SEED, prompts
 from models.train.train import STORY_FOLDER
 from runtime.clock import Clock, MonotonicClock

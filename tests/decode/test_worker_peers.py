@@ -24,8 +24,12 @@ from tests.doubles.hash_model import FakeRunner
 PARAMS = greedy(15)
 
 
-def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
-    cluster = make_cluster()
+@pytest.fixture
+def cluster() -> Driven:
+    return make_cluster()
+
+
+def test_an_answer_with_another_kv_layout_is_refused_with_both_values(cluster: Driven) -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     for name in "ab":
         cluster.ask(name, 61, PARAMS)
@@ -42,8 +46,7 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values() -> None:
     cluster.expect_end(failed="abc")
 
 
-def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
-    cluster = make_cluster()
+def test_who_has_got_the_port_of_another_is_not_taken_for_it(cluster: Driven) -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     cluster.ask("r", 61, PARAMS)
     decode.outbox.prefill.clear()
@@ -58,8 +61,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it() -> None:
     cluster.expect_end(failed="r")
 
 
-def test_another_model_is_refused_with_both_fingerprints() -> None:
-    cluster = make_cluster()
+def test_another_model_is_refused_with_both_fingerprints(cluster: Driven) -> None:
     (decode,) = cluster.decodes.values()
     ours, decode._peers.fingerprint = decode._peers.fingerprint, Fingerprint("another")
     cluster.ask("a", 61, PARAMS)
@@ -179,8 +181,7 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster.close()
 
 
-def test_the_same_request_again_is_a_new_attempt() -> None:
-    cluster = make_cluster()
+def test_the_same_request_again_is_a_new_attempt(cluster: Driven) -> None:
     cluster.ask("r", 61, PARAMS)
     prefill = cluster.decode._requests.by_key["r", 0].prefill
     drive_to(cluster, "r", Phase.RECEIVING)
@@ -191,9 +192,10 @@ def test_the_same_request_again_is_a_new_attempt() -> None:
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 4))
-def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_nothing(steps: int) -> None:
-    """Whatever was on the way between the two is lost with it."""
-    cluster = make_cluster()
+def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_nothing(
+    steps: int, cluster: Driven
+) -> None:
+    """Whatever was on the way between the two is lost with it, and nothing is left."""
     cluster.ask("r", 61, PARAMS)
     cluster.steps(steps)
     was_on_its_way = bool(cluster.decode._requests.by_reservation)

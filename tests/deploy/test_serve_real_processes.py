@@ -39,6 +39,12 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path(PROJECT), **extra}
 
 
+def run(argv: list[str], **extra: str) -> "subprocess.CompletedProcess[str]":
+    """The command, to its end."""
+    env = environment(**extra)
+    return subprocess.run(baton(*argv), env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
 @pytest.fixture
 def serving(model: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     for room in ("gateway", "model"):  # what a user's folder may hold must not be imported in our place
@@ -92,14 +98,7 @@ def test_the_printed_curl_answers_and_ctrl_c_leaves_nothing(serving: "subprocess
 
 def test_a_model_that_no_worker_can_serve_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
-    ended = subprocess.run(
-        baton("serve", "--model", str(tmp_path), "--port", "0"),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = run(["serve", "--model", str(tmp_path), "--port", "0"])
     assert ended.returncode == 2
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("baton: error: ")
@@ -109,28 +108,14 @@ def test_a_model_that_no_worker_can_serve_is_one_clear_line(tmp_path: Path) -> N
 @pytest.mark.broad
 def test_the_demo_of_a_model_without_tokenizer_shows_token_ids(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "tiny", "qwen3")
-    ended = subprocess.run(
-        baton("demo", "--model", str(folder), "--max-tokens", "4"),
-        env=environment(COLUMNS="120"),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = run(["demo", "--model", str(folder), "--max-tokens", "4"], COLUMNS="120")
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^\[1, 2, 3\]( \d+){4}$", ended.stdout, re.MULTILINE), ended.stdout
     assert "4 tokens in " in ended.stdout
 
 
 def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None:
-    ended = subprocess.run(
-        baton("demo", "--model", str(model), "--max-tokens", "8", "--prompt", "Once"),
-        env=environment(COLUMNS="120"),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = run(["demo", "--model", str(model), "--max-tokens", "8", "--prompt", "Once"], COLUMNS="120")
     assert ended.returncode == 0, ended.stderr
     assert "\nOnce" in ended.stdout
     assert "8 tokens in " in ended.stdout
@@ -141,13 +126,12 @@ def test_the_demo_streams_an_answer_and_shows_its_time_line(model: Path) -> None
 
 @pytest.mark.broad
 def test_the_demo_with_a_draft_shows_its_tokens_in_colour() -> None:
-    ended = subprocess.run(
-        baton("demo", "--max-tokens", "40", "--speculative-algorithm", "eagle"),
-        env=environment(COLUMNS="120", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR=""),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    ended = run(
+        ["demo", "--max-tokens", "40", "--speculative-algorithm", "eagle"],
+        COLUMNS="120",
+        FORCE_COLOR="1",
+        TERM="xterm-256color",
+        NO_COLOR="",
     )
     assert ended.returncode == 0, ended.stderr
     told = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)

@@ -21,8 +21,12 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.removeprefix("baton: ") for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = staged(Rules())
+@pytest.fixture
+def stage() -> Stage:
+    return staged(Rules())
+
+
+def test_a_crash_is_mended_at_once_and_told(capsys: pytest.CaptureFixture[str], stage: Stage) -> None:
     stage.end("decode-0", -9)
     assert stage.processes.starts == [(100.0, "decode-0")]
     stage.turns(3.0)
@@ -193,8 +197,7 @@ def test_an_address_in_use_may_be_free_later() -> None:
     assert [who for _, who in stage.processes.starts] == ["gateway", "gateway"]
 
 
-def test_what_was_told_to_end_is_not_started_again(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = staged(Rules())
+def test_what_was_told_to_end_is_not_started_again(capsys: pytest.CaptureFixture[str], stage: Stage) -> None:
     stage.end("decode-0", 0)
     stage.processes.silent.add("decode-0")
     stage.turns(700.0)
@@ -203,8 +206,7 @@ def test_what_was_told_to_end_is_not_started_again(capsys: pytest.CaptureFixture
     assert said(capsys) == ["decode-0 has left. decode-0 of 1 is missed"]
 
 
-def test_what_had_to_start_again_may_be_told_to_end_meanwhile() -> None:
-    stage = staged(Rules())
+def test_what_had_to_start_again_may_be_told_to_end_meanwhile(stage: Stage) -> None:
     stage.end("decode-0", -9)
     stage.end("decode-0", 0, was_ready=False)
     stage.turns(100.0)

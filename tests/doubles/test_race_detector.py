@@ -12,8 +12,12 @@ from scheduler.execution.streams import Event
 from tests.doubles.race_bench import RaceBench, indices
 
 
-def test_a_launch_must_wait_for_the_schedule_stream() -> None:
-    bench = RaceBench()
+@pytest.fixture
+def bench() -> RaceBench:
+    return RaceBench()
+
+
+def test_a_launch_must_wait_for_the_schedule_stream(bench: RaceBench) -> None:
     bench.detector.name(bench.a, "the table")
 
     def body() -> None:
@@ -23,8 +27,7 @@ def test_a_launch_must_wait_for_the_schedule_stream() -> None:
     bench.expect_race(body, "the table (6,)", "written by the scheduler (fill_", "launch 1", "schedule stream has")
 
 
-def test_a_launch_that_waits_sees_what_was_written_before() -> None:
-    bench = RaceBench()
+def test_a_launch_that_waits_sees_what_was_written_before(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.a.fill_(3)
@@ -33,8 +36,7 @@ def test_a_launch_that_waits_sees_what_was_written_before() -> None:
     bench.expect_none(body)
 
 
-def test_an_event_does_not_cover_what_comes_behind_it() -> None:
-    bench = RaceBench()
+def test_an_event_does_not_cover_what_comes_behind_it(bench: RaceBench) -> None:
 
     def body() -> None:
         event = bench.schedule.record()
@@ -44,8 +46,7 @@ def test_an_event_does_not_cover_what_comes_behind_it() -> None:
     bench.expect_race(body)
 
 
-def test_the_host_must_not_change_what_a_launch_may_still_read() -> None:
-    bench = RaceBench()
+def test_the_host_must_not_change_what_a_launch_may_still_read(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -55,8 +56,7 @@ def test_the_host_must_not_change_what_a_launch_may_still_read() -> None:
 
 
 @pytest.mark.parametrize("see", [lambda event: event.done(), lambda event: event.synchronize()])
-def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event], None]) -> None:
-    bench = RaceBench()
+def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event], None], bench: RaceBench) -> None:
 
     def body() -> None:
         see(bench.run(bench.first, lambda: bench.a.add_(1)))
@@ -65,8 +65,7 @@ def test_the_host_goes_on_after_an_event_that_it_has_seen(see: Callable[[Event],
     bench.expect_none(body)
 
 
-def test_what_the_host_has_seen_lies_before_its_next_launch() -> None:
-    bench = RaceBench()
+def test_what_the_host_has_seen_lies_before_its_next_launch(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1)).synchronize()
@@ -76,8 +75,7 @@ def test_what_the_host_has_seen_lies_before_its_next_launch() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_streams_are_ordered_by_waits_alone(waits: bool) -> None:
-    bench = RaceBench()
+def test_streams_are_ordered_by_waits_alone(waits: bool, bench: RaceBench) -> None:
 
     def body() -> None:
         event = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -86,8 +84,7 @@ def test_streams_are_ordered_by_waits_alone(waits: bool) -> None:
     bench.expect_none(body) if waits else bench.expect_race(body, "forward 2 waits for no event of forward 1")
 
 
-def test_two_reads_are_no_race() -> None:
-    bench = RaceBench()
+def test_two_reads_are_no_race(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -112,8 +109,7 @@ ACCESSES: dict[str, Callable[[Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("access", ACCESSES)
 @pytest.mark.parametrize("is_odd", [True, False])
 @pytest.mark.parametrize("is_same", [True, False])
-def test_only_the_elements_that_are_touched_count(access: str, is_odd: bool, is_same: bool) -> None:
-    bench = RaceBench()
+def test_only_the_elements_that_are_touched_count(access: str, is_odd: bool, is_same: bool, bench: RaceBench) -> None:
     here, there = indices(0, 2, 4), indices(1, 3, 5)
     if is_odd:
         here, there = there, here
@@ -136,8 +132,7 @@ SEEN: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("access", SEEN)
-def test_every_way_to_touch_a_tensor_is_seen(access: str) -> None:
-    bench = RaceBench()
+def test_every_way_to_touch_a_tensor_is_seen(access: str, bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -155,8 +150,7 @@ MADE: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_is_made_is_written(made: str, waits: bool) -> None:
-    bench = RaceBench()
+def test_what_is_made_is_written(made: str, waits: bool, bench: RaceBench) -> None:
 
     def body() -> None:
         table = MADE[made]()
@@ -170,8 +164,7 @@ def test_what_is_made_is_written(made: str, waits: bool) -> None:
 
 
 @pytest.mark.parametrize("is_newer_first", [True, False])
-def test_an_older_event_takes_no_knowledge_away(is_newer_first: bool) -> None:
-    bench = RaceBench()
+def test_an_older_event_takes_no_knowledge_away(is_newer_first: bool, bench: RaceBench) -> None:
 
     def body() -> None:
         events = [bench.run(bench.first, lambda: bench.b.add_(1)), bench.run(bench.first, lambda: bench.a.add_(1))]
@@ -191,8 +184,7 @@ FIRST: dict[str, tuple[Callable[[Tensor], object], ...]] = {
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_the_accesses_of_one_actor_add_up(first: str) -> None:
-    bench = RaceBench()
+def test_the_accesses_of_one_actor_add_up(first: str, bench: RaceBench) -> None:
 
     def body() -> None:
         for access in FIRST[first]:
@@ -202,8 +194,7 @@ def test_the_accesses_of_one_actor_add_up(first: str) -> None:
     bench.expect_race(body)
 
 
-def test_of_three_who_touch_it_each_is_compared_with_each() -> None:
-    bench = RaceBench()
+def test_of_three_who_touch_it_each_is_compared_with_each(bench: RaceBench) -> None:
 
     def body() -> None:
         seen = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -213,8 +204,7 @@ def test_of_three_who_touch_it_each_is_compared_with_each() -> None:
     bench.expect_race(body, "forward launch")
 
 
-def test_who_touched_it_first_is_compared_with_who_came_after() -> None:
-    bench = RaceBench()
+def test_who_touched_it_first_is_compared_with_who_came_after(bench: RaceBench) -> None:
 
     def body() -> None:
         seen = bench.run(bench.first, lambda: bench.a.add_(1))
@@ -225,8 +215,7 @@ def test_who_touched_it_first_is_compared_with_who_came_after() -> None:
 
 
 @pytest.mark.parametrize("type_", [torch.int32, torch.float64])
-def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype) -> None:
-    bench = RaceBench()
+def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype, bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.view(type_).zero_())
@@ -235,8 +224,7 @@ def test_another_type_of_elements_is_still_the_same_memory(type_: torch.dtype) -
     bench.expect_race(body)
 
 
-def test_taking_off_a_graph_touches_nothing() -> None:
-    bench = RaceBench()
+def test_taking_off_a_graph_touches_nothing(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -246,8 +234,7 @@ def test_taking_off_a_graph_touches_nothing() -> None:
     bench.expect_none(body)
 
 
-def test_making_a_view_reads_nothing() -> None:
-    bench = RaceBench()
+def test_making_a_view_reads_nothing(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -256,8 +243,7 @@ def test_making_a_view_reads_nothing() -> None:
     bench.expect_none(body)
 
 
-def test_results_are_read_behind_their_copy() -> None:
-    bench = RaceBench()
+def test_results_are_read_behind_their_copy(bench: RaceBench) -> None:
     copies: list[Tensor] = []
 
     def body() -> None:
@@ -270,8 +256,9 @@ def test_results_are_read_behind_their_copy() -> None:
 @pytest.mark.parametrize(("part", "is_race"), [(slice(16, 24), True), (slice(16), False), (slice(8, 17), True)])
 @pytest.mark.parametrize("is_write", [True, False])
 @pytest.mark.parametrize("made_as", [torch.int64, torch.uint8])
-def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: bool, made_as: torch.dtype) -> None:
-    bench = RaceBench()
+def test_bytes_that_torch_does_not_see(
+    part: slice, is_race: bool, is_write: bool, made_as: torch.dtype, bench: RaceBench
+) -> None:
     with bench.detector:
         bench.a = torch.zeros(48 // made_as.itemsize, dtype=made_as).view(torch.int64)
     bench.detector.name(bench.a, "pages")
@@ -286,8 +273,7 @@ def test_bytes_that_torch_does_not_see(part: slice, is_race: bool, is_write: boo
 
 
 @pytest.mark.parametrize("is_write", [True, False])
-def test_what_is_told_counts_as_it_is_told(is_write: bool) -> None:
-    bench = RaceBench()
+def test_what_is_told_counts_as_it_is_told(is_write: bool, bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a + 1)
@@ -296,8 +282,7 @@ def test_what_is_told_counts_as_it_is_told(is_write: bool) -> None:
     bench.expect_race(body, "a kernel") if is_write else bench.expect_none(body)
 
 
-def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
-    bench = RaceBench()
+def test_a_read_that_lasts_forbids_writes_meanwhile(bench: RaceBench) -> None:
     bench.detector.name(bench.a, "pages")
 
     def body() -> None:
@@ -308,8 +293,7 @@ def test_a_read_that_lasts_forbids_writes_meanwhile() -> None:
     bench.expect_race(body, "must end before")
 
 
-def test_memory_given_back_is_not_the_memory_that_follows() -> None:
-    bench = RaceBench()
+def test_memory_given_back_is_not_the_memory_that_follows(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: torch.ones(1000).add_(1))
@@ -319,8 +303,7 @@ def test_memory_given_back_is_not_the_memory_that_follows() -> None:
     bench.expect_none(body)
 
 
-def test_what_is_alive_is_not_forgotten_and_what_is_gone_is() -> None:
-    bench = RaceBench()
+def test_what_is_alive_is_not_forgotten_and_what_is_gone_is(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -332,8 +315,7 @@ def test_what_is_alive_is_not_forgotten_and_what_is_gone_is() -> None:
     bench.expect_race(body, "written by forward launch 1")
 
 
-def test_the_first_race_is_told() -> None:
-    bench = RaceBench()
+def test_the_first_race_is_told(bench: RaceBench) -> None:
 
     def body() -> None:
         bench.run(bench.first, lambda: bench.a.add_(1))
@@ -341,3 +323,19 @@ def test_the_first_race_is_told() -> None:
         bench.a.mul_(2)
 
     bench.expect_race(body, "written by the scheduler (add_")
+
+
+@pytest.mark.parametrize("by_index", [True, False])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_only_what_longer_elements_cover_is_touched(by_index: bool, is_same: bool, bench: RaceBench) -> None:
+    at = 2 if is_same else 3
+    words, bench.a = bench.a, bench.a.view(torch.int32)
+
+    def longer() -> None:
+        words.index_fill_(0, indices(at), 1) if by_index else words[at : at + 1].zero_()
+
+    def body() -> None:
+        bench.run(bench.first, lambda: bench.a.index_fill_(0, indices(4), 1))
+        bench.run(bench.second, longer)
+
+    bench.expect_race(body) if is_same else bench.expect_none(body)

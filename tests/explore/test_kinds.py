@@ -158,11 +158,11 @@ def test_failures_and_cancels_beside_grammars() -> None:
     assert sum(run.failures.num_failed for run in runs) and any(run.left for run in runs)
 
 
-@pytest.mark.parametrize(("ask", "seeds"), [(SLOW, (2, 4, 5)), (scored, (1, 4))], ids=["late", "scored"])
-def test_answers_in_groups_of_ranks(ask: Callable[[int, Workload], Workload], seeds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("ask", "seeds"), [(SLOW, (2, 5)), (scored, (1, 4))], ids=["late", "scored"])
+def test_answers_in_groups_of_ranks(ask: Callable[[int, Workload], Workload], seeds: tuple[int, int]) -> None:
     """A rank whose rows are late holds no other rank up."""
     found = 0
-    for seed, strategy in zip(seeds, (Strategy.LATE, Strategy.RANDOM, Strategy.EARLY), strict=False):
+    for seed, strategy in zip(seeds, (Strategy.LATE, Strategy.RANDOM), strict=True):
         workload = replace(Workload.grouped(seed, 4), failing=0.0, unbuilt=0.0)
         run = Run(ask(seed, workload), strategy, seed).run()
         found += run.num_late + sum(bool(prompt.found) for prompt in run.cluster.prompts.values())

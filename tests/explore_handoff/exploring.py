@@ -43,6 +43,13 @@ def explore_seed(seed: int, groups: bool = False) -> Explored:
     return Explored(seed, len(world.clients), broken, world.story.happened, world.outcomes, groups)
 
 
+def explored(seed: int, groups: bool = False) -> Explored:
+    """The same, if no rule was broken."""
+    found = explore_seed(seed, groups)
+    assert not found.broken, f"seed {seed}, at {found.broken}\n{found.again}"
+    return found
+
+
 def explore(seeds: range, num_jobs: int, groups: bool = False) -> Iterator[Explored]:
     """Each of `seeds`, in their order, on `num_jobs` processes."""
     if num_jobs == 1:

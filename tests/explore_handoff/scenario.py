@@ -124,6 +124,13 @@ class Scenario:
         broken = {*CUTS, "part", "slow"}
         return {fault.kind for fault in self.faults} <= broken and not self.fate.lost and not self.fate.damaged
 
+    def again_and_again(self, laps: int) -> "Scenario":
+        """The same, whose requests come again each second; something may be tried twice."""
+        arrivals = tuple(
+            replace(each, name=f"{each.name}-{lap}", at=each.at + lap) for lap in range(laps) for each in self.arrivals
+        )
+        return replace(self, arrivals=arrivals, faults=(Fault(0.0, "slow", "s"),))
+
     @staticmethod
     def random(seed: int) -> "Scenario":
         """The world of a seed. Kinds take turns. Some have groups of ranks, in others workers sleep."""

@@ -47,8 +47,12 @@ class Bench:
                 return found
 
 
-def test_messages_arrive_in_order_and_wait_for_a_connection() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_messages_arrive_in_order_and_wait_for_a_connection(bench: Bench) -> None:
     sent = [bytes([index]) for index in range(20)]
     for raw in sent:
         bench.dealer.send(raw)
@@ -60,8 +64,7 @@ def test_messages_arrive_in_order_and_wait_for_a_connection() -> None:
     assert bench.dealer.recv_multipart() == [b"answer"]
 
 
-def test_a_cut_loses_what_is_on_the_way_and_what_is_sent_before_it_is_noticed() -> None:
-    bench = Bench()
+def test_a_cut_loses_what_is_on_the_way_and_what_is_sent_before_it_is_noticed(bench: Bench) -> None:
     bench.run(1)
     bench.dealer.send(b"on the way")
     (connection,) = bench.network.connections
@@ -77,8 +80,7 @@ def test_a_cut_loses_what_is_on_the_way_and_what_is_sent_before_it_is_noticed() 
     assert bench.story.happened["lost"] == 3
 
 
-def test_a_partition_loses_nothing() -> None:
-    bench = Bench()
+def test_a_partition_loses_nothing(bench: Bench) -> None:
     bench.run(1)
     bench.network.weather.parted[frozenset((bench.here.name, bench.there.name))] = bench.agenda.now + 2
     sent = [bytes([index]) for index in range(5)]
@@ -90,8 +92,7 @@ def test_a_partition_loses_nothing() -> None:
     assert bench.heard() == sent and not bench.story.happened
 
 
-def test_a_process_that_ends_takes_its_messages_with_it_and_another_takes_its_place() -> None:
-    bench = Bench()
+def test_a_process_that_ends_takes_its_messages_with_it_and_another_takes_its_place(bench: Bench) -> None:
     bench.run(1)
     bench.there.alive = False
     bench.network.end_of(bench.there, silently=False)
@@ -106,8 +107,7 @@ def test_a_process_that_ends_takes_its_messages_with_it_and_another_takes_its_pl
     assert bench.heard() == []
 
 
-def test_a_full_queue_takes_nothing() -> None:
-    bench = Bench()
+def test_a_full_queue_takes_nothing(bench: Bench) -> None:
     bench.context.num_to_refuse = 1
     with pytest.raises(zmq.Again):
         bench.dealer.send(b"lost")

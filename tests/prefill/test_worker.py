@@ -30,6 +30,11 @@ def first(prompt: tuple[int, ...] = PROMPT) -> int:
     return FakeRunner(vocab_size=97).expected_tokens(prompt, 1)[0]
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 def test_a_greeting_is_answered_with_credit() -> None:
     bench = Bench(greeted=False)
     bench.worker.on_peer(7, Hello(DECODE, bench.planner.layout, Fingerprint("print")))
@@ -232,8 +237,7 @@ def test_a_lost_decode_worker_takes_its_jobs_along(steps: int) -> None:
     assert bench.worker.stats().waiting == bench.worker.stats().running == 0
 
 
-def test_what_does_not_concern_it_is_ignored() -> None:
-    bench = Bench()
+def test_what_does_not_concern_it_is_ignored(bench: Bench) -> None:
     bench.worker.on_gateway(CancelRequest("r1", 0))
     bench.worker.on_peer(7, CancelJob(99))
     bench.worker.on_peer(7, KvDelivered(99))
@@ -246,8 +250,7 @@ def test_what_does_not_concern_it_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("writes_on_device", [True, False])
-def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_device: bool) -> None:
-    bench = Bench()
+def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_device: bool, bench: Bench) -> None:
     bench.sender.writes_on_device = writes_on_device
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1))
     bench.worker.step()
@@ -257,8 +260,7 @@ def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_de
     bench.run()
 
 
-def test_a_worker_is_busy_while_a_device_moves_its_kv() -> None:
-    bench = Bench()
+def test_a_worker_is_busy_while_a_device_moves_its_kv(bench: Bench) -> None:
     assert not bench.worker.busy
     bench.sender.is_moving = True
     assert bench.worker.busy

@@ -151,6 +151,11 @@ class Controlled(Cluster):
             self.wait(GatewaySettings.silence_limit_s + 0.1)
         assert self.control.membership.find(key) is None, "the loss is known"
 
+    def named(self, worker_id: str) -> Worker:
+        """The worker of this name that lives."""
+        (found,) = (each for each in self.workers if self._keys[id(each)].worker_id == worker_id)
+        return found
+
     def wait(self, seconds: float) -> None:
         """Time passes; whoever lives is heard, whoever is not is missed."""
         while seconds > 0:

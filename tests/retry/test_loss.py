@@ -1,6 +1,6 @@
 """Whoever dies, and whenever: each client gets the very tokens of an undisturbed run, once and in order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 import pytest
@@ -19,10 +19,20 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 12
 LENGTH = 45  # tokens of a prompt: several chunks, several pages, a partial one
 PARAMS = greedy(NUM_TOKENS)
+Make = Callable[..., Controlled]
 
 
-def new_cluster(topology: str, max_attempts: int = 3, **options: object) -> Controlled:
-    return Controlled(FakeRunner(vocab_size=VOCAB, context_length=256), topology, max_attempts=max_attempts, **options)
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Controlled] = []
+
+    def new(topology: str, max_attempts: int = 3) -> Controlled:
+        made.append(Controlled(FakeRunner(vocab_size=VOCAB, context_length=256), topology, max_attempts=max_attempts))
+        return made[-1]
+
+    yield new
+    for cluster in made:
+        cluster.close()
 
 
 def expect_exact(cluster: Controlled, name: str, length: int = LENGTH) -> None:
@@ -103,7 +113,7 @@ CASES = [
 def kill_when(cluster: Controlled, worker_id: str, is_there: Callable[[Worker], bool], loss: Loss) -> list[str]:
     """Kills the worker when it is first there; the list tells what was killed."""
     killed: list[str] = []
-    [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == worker_id]
+    victim = cluster.named(worker_id)
 
     def watch() -> None:
         if not killed and is_there(victim):
@@ -123,8 +133,10 @@ def kill_when(cluster: Controlled, worker_id: str, is_there: Callable[[Worker], 
     [(t, v, p) for t, v, _, p in CASES],
     ids=[f"{v} {name}" for _, v, name, _ in CASES],
 )
-def test_every_phase(topology: str, victim: str, is_there: Callable[[Worker], bool], loss: Loss, n: int) -> None:
-    cluster = new_cluster(topology)
+def test_every_phase(
+    topology: str, victim: str, is_there: Callable[[Worker], bool], loss: Loss, n: int, make: Make
+) -> None:
+    cluster = make(topology)
     killed = kill_when(cluster, victim, is_there, loss)
     for index in range(4):
         cluster.ask(f"r{index}", prompt_of(f"r{index}", LENGTH), PARAMS, n)
@@ -134,13 +146,12 @@ def test_every_phase(topology: str, victim: str, is_there: Callable[[Worker], bo
     for name in cluster.clients:
         expect_exact(cluster, name)
     assert victim not in {worker_id for worker_id, assign in cluster.assigns if assign.attempt > 0}
-    cluster.close()
 
 
 @pytest.mark.parametrize("loss", get_args(Loss))
 @pytest.mark.parametrize("num_outputs", [1, 6])
-def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num_outputs: int) -> None:
-    cluster = new_cluster("1P1D")
+def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num_outputs: int, make: Make) -> None:
+    cluster = make("1P1D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
     cluster.run(lambda: len(client.tokens[0]) >= num_outputs and not cluster.prefills[100]._jobs)
     assert len(client.tokens[0]) < NUM_TOKENS
@@ -148,11 +159,10 @@ def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num
     cluster.finish()
     assert cluster.num_retries == 0 and len(cluster.assigns) == 1
     expect_exact(cluster, "r")
-    cluster.close()
 
 
-def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> None:
-    cluster = new_cluster("1P2D")
+def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not(make: Make) -> None:
+    cluster = make("1P2D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
     record = cluster.control.dispatch.requests.find("r")
     assert record is not None
@@ -160,7 +170,7 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
     cluster.control.dispatch.cancel("r", 2)
     had = [len(tokens) for tokens in client.tokens]
     [(first, _)] = cluster.assigns
-    cluster.kill(cluster.decodes[200 if first == "decode-0" else 201])
+    cluster.kill(cluster.named(first))
     told = [
         (assign.attempt, assign.first_choice, assign.num_choices, assign.num_replayed) for _, assign in cluster.assigns
     ]
@@ -172,17 +182,15 @@ def test_choices_with_outputs_go_on_one_by_one_and_cancelled_ones_do_not() -> No
     second = "decode-1" if first == "decode-0" else "decode-0"
     assert record.pairs == [f"prefill-0+{first}", *[f"prefill-0+{second}"] * 3]
     assert cluster.control.dispatch.loads == {} and len(cluster.control.dispatch.requests) == 0
-    cluster.close()
 
 
 @pytest.mark.parametrize("topology", ["2U", "1P2D"])
-def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology: str) -> None:
-    cluster = new_cluster(topology)
+def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology: str, make: Make) -> None:
+    cluster = make(topology)
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 4)
     cluster.control.dispatch.cancel("r", 0)
     [(first, _)] = cluster.assigns
-    [victim] = [each for each in cluster.workers if cluster._keys[id(each)].worker_id == first]
-    cluster.kill(victim)
+    cluster.kill(cluster.named(first))
     [_, (_, second)] = cluster.assigns
     assert (second.first_choice, second.num_choices, second.num_replayed) == (1, 3, 0)
     cluster.control.dispatch.cancel("r", 1)  # in whose pages a unified worker computes the prompt
@@ -190,18 +198,16 @@ def test_neighbours_without_outputs_go_on_together_and_may_be_cancelled(topology
     tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
     assert client.tokens == [[], [], tokens, tokens] and cluster.control.dispatch.loads == {}
     cluster.check()
-    cluster.close()
 
 
-def test_the_last_attempt_fails_the_client_and_leaves_nothing() -> None:
-    cluster = new_cluster("1P4D")
+def test_the_last_attempt_fails_the_client_and_leaves_nothing(make: Make) -> None:
+    cluster = make("1P4D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
     other = cluster.ask("other", prompt_of("other", LENGTH), PARAMS)
     for count in (2, 4, 6):
         cluster.run(lambda count=count: len(client.tokens[0]) >= count)  # type: ignore[misc]
         worker_id = [worker_id for worker_id, assign in cluster.assigns if assign.request_id == "r"][-1]
-        [victim] = [each for key, each in cluster.decodes.items() if cluster.addresses[key].worker_id == worker_id]
-        cluster.kill(victim)
+        cluster.kill(cluster.named(worker_id))
     assert client.error is not None and client.error.code == "worker_lost"
     assert client.error.message.endswith("is lost (the last of 3 attempts)")
     tokens, _ = reference(prompt_of("r", LENGTH), PARAMS)
@@ -209,12 +215,11 @@ def test_the_last_attempt_fails_the_client_and_leaves_nothing() -> None:
     cluster.finish()
     if other.error is None:
         expect_exact(cluster, "other")
-    cluster.close()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0])
-def test_stranded_requests_wait_for_a_restarted_worker(after_s: float) -> None:
-    cluster = new_cluster("1P1D")
+def test_stranded_requests_wait_for_a_restarted_worker(after_s: float, make: Make) -> None:
+    cluster = make("1P1D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
     cluster.run(lambda: len(client.tokens[0]) >= 4)
     cluster.kill(cluster.decodes[200])
@@ -226,11 +231,10 @@ def test_stranded_requests_wait_for_a_restarted_worker(after_s: float) -> None:
     assert len(cluster.assigns) == 3, "both choices, at once"
     cluster.finish()
     expect_exact(cluster, "r")
-    cluster.close()
 
 
-def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another() -> None:
-    cluster = new_cluster("2U")
+def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another(make: Make) -> None:
+    cluster = make("2U")
     for name in ("r", "other"):
         cluster.ask(name, prompt_of(name, LENGTH), PARAMS)
     [first, second] = [worker_id for worker_id, _ in cluster.assigns]
@@ -243,11 +247,10 @@ def test_a_worker_that_failed_a_request_is_avoided_while_there_is_another() -> N
     cluster.run(lambda: cluster.clients["r"].is_done and cluster.clients["other"].is_done)
     expect_exact(cluster, "r")
     cluster.finish()
-    cluster.close()
 
 
-def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> None:
-    cluster = new_cluster("3U", max_attempts=9)
+def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends(make: Make) -> None:
+    cluster = make("3U", max_attempts=9)
     client, other = (cluster.ask(name, prompt_of(name, LENGTH), PARAMS, 2) for name in ("r", "other"))
     tried: list[str] = []
     for attempt in range(2):
@@ -265,4 +268,3 @@ def test_a_request_whose_launch_failed_goes_elsewhere_once_and_then_ends() -> No
     cluster.run(lambda: other.is_done)
     expect_exact(cluster, "other")
     cluster.finish()
-    cluster.close()

@@ -1,8 +1,11 @@
+import re
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field
 
 from protocol.errors import ConfigError
@@ -120,6 +123,29 @@ def test_a_wrong_value_is_told_in_one_sentence(name: str, text: str, says: str) 
     with pytest.raises(ConfigError) as caught:
         OPTIONS[name].from_text(text, "here")
     assert (caught.value.message, caught.value.param) == (says, name)
+
+
+ODD = ["", "1e3", "0x50", "8_000", "80.0", "nan", "-inf", "１２", "²", "true", " 80", "80\n", "+", "--5", "9" * 5000]
+
+
+@given(st.sampled_from(ODD) | st.text(max_size=9) | st.integers(-(2**40), 2**40).map(str))
+def test_a_text_is_a_number_within_the_bounds_or_refused_in_one_sentence(text: str) -> None:
+    is_number = re.fullmatch("[+-]?[0-9]{1,20}", text, re.ASCII) is not None
+    if is_number and 1 <= int(text) < 2**31:
+        assert OPTIONS["context"].from_text(text, "here") == int(text)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            OPTIONS["context"].from_text(text, "here")
+        assert re.fullmatch(
+            r"here: got .*, expected an integer (of at least 1|from 1 to 2147483647)( \(.*\))?", str(caught.value)
+        )
+        assert str(caught.value).isprintable()
+
+
+@given(st.text(max_size=9).filter(lambda text: text not in [*map(str, Role)]))
+def test_a_word_that_is_no_choice_is_refused_with_all_choices(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"here: got .*, expected one of prefill, decode, unified"):
+        OPTIONS["role"].from_text(text, "here")
 
 
 def told(option: Option, value: object) -> str:

@@ -45,7 +45,7 @@ def take(planner: Planner, executor: Executor) -> None:
 
 
 def stepping(monkeypatch: pytest.MonkeyPatch, planner: Planner, *num_steps: int) -> None:
-    """Launches with rows that decode propose as many tokens as `num_steps` says, in turn."""
+    """Launches with rows that decode propose as many tokens as `num_steps` says, in turn, if there is a draft."""
     steps = chain(num_steps, repeat(num_steps[-1]))
-    speculation = planner.speculation
-    monkeypatch.setattr(speculation, "next_steps", lambda num_rows: next(steps) if num_rows else 0)
+    if planner.speculation is not None:
+        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows: next(steps) if num_rows else 0)

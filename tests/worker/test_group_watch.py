@@ -62,28 +62,29 @@ class Bench:
             self.watch.look(own, step, missing, self.now)
 
 
-def test_ranks_that_beat_and_wait_for_nothing_go_on_for_ever() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_ranks_that_beat_and_wait_for_nothing_go_on_for_ever(bench: Bench) -> None:
     assert not bench.fault(3 * JOIN_S, beat(1), beat(2))
 
 
-def test_a_rank_that_falls_silent_is_named() -> None:
-    bench = Bench()
+def test_a_rank_that_falls_silent_is_named(bench: Bench) -> None:
     bench.run(1.0, beat(1), beat(2))
     bench.run(SILENCE_S - BEAT_S, beat(1))
     with pytest.raises(GroupBroken, match=r"^rank 2 has been silent for 1\.8 s$"):
         bench.run(BEAT_S, beat(1))
 
 
-def test_a_rank_that_has_not_served_yet_may_still_load_and_warm_up() -> None:
-    bench = Bench()
+def test_a_rank_that_has_not_served_yet_may_still_load_and_warm_up(bench: Bench) -> None:
     bench.run(JOIN_S - BEAT_S, beat(1))
     with pytest.raises(GroupBroken, match=r"^rank 2 has not begun to serve within 300 s$"):
         bench.run(BEAT_S, beat(1))
 
 
-def test_silence_while_this_process_was_paused_does_not_count() -> None:
-    bench = Bench()
+def test_silence_while_this_process_was_paused_does_not_count(bench: Bench) -> None:
     bench.run(1.0, beat(1), beat(2))
     bench.run(1.0, turn_s=60.0)  # one look, a minute later, before anything was read
     bench.run(SILENCE_S - BEAT_S)
@@ -91,46 +92,39 @@ def test_silence_while_this_process_was_paused_does_not_count() -> None:
         bench.run(BEAT_S)
 
 
-def test_silence_does_not_count_while_this_process_is_starved() -> None:
-    bench = Bench()
+def test_silence_does_not_count_while_this_process_is_starved(bench: Bench) -> None:
     assert not bench.fault(1.0, beat(1), beat(2))
     assert not bench.fault(60.0, turn_s=LATE_S + 0.01)
 
 
-def test_a_rank_that_runs_nothing_and_announces_nothing_is_named_with_its_step() -> None:
-    bench = Bench()
+def test_a_rank_that_runs_nothing_and_announces_nothing_is_named_with_its_step(bench: Bench) -> None:
     bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))
     with pytest.raises(GroupBroken, match=r"^rank 2 has not announced step 7 for 10 s, although it runs no launch$"):
         bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
 
 
-def test_this_rank_may_be_the_one_that_announces_nothing() -> None:
-    bench = Bench()
+def test_this_rank_may_be_the_one_that_announces_nothing(bench: Bench) -> None:
     with pytest.raises(GroupBroken, match=r"^rank 0 has not announced step 7"):
         bench.run(2 * ANNOUNCE_S, beat(1), beat(2), missing=(0,))
 
 
-def test_a_rank_that_computes_the_step_before_may_announce_late() -> None:
-    bench = Bench()
+def test_a_rank_that_computes_the_step_before_may_announce_late(bench: Bench) -> None:
     bench.run(60 * ANNOUNCE_S, beat(1), beat(2, running=6), missing=(2,))
     bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))  # its launch is over: from now on it counts
     with pytest.raises(GroupBroken, match="rank 2 has not announced step 7"):
         bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
 
 
-def test_each_step_has_a_deadline_of_its_own() -> None:
-    bench = Bench()
+def test_each_step_has_a_deadline_of_its_own(bench: Bench) -> None:
     for step in range(7, 20):
         assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), step=step, missing=(2,))
 
 
-def test_a_rank_that_has_not_served_yet_announces_nothing_and_is_not_late() -> None:
-    bench = Bench()
+def test_a_rank_that_has_not_served_yet_announces_nothing_and_is_not_late(bench: Bench) -> None:
     assert not bench.fault(2 * ANNOUNCE_S, beat(1), missing=(2,))
 
 
-def test_a_pause_of_this_process_does_not_make_another_rank_late() -> None:
-    bench = Bench()
+def test_a_pause_of_this_process_does_not_make_another_rank_late(bench: Bench) -> None:
     assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), missing=(2,))
     assert not bench.fault(1.0, beat(1), beat(2), missing=(2,), turn_s=60.0)
     assert not bench.fault(ANNOUNCE_S - BEAT_S, beat(1), beat(2), missing=(2,))
@@ -165,21 +159,18 @@ def test_a_launch_may_take_long_while_it_goes_from_collective_to_collective() ->
         assert not bench.fault(COLLECTIVE_S - BEAT_S, beat(1, 7, 7), beat(2, 7, 7), own=own)
 
 
-def test_the_same_collective_of_the_next_step_begins_anew() -> None:
-    bench = Bench()
+def test_the_same_collective_of_the_next_step_begins_anew(bench: Bench) -> None:
     for step in range(7, 20):
         own = beat(0, step, step, f"gather 0 of step {step}")
         assert not bench.fault(COLLECTIVE_S - BEAT_S, beat(1, 7, 7), beat(2, 7, 7), own=own)
 
 
-def test_a_forward_that_is_in_no_collective_waits_for_nobody() -> None:
-    bench = Bench()
+def test_a_forward_that_is_in_no_collective_waits_for_nobody(bench: Bench) -> None:
     assert not bench.fault(10 * COLLECTIVE_S, beat(1), beat(2), own=beat(0, 7, 7))
 
 
 @pytest.mark.parametrize("doing", ["gather 3 of step 7", "the graph of step 7"])
-def test_ranks_that_are_all_in_one_call_wait_for_nobody_else(doing: str) -> None:
-    bench = Bench()
+def test_ranks_that_are_all_in_one_call_wait_for_nobody_else(doing: str, bench: Bench) -> None:
     beats = [beat(rank, 7, 7, doing) for rank in range(3)]
     bench.run(TOGETHER_S, *beats[1:], own=beats[0])
     with pytest.raises(GroupBroken) as caught:
@@ -202,8 +193,7 @@ OWN = waiting(0, 7, "gather 3")
         ((waiting(1, 7, "gather 3"), beat(2, 7)), "rank 2 runs no launch after step 7"),
     ],
 )
-def test_a_device_that_no_other_rank_can_free_is_stuck(others: tuple[RankBeat, ...], named: str) -> None:
-    bench = Bench()
+def test_a_device_that_no_other_rank_can_free_is_stuck(others: tuple[RankBeat, ...], named: str, bench: Bench) -> None:
     bench.run(STUCK_S, *others, own=OWN)
     with pytest.raises(GroupBroken) as caught:
         bench.run(BEAT_S, *others, own=OWN)
@@ -213,51 +203,44 @@ def test_a_device_that_no_other_rank_can_free_is_stuck(others: tuple[RankBeat, .
 @pytest.mark.parametrize(
     "other", [beat(2, 7, 7), beat(2, 7, 6), beat(2, 6), beat(2, 7, 7, "the graph of step 7"), beat(2, 7, 6, "gather 0")]
 )
-def test_a_device_waits_longer_for_a_rank_that_may_still_come(other: RankBeat) -> None:
+def test_a_device_waits_longer_for_a_rank_that_may_still_come(other: RankBeat, bench: Bench) -> None:
     """It computes a long prompt, or runs the step before, or has not launched this one."""
-    bench = Bench()
     assert not bench.fault(COLLECTIVE_S - BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN)
     assert "rank 0 has been in gather 3 of step 7 for 30 s" in bench.fault(
         2 * BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN
     )
 
 
-def test_a_rank_that_computes_is_not_stuck_however_long_the_others_wait_for_it() -> None:
-    bench = Bench()
+def test_a_rank_that_computes_is_not_stuck_however_long_the_others_wait_for_it(bench: Bench) -> None:
     assert not bench.fault(10 * COLLECTIVE_S, waiting(1, 7, "gather 3"), waiting(2, 7, "gather 3"), own=beat(0, 7, 7))
 
 
-def test_nobody_is_stuck_while_another_rank_goes_on() -> None:
+def test_nobody_is_stuck_while_another_rank_goes_on(bench: Bench) -> None:
     """It is in a later collective each time, so it has left those before together with this rank, which will see so."""
-    bench = Bench()
     for layer in range(10):
         other = waiting(2, 7, f"gather {layer}")
         assert not bench.fault(STUCK_S - BEAT_S, waiting(1, 7, "gather 3"), other, own=OWN)
 
 
-def test_nobody_is_stuck_for_a_rank_that_has_never_beaten() -> None:
-    bench = Bench()
+def test_nobody_is_stuck_for_a_rank_that_has_never_beaten(bench: Bench) -> None:
     assert not bench.fault(COLLECTIVE_S - BEAT_S, waiting(1, 7, "gather 3"), own=OWN)
 
 
-def test_a_pause_of_this_process_makes_nobody_stuck() -> None:
-    bench = Bench()
+def test_a_pause_of_this_process_makes_nobody_stuck(bench: Bench) -> None:
     others = (waiting(1, 7, "gather 3"), waiting(2, 7, "gather 3"))
     assert not bench.fault(STUCK_S - BEAT_S, *others, own=OWN)
     assert not bench.fault(60.0, *others, own=OWN, turn_s=60.0)
     assert not bench.fault(STUCK_S - BEAT_S, *others, own=OWN)
 
 
-def test_a_rank_is_not_silent_while_collectives_go_on_with_it() -> None:
+def test_a_rank_is_not_silent_while_collectives_go_on_with_it(bench: Bench) -> None:
     """It queues a long prompt, and its device takes kernels more slowly: this device leaves collectives meanwhile."""
-    bench = Bench()
     bench.run(BEAT_S, beat(1), beat(2))
     for layer in range(10):
         assert not bench.fault(SILENCE_S - BEAT_S, beat(1), own=waiting(0, 7, f"gather {layer}"))
     assert bench.fault(SILENCE_S, beat(1), own=waiting(0, 7, "gather 9")).startswith("rank 2 has been silent")
 
 
-def test_a_rank_that_computes_alone_proves_nothing_of_a_silent_one() -> None:
-    bench = Bench()
+def test_a_rank_that_computes_alone_proves_nothing_of_a_silent_one(bench: Bench) -> None:
     bench.run(BEAT_S, beat(1), beat(2))
     assert bench.fault(SILENCE_S + BEAT_S, beat(1), own=beat(0, 7, 7)).startswith("rank 2 has been silent")

@@ -10,16 +10,19 @@ PREFILL = Announcement(name="prefill-a", public_key="p", node="10.0.0.7", state=
 DECODE = replace(PREFILL, name="decode-b", public_key="d")
 
 
-def test_members_know_one_another_by_their_keys() -> None:
-    members = Members(FACTS, "g")
+@pytest.fixture
+def members() -> Members:
+    return Members(FACTS, "g")
+
+
+def test_members_know_one_another_by_their_keys(members: Members) -> None:
     assert members.hear(PREFILL.to_json(), 0.0) == members.hear(DECODE.to_json(), 1.0) == ""
     assert members.keys() == {"gateway": "g", "prefill-a": "p", "decode-b": "d"}
     members.forget("prefill-a")
     assert members.keys() == {"gateway": "g", "decode-b": "d"}
 
 
-def test_who_says_nothing_for_long_is_forgotten_and_may_come_back() -> None:
-    members = Members(FACTS, "g")
+def test_who_says_nothing_for_long_is_forgotten_and_may_come_back(members: Members) -> None:
     members.hear(PREFILL.to_json(), 0.0)
     members.hear(DECODE.to_json(), FORGOTTEN_AFTER_S)
     assert set(members.keys()) == {"gateway", "prefill-a", "decode-b"}
@@ -29,15 +32,13 @@ def test_who_says_nothing_for_long_is_forgotten_and_may_come_back() -> None:
     assert set(members.keys()) == {"gateway", "decode-b", "prefill-a"}
 
 
-def test_what_a_member_says_last_counts() -> None:
-    members = Members(FACTS, "g")
+def test_what_a_member_says_last_counts(members: Members) -> None:
     members.hear(PREFILL.to_json(), 0.0)
     members.hear(replace(PREFILL, state="serving").to_json(), 1.0)
     assert [each.state for each in members.told(1.0 + AWAITED_FOR_S)] == ["serving"]
 
 
-def test_a_member_that_says_nothing_is_silent() -> None:
-    members = Members(FACTS, "g")
+def test_a_member_that_says_nothing_is_silent(members: Members) -> None:
     members.hear(replace(PREFILL, state="serving").to_json(), 5.0)
     members.hear(replace(DECODE, state="serving").to_json(), 80.0)
     assert [each.state for each in members.told(80.0)] == ["silent for 75 s", "serving"]
@@ -55,8 +56,7 @@ def test_a_member_that_says_nothing_is_silent() -> None:
         ("fingerprint", "x", "the fingerprint of the model's folder is x, expected abc"),
     ],
 )
-def test_a_node_that_differs_is_refused_in_one_sentence(fact: str, value: str, said: str) -> None:
-    members = Members(FACTS, "g")
+def test_a_node_that_differs_is_refused_in_one_sentence(fact: str, value: str, said: str, members: Members) -> None:
     text = replace(PREFILL, facts=replace(FACTS, **{fact: value})).to_json()
     assert members.hear(text, 0.0).startswith(said)
     assert members.keys() == {"gateway": "g"}
@@ -79,8 +79,7 @@ def said_by(member: Announcement, *knows: str, gateway_key: str = "g") -> str:
     return replace(member, gateway_key=gateway_key, knows=knows).to_json()
 
 
-def test_a_member_may_start_when_the_others_know_it() -> None:
-    members = Members(FACTS, "g")
+def test_a_member_may_start_when_the_others_know_it(members: Members) -> None:
     assert members.answer(said_by(PREFILL), 0.0, "").settled, "there is no other"
     assert not members.answer(said_by(DECODE), 0.1, "").settled, "the first has not asked since"
     told = members.answer(said_by(PREFILL, "g", "p"), 1.0, "")
@@ -90,23 +89,20 @@ def test_a_member_may_start_when_the_others_know_it() -> None:
     assert members.answer(said_by(DECODE), 2.1, "").settled
 
 
-def test_a_list_of_another_gateway_does_not_count() -> None:
+def test_a_list_of_another_gateway_does_not_count(members: Members) -> None:
     """It is about to be replaced by a list of this one, on which others may still be missing."""
-    members = Members(FACTS, "g")
     members.answer(said_by(PREFILL, "p", "d", gateway_key="before"), 0.0, "")
     assert not members.answer(said_by(DECODE), 0.1, "").settled
 
 
-def test_nobody_waits_long_for_a_member_that_says_nothing() -> None:
-    members = Members(FACTS, "g")
+def test_nobody_waits_long_for_a_member_that_says_nothing(members: Members) -> None:
     members.answer(said_by(PREFILL), 0.0, "")
     assert not members.answer(said_by(DECODE), AWAITED_FOR_S, "").settled
     assert members.answer(said_by(DECODE), AWAITED_FOR_S + 0.1, "").settled
     assert "p" in members.keys().values(), "it may come back"
 
 
-def test_an_answer_tells_the_address_or_why_not() -> None:
-    members = Members(FACTS, "g")
+def test_an_answer_tells_the_address_or_why_not(members: Members) -> None:
     assert members.answer(PREFILL.to_json(), 0.0, "tcp://10.0.0.5:7000").control == "tcp://10.0.0.5:7000"
     refused = members.answer(replace(PREFILL, facts=replace(FACTS, ray="3")).to_json(), 0.0, "tcp://10.0.0.5:7000")
     assert "Ray is 3" in refused.refused and (refused.control, dict(refused.keys)) == ("", {})

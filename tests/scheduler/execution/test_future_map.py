@@ -19,6 +19,11 @@ def stashed(future_map: FutureMap, rows: Sequence[int], tokens: Sequence[int], g
     future_map.stash(ids(*rows), ids(*tokens), of(*[generation] * len(rows)))
 
 
+@pytest.fixture
+def future_map() -> FutureMap:
+    return FutureMap(4, CPU, debug=True)
+
+
 def test_a_sentinel_becomes_the_token_of_its_row() -> None:
     future_map = FutureMap(8, CPU, debug=True)
     stashed(future_map, [3, 7], [30, 70])
@@ -42,8 +47,7 @@ def test_tokens_of_any_integer_dtype_and_of_shape_n_1(tokens: torch.Tensor) -> N
 
 
 @pytest.mark.parametrize("row", [1, 2, 3])
-def test_one_element_batches(row: int) -> None:
-    future_map = FutureMap(4, CPU, debug=True)
+def test_one_element_batches(row: int, future_map: FutureMap) -> None:
     future_map.stash(ids(row), torch.tensor([[9]], dtype=torch.int32), of(4))
     assert future_map.resolve_future(ids(-row), of(4)).tolist() == [9]
     others = [other for other in (1, 2, 3) if other != row]
@@ -107,8 +111,7 @@ def test_a_stash_that_nobody_read_may_be_superseded() -> None:
     assert future_map.resolve_future(ids(-2), of(1)).tolist() == [6]
 
 
-def test_row_zero_is_padding_and_may_be_read_and_written_at_will() -> None:
-    future_map = FutureMap(4, CPU, debug=True)
+def test_row_zero_is_padding_and_may_be_read_and_written_at_will(future_map: FutureMap) -> None:
     for _ in range(2):
         assert future_map.resolve_future(ids(0, 0), of(0, 0)).tolist() == [0, 0]
     stashed(future_map, [0, 0], [3, 4], generation=0)

@@ -39,8 +39,12 @@ def proposals(future_map: FutureMap, rows: list[int], generation: int = 1) -> li
     return found[:, 0].tolist()
 
 
-def test_each_row_gets_what_was_stashed_for_it() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+@pytest.fixture
+def future_map() -> FutureMap:
+    return FutureMap(8, CPU, debug=True)
+
+
+def test_each_row_gets_what_was_stashed_for_it(future_map: FutureMap) -> None:
     stashed(future_map, {3: 30, 7: 70})
     found = future_map.resolve_extras(ids(7, 3), of(1, 1))
     for name, value in extras(70, 30).present:
@@ -48,8 +52,7 @@ def test_each_row_gets_what_was_stashed_for_it() -> None:
         assert getattr(found, name).dtype == value.dtype
 
 
-def test_a_buffer_is_made_by_the_first_payload_that_carries_it() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_a_buffer_is_made_by_the_first_payload_that_carries_it(future_map: FutureMap) -> None:
     future_map.stash(ids(2), ids(5), of(1))
     assert future_map._extras == {}
     stashed(future_map, {2: 20}, topk_p_NK=None, hidden_NE=None)
@@ -78,8 +81,7 @@ def test_extras_that_come_later_than_the_first_decode() -> None:
     assert proposals(future_map, [2, 3]) == [20, NO_PROPOSAL]
 
 
-def test_a_payload_that_lacks_an_extra_leaves_that_buffer_as_it_was() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_a_payload_that_lacks_an_extra_leaves_that_buffer_as_it_was(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20, 3: 30})
     stashed(future_map, {2: 22}, hidden_NE=None)
     found = future_map.resolve_extras(ids(2, 3), of(1, 1))
@@ -88,8 +90,7 @@ def test_a_payload_that_lacks_an_extra_leaves_that_buffer_as_it_was() -> None:
     assert found.hidden_NE[:, 0].tolist() == [20, 30]
 
 
-def test_a_partial_payload_is_not_completed_by_the_former_owner() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_a_partial_payload_is_not_completed_by_the_former_owner(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20}, generation=1)
     stashed(future_map, {2: 22}, generation=2, hidden_NE=None)
     found = future_map.resolve_extras(ids(2), of(2))
@@ -98,8 +99,7 @@ def test_a_partial_payload_is_not_completed_by_the_former_owner() -> None:
     assert found.hidden_NE.tolist() == [[0, 0, 0]]
 
 
-def test_another_owners_hidden_state_is_never_seen() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_another_owners_hidden_state_is_never_seen(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20, 3: 30}, generation=1)
     future_map.stash(ids(2), ids(9), of(2))  # a resumed row: a token and no extras
     found = future_map.resolve_extras(ids(2, 3), of(2, 1))
@@ -110,8 +110,7 @@ def test_another_owners_hidden_state_is_never_seen() -> None:
     ]
 
 
-def test_a_late_stash_of_the_former_owner_is_not_taken_for_the_present_ones() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_a_late_stash_of_the_former_owner_is_not_taken_for_the_present_ones(future_map: FutureMap) -> None:
     future_map.stash_extras(ids(2), extras(22), of(2))  # PREBUILT
     stashed(future_map, {2: 20}, generation=1)  # the launch in flight when the first owner finished
     assert proposals(future_map, [2], generation=2) == [NO_PROPOSAL]
@@ -129,9 +128,8 @@ def test_proposals_are_those_of_one_step(debug: bool) -> None:
     assert proposals(future_map, [2]) == [22]
 
 
-def test_a_bonus_token_of_a_row_reused_since_is_caught() -> None:
+def test_a_bonus_token_of_a_row_reused_since_is_caught(future_map: FutureMap) -> None:
     """The redundant launch of a former owner stashes after the row was given away: all it leaves is its own."""
-    future_map = FutureMap(8, CPU, debug=True)
     stashed(future_map, {2: 20, 3: 30}, generation=2)
     stashed(future_map, {2: 19}, generation=1)
     assert proposals(future_map, [2, 3], generation=2) == [NO_PROPOSAL, 30]
@@ -139,16 +137,14 @@ def test_a_bonus_token_of_a_row_reused_since_is_caught() -> None:
         future_map.resolve_future(ids(-2, -3), of(2, 2))
 
 
-def test_prebuilt_rows_are_given_extras_and_no_token() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_prebuilt_rows_are_given_extras_and_no_token(future_map: FutureMap) -> None:
     before = future_map.output_tokens_buf.clone()
     future_map.stash_extras(ids(5), extras(50), of(3))
     assert torch.equal(future_map.output_tokens_buf, before)
     assert proposals(future_map, [5], generation=3) == [50]
 
 
-def test_one_row_and_padding() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
+def test_one_row_and_padding(future_map: FutureMap) -> None:
     stashed(future_map, {1: 10})
     for _ in range(2):  # row 0 is padding, and may be named again and again
         future_map.resolve_extras(ids(0, 0), of(0, 0))

@@ -47,13 +47,15 @@ def allowed(masking: Masking) -> dict[int, set[int]]:
     return {int(row): set(np.flatnonzero(bits).tolist()) for row, bits in zip(rows_N, bits_NB, strict=True)}
 
 
-def learnt(made: AnswerGrammars) -> None:
+def ready(beside: Pool | None = None) -> AnswerGrammars:
+    """The same, which have learnt the grammar."""
+    made = grammars(beside=beside)
     assert made.learnt() == [GrammarLearnt(NAME)]
+    return made
 
 
 def test_answers_go_on_with_what_launches_draw() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     one, plain, other = draw(1), draw(2, name=""), draw(3, outputs=(A,))
     first = masked(made, [one, plain, other], [one, plain, other])
     assert allowed(first) == {10: {A, B}, 12: {B}}
@@ -71,8 +73,7 @@ def test_a_launch_without_grammars_has_no_masks() -> None:
 
 
 def test_a_row_that_joins_again_keeps_its_state_and_a_new_owner_begins_anew() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     first = masked(made, [draw(1)], [draw(1)])
     first.over([(A,)])
     again = masked(made, [draw(1)], [draw(1, outputs=())])  # the host did not know A when it planned this
@@ -82,23 +83,20 @@ def test_a_row_that_joins_again_keeps_its_state_and_a_new_owner_begins_anew() ->
 
 
 def test_choices_drawn_at_one_row_have_states_of_their_own() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     draws = [draw(1, choice=0), draw(1, choice=1, outputs=(A,))]
     assert allowed(masked(made, draws, draws)) == {10: {A, B}, 11: {B}}
 
 
 def test_a_failed_launch_tells_no_tokens_and_holds_nobody_up() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     first = masked(made, [draw(1)], [draw(1)])
     first.over(())
     assert allowed(masked(made, [draw(1)])) == {10: {A, B}}
 
 
 def test_rows_that_are_stuck_say_why() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     masking = masked(made, [draw(1, outputs=(C,)), draw(2)], [draw(1, outputs=(C,)), draw(2)])
     assert allowed(masking) == {10: set(), 11: {A, B}}
     assert "cannot go on in its grammar with token 3" in masking.why_stuck(0)
@@ -141,8 +139,7 @@ def test_a_bug_of_the_library_with_a_grammar_fails_its_requests_alone(kind: type
 
 
 def test_outputs_that_a_late_row_brings_are_read_beside_and_what_launches_draw_follows() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     made.make_mask(draw(1, outputs=(A,)))
     assert made.made() == [MaskReady(1, 1)]
     chunk = made.apply([draw(1, outputs=(A,))], [], [draw(1, outputs=(A,))])
@@ -154,8 +151,7 @@ def test_outputs_that_a_late_row_brings_are_read_beside_and_what_launches_draw_f
 
 
 def test_the_mask_of_a_row_that_is_dropped_is_made_for_nobody() -> None:
-    made = grammars(beside=(pool := HeldPool()))
-    learnt(made)
+    made = ready(pool := HeldPool())
     made.make_mask(draw(1, outputs=(A,)))
     made.make_mask(draw(2, outputs=(B,)))
     made.drop_mask(DropMask(1, 1))
@@ -166,8 +162,7 @@ def test_the_mask_of_a_row_that_is_dropped_is_made_for_nobody() -> None:
 
 
 def test_a_forgotten_grammar_begins_no_answers_but_those_that_have_begun_go_on() -> None:
-    made = grammars()
-    learnt(made)
+    made = ready()
     masked(made, [draw(1)], [draw(1)]).over([(A,)])
     made.forget(ForgetGrammar(NAME))
     assert allowed(masked(made, [draw(1)])) == {10: {B}}

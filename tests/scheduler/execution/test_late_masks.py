@@ -66,8 +66,12 @@ class Bench:
         return rows
 
 
-def test_a_mask_is_made_and_told_once() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_mask_is_made_and_told_once(bench: Bench) -> None:
     one = bench.make(3)
     assert bench.late.made() == [] and one.is_late
     bench.pool.let_go()
@@ -76,8 +80,7 @@ def test_a_mask_is_made_and_told_once() -> None:
     assert bench.late.made() == [] and not bench.pool.held
 
 
-def test_rows_of_one_grammar_do_not_hold_up_those_of_another() -> None:
-    bench = Bench()
+def test_rows_of_one_grammar_do_not_hold_up_those_of_another(bench: Bench) -> None:
     for row in range(64):
         bench.make(row, grammar="hostile")
     for row in (70, 71):
@@ -85,8 +88,7 @@ def test_rows_of_one_grammar_do_not_hold_up_those_of_another() -> None:
     assert bench.turns()[:5] == [0, 1, 70, 2, 71], "the first one ran before the others came"
 
 
-def test_a_long_replay_does_not_hold_up_other_rows_of_its_grammar() -> None:
-    bench = Bench()
+def test_a_long_replay_does_not_hold_up_other_rows_of_its_grammar(bench: Bench) -> None:
     replay = bench.make(0, 1000, SLICE_S / 10)
     bench.make(1)
     bench.pool.let_go()
@@ -123,8 +125,7 @@ def test_the_thread_rests_behind_each_piece_as_long_as_the_piece_has_taken(read_
     assert sum(rest_s for _, rest_s in bench.rests) == pytest.approx(500 * read_s)
 
 
-def test_a_slice_is_bounded() -> None:
-    bench = Bench()
+def test_a_slice_is_bounded(bench: Bench) -> None:
     bench.make(0, 100, SLICE_S / 3)
     bench.make(1, 100, SLICE_S * 2)
     longest_s = 0.0
@@ -137,8 +138,7 @@ def test_a_slice_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("place", (0, 1, 2))
-def test_a_row_that_is_dropped_takes_no_more_work(place: int) -> None:
-    bench = Bench()
+def test_a_row_that_is_dropped_takes_no_more_work(place: int, bench: Bench) -> None:
     answers = [bench.make(row, 1000, SLICE_S / 10, grammar="ab"[row % 2]) for row in range(3)]
     bench.pool.let_go()
     bench.late.made()
@@ -152,8 +152,7 @@ def test_a_row_that_is_dropped_takes_no_more_work(place: int) -> None:
     assert len(answers[place].unread) == num_left > 0 and not bench.late.made()
 
 
-def test_only_the_owner_who_left_is_dropped() -> None:
-    bench = Bench()
+def test_only_the_owner_who_left_is_dropped(bench: Bench) -> None:
     bench.make(0)
     bench.make(1)
     bench.late.drop((1, 2))
@@ -162,8 +161,7 @@ def test_only_the_owner_who_left_is_dropped() -> None:
     assert bench.turns() == [0, 1]
 
 
-def test_a_mask_that_is_made_when_its_row_is_dropped_is_for_nobody() -> None:
-    bench = Bench()
+def test_a_mask_that_is_made_when_its_row_is_dropped_is_for_nobody(bench: Bench) -> None:
     bench.make(0)
     bench.pool.let_go()
     bench.late.drop((0, 1))

@@ -9,7 +9,7 @@ from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
 from scheduler.execution.streams import InlineStream, Stream
-from scheduler.plan import Called, Outcome, Plan, StepResult
+from scheduler.plan import Called, Plan
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
@@ -27,7 +27,7 @@ from tests.scheduler.building import (
     make_planner,
     prompt_chunk,
 )
-from tests.scheduler.grouped import OTHERS, Answered, Counting, fill, futures_of, of_ticket, pages_of
+from tests.scheduler.grouped import Answered, Counting
 
 NONE = torch.zeros(0, dtype=torch.int64)
 
@@ -35,28 +35,6 @@ NONE = torch.zeros(0, dtype=torch.int64)
 def rank(counting: Counting, stream: Stream) -> Executor:
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting)
     return make_executor(stream, runner=runner, agreement=Answered(counting.size), forward_clock=VirtualClock(7.0))
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("relay", [False, True])
-def test_it_is_one_forward_and_touches_nothing(relay: bool, size: int) -> None:
-    counting = Counting(size=size)
-    executor = rank(counting, InlineStream())
-    fill(executor.kv)
-    pages, futures = pages_of(executor.kv), futures_of(executor)
-    outcomes: list[Outcome] = []
-    for ticket in (1, 2, 3):
-        executor.submit(Plan(ticket, relay=relay))
-        outcomes += executor.poll()
-
-    assert of_ticket(outcomes, 1) == [StepResult(1, (), (), computed_at=7.0)]
-    assert not any(result.error for result in outcomes if isinstance(result, StepResult))
-    assert torch.equal(pages_of(executor.kv), pages) and futures_of(executor) == futures
-    assert not executor.page_table.req_to_page.any() and not executor.page_table.req_to_page_cpu.any()
-    counting.expect(3)
-    padded = OTHERS if size > 1 else 0
-    assert {shape for _, _, shape in counting.entered} == {(padded, 1), (size, padded, 1)}
-    assert executor.device.group_error is None
 
 
 def test_between_launches_with_rows_it_changes_no_token() -> None:

@@ -90,32 +90,6 @@ def test_the_target_computes_padding_and_only_the_own_rows_fail(
     assert executor.device.group_error is None
 
 
-@groups
-def test_an_idle_launch_that_cannot_be_built_is_a_forward_too(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    counting = Counting(size=size)
-    executor = rank(counting)
-    planner = make_planner(executor)
-    monkeypatch.setattr(ForwardBatch, "init_new", failing_at(1, ForwardBatch.init_new))
-    planner.launch()
-    planner.launch()
-    assert [finish(planner, executor)[1].error for _ in range(2)] == ["RuntimeError: no memory", ""]
-    assert is_padding(counting.inputs[0], 0)
-    counting.expect(2)
-
-
-def test_a_failure_within_the_forward_of_a_group_ends_it() -> None:
-    """Other ranks are in its collectives. The step that is named is the group's."""
-    executor = rank(Counting(failing=(2,)))
-    planner = make_planner(executor)
-    planner.launch()
-    planner.launch()
-    finish(planner, executor)
-    executor.device.forward.close()
-    for _ in range(2):
-        with pytest.raises(GroupBroken, match="step 2 has failed: forward 2 is broken"):
-            planner.poll()
-
-
 def test_padding_that_fails_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForwardBatch, "init_new", failing_at(1, ForwardBatch.init_new))
     executor = rank(Counting(failing=(1,)))
@@ -138,16 +112,6 @@ def test_a_group_that_is_broken_already_is_named_as_it_was() -> None:
     executor.device.forward.close()
     with pytest.raises(GroupBroken, match="rank 1 is in the exchange of layer 3"):
         executor.poll()
-
-
-def test_alone_a_failure_within_the_forward_fails_the_launch() -> None:
-    counting = Counting(failing=(1,), size=1)
-    planner = make_planner(executor := rank(counting))
-    req = admitted(planner)
-    planner.launch(prompt_chunk(req))
-    _, result = finish(planner, executor)
-    assert result.error == "RuntimeError: forward 1 is broken" and result.computed_at is None
-    assert executor.device.group_error is None
 
 
 @groups

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.planning.overlap_loop import OverlapLoop
-from tests.cluster import Cluster
-from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import VOCAB, greedy, make_cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.strategies import Strategy
 from tests.doubles.streams_simulated import Simulation
@@ -32,7 +31,7 @@ class Group:
     """A cluster of which each worker is rank 0 of a group of its own, whose other rank may call."""
 
     def __init__(self, topology: str, **options: Any) -> None:
-        self.cluster: Cluster = make_cluster(topology, **options)
+        self.cluster = make_cluster(topology, **options)
         self.agreements = []
         for worker in self.cluster.workers:
             executor = self.cluster.executor(worker)
@@ -68,13 +67,11 @@ def test_idle_launches_between_others_change_nothing(role: str, seed: int) -> No
     for name, length in NAMES.items():
         for _ in range(rng.randrange(30)):
             step()
-        cluster.assign(name, prompt_of(name, length), greedy(num_tokens))
+        cluster.ask(name, length, greedy(num_tokens))
     while step() or not cluster.at_rest() or min(group.num_idle) < 6:
         pass
 
-    for name, length in NAMES.items():
-        expect_exact(cluster, name, prompt_of(name, length), greedy(num_tokens))
-    expect_rest(cluster)
+    cluster.expect_end()
     assert min(group.num_idle) > 3, group.num_idle
     assert bool(cluster.num_retracted) == ("short" in role)
     launches = [worker.planner.num_launches for worker in cluster.workers]
@@ -114,7 +111,7 @@ def test_launches_that_succeed_without_requests_are_no_sign_of_health() -> None:
     for number, name in enumerate(("a", "b", "c")):
         assert not worker.loop.broken
         counting.failing = (len(counting.inputs) + 1,)
-        cluster.assign(name, prompt_of(name, 5), greedy(3))
+        cluster.ask(name, 5, greedy(3))
         cluster.run()
         assert name in cluster.failures
         for _ in range(2):

@@ -52,7 +52,7 @@ class Slow:
     def __init__(self, topology: str, slow_s: float, **more: Any) -> None:
         self.works: list[SlowWork] = []
         self.pools: list[HeldPool] = []
-        self.cluster: Cluster = make_cluster(topology, grammars=partial(self._grammars, slow_s), **more)
+        self.cluster = make_cluster(topology, grammars=partial(self._grammars, slow_s), **more)
 
     def _grammars(self, slow_s: float, runner: Runner) -> AnswerGrammars:
         self.pools.append(HeldPool())
@@ -91,18 +91,18 @@ def follow(kind: str, max_tokens: int = 12) -> SamplingParams:
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_end_while_a_mask_is_held_and_the_slow_answer_goes_on(topology: str, kind: str) -> None:
     quick = Slow(topology, 0.0)
-    quick.cluster.assign("slow", prompt_of("slow", 9), follow(kind), n=2)
+    quick.cluster.ask("slow", 9, follow(kind), n=2)
     quick.run()
     expected = [quick.cluster.answers["slow", choice].ids for choice in range(2)]
     assert all(len(ids) == 12 for ids in expected)
 
     held = Slow(topology, LAUNCH_S * 2)
-    held.cluster.assign("slow", prompt_of("slow", 9), follow(kind), n=2)
+    held.cluster.ask("slow", 9, follow(kind), n=2)
     held.cluster.run(until=lambda: held.num_late == 2)
     plain = greedy(40)
-    held.cluster.assign("plain", prompt_of("plain", 9), plain, n=2)
+    held.cluster.ask("plain", 9, plain, n=2)
     held.cluster.run(until=lambda: all(held.cluster.answers["plain", choice].finish for choice in range(2)))
-    expect_exact(held.cluster, "plain", prompt_of("plain", 9), plain, n=2)
+    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"], n=2)
     assert (held.num_held, held.num_late) == (1, 2) and sum(
         worker.stats().running for worker in held.cluster.workers
     ) >= 1
@@ -130,8 +130,8 @@ def run_beside(cluster: Cluster, name: str, late: Req) -> int:
 @pytest.mark.parametrize("length", range(9, 13))
 def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int, page_size: int) -> None:
     held = Slow("1U", LAUNCH_S * 2, page_size=page_size)
-    held.cluster.assign("slow", prompt_of("slow", length), follow("an ambiguous one", 40))
-    held.cluster.assign("plain", prompt_of("plain", 9), greedy(60))
+    held.cluster.ask("slow", length, follow("an ambiguous one", 40))
+    held.cluster.ask("plain", 9, greedy(60))
     held.cluster.run(until=lambda: held.num_held == 1)
     [late] = held.cluster.workers[0].planner.late.reqs
     num_pages = len(late.held.pages)
@@ -144,7 +144,7 @@ def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_the
 @pytest.mark.parametrize("overlap", (True, False))
 def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_mask_is_made(overlap: bool) -> None:
     held = Slow("1U", LAUNCH_S * 2, overlap=overlap)
-    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    held.cluster.ask("slow", 9, follow("an ambiguous one"))
     held.cluster.run(until=lambda: held.num_held == 1)
     [worker] = held.cluster.workers
     while worker.step():
@@ -160,27 +160,27 @@ def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_ma
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))
 def test_a_client_that_leaves_while_its_mask_is_held_leaves_nothing(topology: str) -> None:
     held = Slow(topology, LAUNCH_S * 2)
-    held.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
+    held.cluster.ask("slow", 9, follow("an ambiguous one"))
     held.cluster.run(until=lambda: held.num_held == 1)
     held.cluster.cancel("slow")
     held.cluster.run()
     assert held.num_held == 1
-    held.cluster.assign("plain", prompt_of("plain", 9), greedy(20))  # it may get the same row
+    held.cluster.ask("plain", 9, greedy(20))  # it may get the same row
     held.let_go()
     held.run()
-    expect_exact(held.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"])
     expect_rest(held.cluster)
 
 
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))
 def test_an_answer_beyond_its_budget_fails_alone(topology: str) -> None:
     slow = Slow(topology, BASE_S * 0.3)  # to read a token, and as much again for its mask
-    slow.cluster.assign("slow", prompt_of("slow", 9), follow("an ambiguous one"))
-    slow.cluster.assign("plain", prompt_of("plain", 9), greedy(20))
+    slow.cluster.ask("slow", 9, follow("an ambiguous one"))
+    slow.cluster.ask("plain", 9, greedy(20))
     slow.run()
     failure = slow.cluster.failures["slow"]
     assert failure.code == "grammar_fault" and "takes too much work: 2.4 s of work for 2 tokens" in failure.message
-    expect_exact(slow.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_exact(slow.cluster, "plain", *slow.cluster.asked["plain"])
     expect_rest(slow.cluster)
 
 
@@ -199,8 +199,8 @@ def test_a_mask_that_cannot_be_made_fails_its_request_alone(
         read(matching, tokens)
 
     slow, good = Slow("1U", slow_s), replace(follow("a long text"), ignore_eos=False)
-    slow.cluster.assign("slow", prompt_of("slow", 9), faulty)
-    slow.cluster.assign("good", prompt_of("good", 9), good)
+    slow.cluster.ask("slow", 9, faulty)
+    slow.cluster.ask("good", 9, good)
     monkeypatch.setattr(Matching, "read", read_or_raise)
     slow.run()
     assert num_raised == 1
@@ -216,7 +216,7 @@ REPLAYED = 150
 def slow_answer(max_tokens: int = REPLAYED + 6) -> tuple[SamplingParams, list[int]]:
     """An answer in a grammar, to its end."""
     params, quick = follow("a long text", max_tokens), Slow("1U", 0.0)
-    quick.cluster.assign("slow", prompt_of("slow", 9), params)
+    quick.cluster.ask("slow", 9, params)
     quick.run()
     ids = quick.cluster.answers["slow", 0].ids
     assert len(ids) == max_tokens
@@ -232,14 +232,14 @@ def test_neighbours_never_wait_while_the_outputs_of_an_earlier_attempt_are_read(
     """Neither rows that decode, nor prompts that come, also such as begin like the one that waits."""
     params, ids = slow_answer()
     held, prompt = Slow(topology, slow_s, caches=caches), prompt_of("slow", 9)
-    held.cluster.assign("before", prompt_of("before", 9), greedy(40))
+    held.cluster.ask("before", 9, greedy(40))
     held.cluster.assign("slow", prompt, params, replayed=ids[:REPLAYED])
     held.cluster.run(until=lambda: held.num_held == 1)
-    held.cluster.assign("plain", prompt_of("plain", 30), greedy(20), n=2)
+    held.cluster.ask("plain", 30, greedy(20), n=2)
     held.cluster.assign("alike", [*prompt, *ids[:40], 7], greedy(20))
     held.cluster.run(until=lambda: all(held.cluster.answers[name, 0].finish for name in ("before", "plain", "alike")))
-    expect_exact(held.cluster, "before", prompt_of("before", 9), greedy(40))
-    expect_exact(held.cluster, "plain", prompt_of("plain", 30), greedy(20), n=2)
+    expect_exact(held.cluster, "before", *held.cluster.asked["before"])
+    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"], n=2)
     expect_exact(held.cluster, "alike", [*prompt, *ids[:40], 7], greedy(20))
     assert held.num_held == 1 and held.cluster.answers["slow", 0].ids == ids[:REPLAYED]
 
@@ -259,9 +259,9 @@ def test_a_client_that_leaves_while_its_outputs_are_read_leaves_nothing(topology
     held.run()
     assert held.cluster.answers["slow", 0].ids == ids[:REPLAYED]
     num_looks = sum(work.num_looks for work in held.works)
-    held.cluster.assign("plain", prompt_of("plain", 9), greedy(20))  # it may get the same row
+    held.cluster.ask("plain", 9, greedy(20))  # it may get the same row
     held.run()
-    expect_exact(held.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"])
     assert sum(work.num_looks for work in held.works) == num_looks, "nothing more is read"
     expect_rest(held.cluster)
 
@@ -271,8 +271,8 @@ def test_outputs_that_do_not_fit_the_grammar_fail_their_request_alone(topology: 
     params, ids = slow_answer()
     slow = Slow(topology, 0.0)
     slow.cluster.assign("slow", prompt_of("slow", 9), params, replayed=[*ids[:REPLAYED], 2])
-    slow.cluster.assign("plain", prompt_of("plain", 9), greedy(20))
+    slow.cluster.ask("plain", 9, greedy(20))
     slow.run()
     assert "cannot go on in its grammar with token 2" in slow.cluster.failures["slow"].message
-    expect_exact(slow.cluster, "plain", prompt_of("plain", 9), greedy(20))
+    expect_exact(slow.cluster, "plain", *slow.cluster.asked["plain"])
     expect_rest(slow.cluster)

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as check_state_machine
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
 
 from protocol.prefixes import packed
 from scheduler.planning.kv_book import CacheKey, KvBook
@@ -22,6 +29,17 @@ SALTS = st.sampled_from(["", "a"])
 
 def make_tree(read: set[int] | None = None, lookahead: int = 0) -> PrefixCache:
     return PrefixCache(PAGE_SIZE, lambda page: page not in (read or set()), lookahead)
+
+
+def test_a_page_is_found_only_by_prompts_that_have_the_tokens_it_looks_ahead_to() -> None:
+    tree = make_tree(lookahead=1)
+    tree.insert(packed([1, 2, 3, 4, 5, 6]), [10, 11, 12])
+    assert tree.match(packed([1, 2, 3, 4, 5, 6])) == [10, 11], "the third page looks ahead to a token of the future"
+    assert tree.match(packed([1, 2, 3, 4, 9])) == [10], "token 3's KV depends on the 5 after it"
+    assert tree.match(packed([1, 2, 3, 4])) == [10]
+    assert tree.match(packed([1, 2])) == tree.match(packed([1])) == tree.match(b"") == []
+    assert tree.insert(packed([1, 2, 3, 4, 9]), [10, 13]) == [10]
+    assert tree.match(packed([1, 2, 3, 4, 9])) == [10, 13]
 
 
 class Tree(RuleBasedStateMachine):
@@ -97,6 +115,22 @@ def test_against_a_dictionary(ahead: int, monkeypatch: pytest.MonkeyPatch) -> No
     check_state_machine(Tree, settings=settings(max_examples=100, stateful_step_count=40, deadline=None))
 
 
+def test_a_hit_is_never_longer_than_the_tokens_that_are_equal() -> None:
+    tree = make_tree()
+    tree.insert(packed([1, 2, 3, 4, 5, 6]), [10, 11, 12])
+    assert tree.match(packed([1, 2, 3, 4, 5, 7])) == [10, 11]
+    assert tree.match(packed([1, 2, 3, 4, 5])) == [10, 11], "a part of a page is no hit"
+    assert tree.match(packed([2, 1])) == []
+
+
+def test_another_salt_shares_nothing() -> None:
+    tree = make_tree()
+    tree.insert(packed([1, 2]), [10], "a")
+    assert tree.match(packed([1, 2]), "b") == tree.match(packed([1, 2])) == []
+    assert tree.insert(packed([1, 2]), [11], "b") == []
+    assert tree.match(packed([1, 2]), "a") == [10]
+
+
 def test_what_was_used_longest_ago_leaves_first() -> None:
     tree = make_tree()
     for first, pages in ((1, [10, 11]), (3, [12]), (4, [13])):
@@ -114,19 +148,29 @@ def test_a_prefix_leaves_after_what_follows_it() -> None:
     assert tree.evict(2) == [12, 10]
 
 
+def test_pages_that_are_read_stay() -> None:
+    read = {10, 11}
+    tree = make_tree(read)
+    tree.insert(packed([1, 1, 2, 2, 3, 3]), [10, 11, 12])
+    assert tree.evict(3) == [12]
+    assert tree.match(packed([1, 1, 2, 2, 3, 3])) == [10, 11]
+    read.clear()
+    assert tree.evict(3) == [11, 10]
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_hundred_thousand_pages_fit_in_50_mb(page_size: int) -> None:
+def test_a_page_takes_at_most_500_bytes(page_size: int) -> None:
     """The worst tree: no page has a page in common with another prompt."""
     gc.collect()
     tracemalloc.start()
     try:
         tree = PrefixCache(page_size, lambda page: True)
-        for page in range(100_000):
+        for page in range(20_000):
             tree.insert(packed([page] * page_size), [page])
-        assert tracemalloc.get_traced_memory()[0] < 50e6
+        assert tracemalloc.get_traced_memory()[0] < 500 * 20_000
     finally:
         tracemalloc.stop()
-    assert tree.num_pages == 100_000
+    assert tree.num_pages == 20_000
 
 
 def test_counting_pages_is_no_use_of_them_and_changes_nothing() -> None:

@@ -25,16 +25,7 @@ from protocol.messages_handoff import (
     PrefillJob,
 )
 from scheduler.planning.req import first_tokens_fault, hidden_fault, request_fault
-from tests.decode.driving import (
-    VOCAB,
-    Phase,
-    drive_to,
-    expect_exact,
-    expect_rest,
-    greedy,
-    make_cluster,
-    prompt_of,
-)
+from tests.decode.driving import VOCAB, Phase, drive_to, expect_rest, greedy, make_cluster, prompt_of
 from transfer.landing.transfer import Delivered
 
 PARAMS = greedy(9)
@@ -59,16 +50,15 @@ NAMES = [str(index) for index in range(len(NONSENSE) + 1)]
 @pytest.mark.parametrize("changes,says", [*NONSENSE, HUGE], ids=NAMES)
 def test_an_assign_that_makes_no_sense(topology: str, changes: dict[str, Any], says: str) -> None:
     cluster = make_cluster(topology)
-    cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
-    drive_to(cluster, "fine", Phase.RUNNING) if topology == "1P1D" else [cluster.step() for _ in range(9)]
+    cluster.ask("fine", 30, PARAMS, 2)
+    drive_to(cluster, "fine", Phase.RUNNING) if topology == "1P1D" else cluster.steps(9)
     prefill = None if topology == "1U" else next(iter(cluster.addresses.values()))
     assign = replace(Assign("bad", 0, PROMPT, PARAMS, 1, prefill), **changes)
     cluster.workers[-1].on_gateway(assign)
     cluster.run()
     assert cluster.failures["bad"].code == "bad_request"
     assert cluster.failures["bad"].message.startswith(says)
-    expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
-    expect_rest(cluster)
+    cluster.expect_end(failed=list(cluster.failures))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +72,8 @@ def test_an_assign_that_makes_no_sense(topology: str, changes: dict[str, Any], s
 )
 def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     cluster = make_cluster()
-    (prefill,) = cluster.prefills.values()
-    cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
+    prefill = cluster.prefill
+    cluster.ask("fine", 30, PARAMS, 2)
     drive_to(cluster, "fine", Phase.REQUESTED)
     reservation = changes.get("reservation", 77)
     asked = {name: value for name, value in changes.items() if name != "reservation"}
@@ -91,14 +81,13 @@ def test_a_job_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     assert prefill.outbox.decode == [(200, JobFailed(reservation, "bad_request", says))]
     prefill.outbox.decode.clear()
     cluster.run()
-    expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
-    expect_rest(cluster)
+    cluster.expect_end(failed=list(cluster.failures))
 
 
 def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     cluster = make_cluster(chunk_size=64)  # the next launch has room for another prompt
-    (prefill,) = cluster.prefills.values()
-    cluster.assign("fine", prompt_of("fine", 30), PARAMS, 2)
+    prefill = cluster.prefill
+    cluster.ask("fine", 30, PARAMS, 2)
     drive_to(cluster, "fine", Phase.REQUESTED)
     size, later = prefill.planner.book.page_size, 2**62
     prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
@@ -109,8 +98,7 @@ def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     assert failed == [JobFailed(later, "wire_error", says)]
     prefill.outbox.decode.clear()
     cluster.run()
-    expect_exact(cluster, "fine", prompt_of("fine", 30), PARAMS, 2)
-    expect_rest(cluster)
+    cluster.expect_end(failed=list(cluster.failures))
 
 
 def test_the_largest_sensible_numbers_are_served() -> None:
@@ -136,9 +124,9 @@ def test_the_largest_sensible_numbers_are_served() -> None:
 @pytest.mark.parametrize("early", [True, False])
 def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, early: bool) -> None:
     cluster = make_cluster()
-    (decode,) = cluster.decodes.values()
-    cluster.assign("fine", prompt_of("fine", 30), greedy(40))
-    cluster.assign("r", list(PROMPT), PARAMS, 2)
+    decode = cluster.decode
+    cluster.ask("fine", 30, greedy(40))
+    cluster.ask("r", list(PROMPT), PARAMS, 2)
     drive_to(cluster, "r", Phase.REQUESTED)
     request = decode._requests.by_key["r", 0]
     if early:
@@ -147,13 +135,12 @@ def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, ear
         decode._on_transfer(request, Delivered(request.reservation, LastMessage(tokens, 0, 0)))
     cluster.run()
     assert (cluster.failures["r"].code, cluster.failures["r"].message) == ("internal_error", says)
-    expect_exact(cluster, "fine", prompt_of("fine", 30), greedy(40))
-    expect_rest(cluster)
+    cluster.expect_end(failed=["r"])
 
 
 def test_a_greeting_under_another_name_is_refused() -> None:
     cluster = make_cluster()
-    (prefill,) = cluster.prefills.values()
+    prefill = cluster.prefill
     hello = Hello(
         WorkerAddress("decode-9", 9, ranks=(RankEndpoint("x"),)), prefill.planner.layout, prefill._peers.fingerprint
     )
@@ -170,7 +157,7 @@ def test_a_greeting_under_another_name_is_refused() -> None:
 def test_job_credit_is_granted_once() -> None:
     cluster = make_cluster()
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
-    cluster.assign("r", list(PROMPT), PARAMS)
+    cluster.ask("r", list(PROMPT), PARAMS)
     drive_to(cluster, "r", Phase.REQUESTED)
     peer = decode._peers.by_instance.get(prefill)
     assert peer is not None

@@ -1,10 +1,12 @@
 """A launch without rows in every draft mode, as a rank computes it while others have work."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from model.paged_kv import PagedKv
-from scheduler.draft_shape import DraftShape
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import InlineStream, Stream
 from scheduler.plan import Outcome, Plan, StepResult
@@ -16,27 +18,32 @@ from tests.scheduler.building import ManualStream, decode, make_executor, make_p
 from tests.scheduler.grouped import OTHERS, Answered, Counting, fill, futures_of, of_ticket, pages_of
 from tests.scheduler.speculating import MODEL, PROMPT, STEPS, begun, stepping, take
 
-SHAPES = {"chain": (1, DraftShape(STEPS)), "tree": (1, DraftShape(STEPS, 2, 7)), "layers": (3, DraftShape(STEPS))}
-modes = pytest.mark.parametrize("num_steps", [STEPS, 0], ids=["proposes", "quiet"])
-drafts = pytest.mark.parametrize("draft", SHAPES)
+SHAPES = {
+    "no draft": (0, NO_DRAFT),
+    "chain": (1, DraftShape(STEPS)),
+    "tree": (1, DraftShape(STEPS, 2, 7)),
+    "layers": (3, DraftShape(STEPS)),
+}
+DRAFTS = [draft for draft in SHAPES if draft != "no draft"]
+drafts = pytest.mark.parametrize("draft", DRAFTS)
 
 
 def rank(counting: Counting, draft: str, stream: Stream) -> Executor:
     num_layers, shape = SHAPES[draft]
-    runner = FakeRunner(
-        vocab_size=97, context_length=64, draft_seed=1, num_draft_layers=num_layers, before_forward=counting
-    )
-    kv, agreement = PagedKv(runner.kv_layout(4), 64), Answered()
-    clock = VirtualClock(7.0)
+    more: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": num_layers} if num_layers else {}
+    runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **more)
+    kv, agreement, clock = PagedKv(runner.kv_layout(4), 64), Answered(counting.size), VirtualClock(7.0)
     return make_executor(stream, runner=runner, kv=kv, shape=shape, agreement=agreement, forward_clock=clock)
 
 
-@drafts
-@modes
+@pytest.mark.parametrize(
+    "draft,num_steps,size",
+    [*(("no draft", 0, size) for size in (1, 2, 4)), *((draft, steps, 2) for draft in DRAFTS for steps in (0, STEPS))],
+)
 @pytest.mark.parametrize("relay", [False, True])
-def test_it_is_one_forward_and_touches_nothing(relay: bool, num_steps: int, draft: str) -> None:
+def test_it_is_one_forward_and_touches_nothing(relay: bool, draft: str, num_steps: int, size: int) -> None:
     """Nor does the draft."""
-    counting = Counting()
+    counting = Counting(size=size)
     executor = rank(counting, draft, InlineStream())
     fill(executor.kv)
     pages, futures = pages_of(executor.kv), futures_of(executor)
@@ -48,9 +55,12 @@ def test_it_is_one_forward_and_touches_nothing(relay: bool, num_steps: int, draf
     assert of_ticket(outcomes, 1) == [StepResult(1, (), (), computed_at=7.0)]
     assert not any(result.error for result in outcomes if isinstance(result, StepResult))
     assert torch.equal(pages_of(executor.kv), pages)
+    assert not executor.page_table.req_to_page.any() and not executor.page_table.req_to_page_cpu.any()
     counting.expect(3)
-    assert {shape for _, _, shape in counting.entered} == {(OTHERS, 1), (2, OTHERS, 1)}
-    executor.future_map._publish_ready = None  # the event behind the newest publish, which had no rows
+    padded = OTHERS if size > 1 else 0
+    assert {shape for _, _, shape in counting.entered} == {(padded, 1), (size, padded, 1)}
+    if draft in DRAFTS:
+        executor.future_map._publish_ready = None  # the event behind the newest publish, which had no rows
     assert futures_of(executor) == futures and executor.device.group_error is None
 
 

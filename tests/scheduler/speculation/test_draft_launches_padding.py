@@ -2,13 +2,15 @@
 ranks of the group expect, and the launch's own rows fail. Behind the forward, they fail, too, and nobody else."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
 from model.paged_kv import PagedKv
 from protocol.errors import GroupBroken
-from scheduler.draft_shape import DraftShape
+from scheduler.draft_shape import NO_DRAFT, DraftShape
+from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import FutureMap
 from scheduler.execution.shipping import Shipping
@@ -52,6 +54,7 @@ class Mode:
         return self.name
 
 
+PLAIN = Mode("no draft", 0, NO_DRAFT, 0, 1)
 MODES = (
     Mode("chain", 1, CHAIN, STEPS, STEPS + 1),
     Mode("tree", 1, TREE, STEPS, 7),
@@ -61,21 +64,29 @@ MODES = (
     Mode("layers that propose nothing", 3, CHAIN, 0, 1),
 )
 modes = pytest.mark.parametrize("mode", MODES, ids=str)
+launches = pytest.mark.parametrize("mode", [PLAIN, *MODES], ids=str)
 drafts = pytest.mark.parametrize("mode", [mode for mode in MODES if not mode.num_steps], ids=str)  # nobody decodes
 groups = pytest.mark.parametrize("size", [1, 2])
-WITHIN_A_MODE = ("build", "propose", "extend")
-BEFORE = {"build": None, "resolve_future": FutureMap, "prepare": Shipping, "write": Unwritten, "propose": None}
+# Where a name is; None: in the mode.
+BEFORE = {
+    "resolve_future": FutureMap,
+    "prepare": Shipping,
+    "write": Unwritten,
+    "build": None,
+    "propose": None,
+    "extend": None,
+}
 
 
 def rank(mode: Mode, counting: Counting) -> tuple[Executor, Planner]:
-    runner = FakeRunner(
-        vocab_size=97, context_length=64, draft_seed=1, num_draft_layers=mode.num_layers, before_forward=counting
-    )
+    has_draft = mode is not PLAIN
+    draft: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": mode.num_layers} if has_draft else {}
+    runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **draft)
     kv, clock, agreement = PagedKv(runner.kv_layout(4), 64), VirtualClock(7.0), Answered(counting.size)
     executor = make_executor(
         ManualStream(), runner=runner, kv=kv, shape=mode.shape, agreement=agreement, forward_clock=clock
     )
-    return executor, make_planner(executor, speculation=Speculation(mode.shape, 9))
+    return executor, make_planner(executor, speculation=Speculation(mode.shape, 9) if has_draft else None)
 
 
 def object_of(executor: Executor, mode: Mode) -> AnyMode:
@@ -86,8 +97,8 @@ def object_of(executor: Executor, mode: Mode) -> AnyMode:
 
 def breaks(patched: pytest.MonkeyPatch, executor: Executor, mode: Mode, name: str) -> None:
     """The next call of `name` raises."""
-    where = type(object_of(executor, mode)) if name in WITHIN_A_MODE else BEFORE[name]
-    assert where is not None
+    where: Any = ForwardBatch if mode is PLAIN else BEFORE[name] or type(object_of(executor, mode))
+    name = "init_new" if mode is PLAIN else name
     patched.setattr(where, name, failing_at(1, getattr(where, name)))
 
 
@@ -194,7 +205,7 @@ def test_a_draft_that_cannot_write_behind_a_prompt_fails_the_launch_alone(
     assert executor.device.group_error is None
 
 
-@modes
+@launches
 def test_a_failure_within_the_forward_of_a_group_ends_it(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     """Alone, it fails the launch."""
     for size in (1, 2):
@@ -214,13 +225,14 @@ def test_a_failure_within_the_forward_of_a_group_ends_it(monkeypatch: pytest.Mon
 
 
 @groups
-@modes
+@launches
 def test_an_idle_launch_that_cannot_be_built_is_a_forward_too(
     monkeypatch: pytest.MonkeyPatch, mode: Mode, size: int
 ) -> None:
     counting = Counting(size=size)
     executor, planner = rank(mode, counting)
-    monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows: mode.num_steps)
+    if planner.speculation is not None:
+        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows: mode.num_steps)
     breaks(monkeypatch, executor, mode, "build")
     planner.launch()
     planner.launch()
