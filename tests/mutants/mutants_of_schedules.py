@@ -130,7 +130,7 @@ SCHEDULES = (
     Mutant(
         "the members of a batch outlive a departure",
         "ScheduleBatch.filter",
-        "self._members = self._pages = self._repeated = None",
+        "self._members = self._pages = self._repeated = self._of_tokens = None",
         "",
         "page table, rows and owners are those of before",
         ANY,
@@ -138,7 +138,7 @@ SCHEDULES = (
     Mutant(
         "the members of a batch outlive an arrival",
         "ScheduleBatch.merge",
-        "self._members = self._pages = self._repeated = None",
+        "self._members = self._pages = self._repeated = self._of_tokens = None",
         "",
         "page table, rows and owners are those of before",
         ANY,
