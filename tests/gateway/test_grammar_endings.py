@@ -119,6 +119,21 @@ def test_what_no_answer_begins_may_never_end(schema: Any) -> None:
     check_endings(schema, names_of(schema).matches)
 
 
+def test_values_that_are_listed_end() -> None:
+    schema = of_definition({**WITHIN, "const": {"x": 1}})
+    check_endings(schema, names_of(schema).matches)
+
+
+def test_as_many_properties_as_are_needed_have_to_end() -> None:
+    for least in (1, 2):
+        schema = of_definition({**OBJECT, "properties": {"x": REF, "y": NULL}, **CLOSED, "minProperties": least})
+        if least == 1:
+            check_endings(schema, names_of(schema).matches)
+        else:
+            with pytest.raises(ValueError, match="in each value"):
+                check_endings(schema, names_of(schema).matches)
+
+
 def test_references_that_never_end_only_together_are_refused_so() -> None:
     both = {"allOf": [REF, {"$ref": "#/$defs/b"}]}
     a = {**OBJECT, "properties": {"x": both}}
