@@ -29,10 +29,11 @@ _QUIET: Final = 0
 
 @dataclass
 class Names:
-    """The names in a document. It remembers which sets of names have others."""
+    """The names in a document. It remembers which sets of names have others, and which names a pattern matches."""
 
     names: frozenset[str]
     _others: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _matching: dict[str, frozenset[str]] = field(default_factory=dict)
     _num_looks: int = 0
 
     def with_own(self, schema: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +66,12 @@ class Names:
                     f"patternProperties: got {len(found)} patterns in parts of the schema that hold together, and they"
                     " leave no other name, expected them in one part"
                 )
+
+    def matches(self, pattern: str, name: str) -> bool:
+        """Whether a pattern, as llguidance reads it, matches a name of the document."""
+        if pattern not in self._matching:
+            self._matching[pattern] = frozenset(self._those(pattern, is_inside=True))
+        return name in self._matching[pattern]
 
     def _are_all(self, pattern: str, *, is_inside: bool) -> bool:
         """Whether the document has all names that match a pattern, or all that do not."""

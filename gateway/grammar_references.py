@@ -1,7 +1,7 @@
-"""Finds references in a JSON schema that lead back to themselves, so that an answer would never end.
+"""Follows references in a JSON schema, and finds those that lead back to themselves.
 
 before any value    {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}: llguidance may notice in mid-answer
-in each value       {"a": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}}}
+within a value      {"a": {"properties": {"x": {"$ref": "#/$defs/a"}}}}: grammar_endings.py looks whether values end
 """
 
 import re
@@ -17,7 +17,6 @@ MAPS: Final = frozenset("properties patternProperties $defs definitions dependen
 _DEFINITIONS: Final = ("$defs", "definitions")
 _OLD_DRAFT: Final = re.compile(r"https?://json-schema\.org/draft-0[467]/schema#?")
 _UNIONS: Final = ("anyOf", "oneOf")
-Needs = Iterator[list[Any]]  # of each list an answer follows at least one schema
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -53,26 +52,33 @@ def ignores_siblings(root: Mapping[str, Any]) -> bool:
 
 
 def check_references(schema: Any) -> None:
-    """ValueError for a reference that leads to itself. Definitions that no reference names may."""
-    found = _schemas(schema)
-    for needs_of, where in ((_at_once, "before any value"), (_in_each_value, "in each value")):
-        for each in _endless(found, partial(needs_of, root=schema)):
-            if "$ref" in each:
-                raise ValueError(f"the reference {each['$ref'][:80]!r} leads to itself {where}")
+    """ValueError for a reference that leads to itself before any value. Definitions that no reference names may."""
+    for each in _circular(_schemas(schema), partial(_at_once, root=schema)):
+        if "$ref" in each:
+            raise ValueError(f"the reference {each['$ref'][:80]!r} leads to itself before any value")
 
 
-def _endless(found: Mapping[int, dict[str, Any]], needs_of: Callable[[Any], Needs]) -> Iterator[dict[str, Any]]:
-    """The schemas that need themselves, or others that do."""
-    waiting = {key: needs for key, each in found.items() if (needs := list(needs_of(each)))}
-    behind: dict[int, list[int]] = {}  # schemas that need another one, by that one
-    for key, needs in waiting.items():
-        for other in (id(each) for need in needs for each in need):
-            behind.setdefault(other, []).append(key)
+def is_recursive(schema: Any) -> bool:
+    """Whether a reference leads to itself, before a value or within one."""
+    return any(_circular(_schemas(schema), partial(_reached, root=schema)))
 
-    left = [key for key in behind if key not in waiting]
+
+def _circular(
+    found: Mapping[int, dict[str, Any]], behind: Callable[[dict[str, Any]], Iterator[Any]]
+) -> Iterator[dict[str, Any]]:
+    """The schemas behind which they are themselves, or others behind which those are."""
+    waiting = {key: others for key, each in found.items() if (others := {*map(id, behind(each))})}
+    before: dict[int, list[int]] = {}  # the schemas before another one, by that one
+    for key, others in waiting.items():
+        for other in others:
+            before.setdefault(other, []).append(key)
+
+    left = [key for key in before if key not in waiting]
     while left:
-        for key in behind.get(left.pop(), ()):
-            if key in waiting and all(any(id(each) not in waiting for each in need) for need in waiting[key]):
+        other = left.pop()
+        for key in before.get(other, ()):
+            waiting[key].discard(other)
+            if not waiting[key]:
                 del waiting[key]
                 left.append(key)
     return (found[key] for key in waiting)
@@ -86,18 +92,11 @@ def _schemas(root: Any) -> dict[int, dict[str, Any]]:
         if not left:
             left, later = later, []
         value = left.pop()
-        if isinstance(value, list):
-            left += value
-        elif isinstance(value, dict) and id(value) not in found:
+        if isinstance(value, dict) and id(value) not in found:
             found[id(value)] = value
-            for key, each in value.items():
-                if key in _DEFINITIONS:
-                    later += each.values() if isinstance(each, dict) else []
-                elif key in MAPS and isinstance(each, dict):
-                    left += each.values()
-                elif key not in VALUES:
-                    left.append(each)
-            left += [each for need in _at_once(value, root) for each in need]
+            for keyword in _DEFINITIONS:
+                later += value[keyword].values() if isinstance(value.get(keyword), dict) else []
+            left += _reached(value, root)
         if not left and not any(map(_names_an_anchor, found.values())):
             later = []
     return found
@@ -108,34 +107,30 @@ def _names_an_anchor(schema: Mapping[str, Any]) -> bool:
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 
-def _at_once(schema: Mapping[str, Any], root: Any) -> Needs:
+def _reached(schema: Mapping[str, Any], root: Any) -> Iterator[dict[str, Any]]:
+    """The schemas in one, without definitions and values, and those that hold for the same value."""
+    left: list[Any] = [
+        [*each.values()] if key in MAPS and isinstance(each, dict) else each
+        for key, each in schema.items()
+        if key not in _DEFINITIONS and key not in VALUES
+    ]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            yield value
+    yield from _at_once(schema, root)
+
+
+def _at_once(schema: Mapping[str, Any], root: Any) -> Iterator[dict[str, Any]]:
     """What holds for the same value, or may hold."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and (other := named(reference, root)) is not None:
-        yield [other]
+        yield other
     for keyword in ("allOf", *_UNIONS):
         if isinstance(parts := schema.get(keyword), list):
-            yield from ([each] for each in parts if isinstance(each, dict))
-
-
-def _in_each_value(schema: Mapping[str, Any], root: Any) -> Needs:
-    """What each value needs besides: one part of each union, properties and items that it cannot be without."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and (other := named(reference, root)) is not None:
-        yield [other]
-    if isinstance(parts := schema.get("allOf"), list):
-        yield from ([each] for each in parts if isinstance(each, dict))
-    for keyword in _UNIONS:
-        if isinstance(parts := schema.get(keyword), list) and parts and all(isinstance(each, dict) for each in parts):
-            yield parts
-    properties, required = schema.get("properties"), schema.get("required")
-    if schema.get("type") == "object" and isinstance(properties, dict) and isinstance(required, list):
-        own = [properties[name] for name in required if isinstance(name, str) and name in properties]
-        yield from ([each] for each in own if isinstance(each, dict))
-    items, least = schema.get("items"), schema.get("minItems")
-    is_needed = isinstance(least, int) and least > len(schema.get("prefixItems") or ())
-    if schema.get("type") == "array" and isinstance(items, dict) and is_needed:
-        yield [items]
+            yield from (each for each in parts if isinstance(each, dict))
 
 
 def named(reference: str, root: Any) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.grammar_bounds import exact_bounds, fractions_in, with_numeric_bounds
+from gateway.grammar_endings import check_endings
 from gateway.grammar_formats import with_exact_format
 from gateway.grammar_multiples import check_counted, with_exact_multiples
 from gateway.grammar_names import names_of
@@ -57,6 +58,7 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     names = names_of(used)
     strict = mapped(mapped(used, _strict), lambda each: _grouped(names.with_own(each)))
     names.check_together(strict)
+    check_endings(strict, names.matches)
     if multiples:
         check_together(strict)
     exact = mapped(strict, exact_bounds(_fractions(strict)))

@@ -8,7 +8,7 @@ answer could not go on; where it would take some for none, the refusal would be 
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -34,6 +34,14 @@ def ways(root: Any, keyword: str) -> Iterator[Parts]:
     that they are too many beside `keyword`."""
     try:
         yield from _ways(root)
+    except _TooMany as error:
+        raise ValueError(f"{error} beside {keyword}") from error
+
+
+def alternatives(schemas: Sequence[Any], root: Any, keyword: str) -> Sequence[Parts]:
+    """The ways in which schemas that hold together do, without those of values within. ValueError for too many."""
+    try:
+        return _alternatives(schemas, root)
     except _TooMany as error:
         raise ValueError(f"{error} beside {keyword}") from error
 
@@ -94,35 +102,38 @@ def _both(some: list[Parts], others: list[Parts]) -> list[Parts]:
 
 def _inner(parts: Parts) -> Iterator[tuple[Any, ...]]:
     """The schemas that hold together for each value within a value of these parts."""
-    names = {name for part in parts for name in _map(part, "properties")}
+    names = {name for part in parts for name in mapping(part, "properties")}
     for name in names:
-        yield _present(each for part in parts for each in _of_name(part, name))
-    patterns = {pattern for part in parts for pattern in _map(part, "patternProperties")}
+        yield _present(each for part in parts for each in of_name(part, name, _matches))
+    patterns = {pattern for part in parts for pattern in mapping(part, "patternProperties")}
     for pattern in patterns:
-        yield _present(_map(part, "patternProperties").get(pattern, part.get("additionalProperties")) for part in parts)
+        yield _present(
+            mapping(part, "patternProperties").get(pattern, part.get("additionalProperties")) for part in parts
+        )
     yield _present(part.get("additionalProperties") for part in parts)
 
-    firsts = [_first_items(part) for part in parts]
+    firsts = [first_items(part) for part in parts]
     for place in range(max(map(len, firsts), default=0)):
         yield _present(
-            first[place] if place < len(first) else _items(part) for first, part in zip(firsts, parts, strict=True)
+            first[place] if place < len(first) else items(part) for first, part in zip(firsts, parts, strict=True)
         )
-    yield _present(map(_items, parts))
+    yield _present(map(items, parts))
 
 
 def _present(schemas: Any) -> tuple[Any, ...]:
     return tuple(each for each in schemas if isinstance(each, dict))
 
 
-def _map(part: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+def mapping(part: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    """The schemas that a keyword of a part has by name."""
     found = part.get(keyword)
     return found if isinstance(found, dict) else {}
 
 
-def _of_name(part: Mapping[str, Any], name: str) -> list[Any]:
-    """The schemas of a property in one part."""
-    own = [_map(part, "properties")[name]] if name in _map(part, "properties") else []
-    own += [each for pattern, each in _map(part, "patternProperties").items() if _matches(pattern, name)]
+def of_name(part: Mapping[str, Any], name: str, matches: Callable[[str, str], bool]) -> list[Any]:
+    """The schemas of a property in one part. `matches` says whether a pattern matches a name."""
+    own = [mapping(part, "properties")[name]] if name in mapping(part, "properties") else []
+    own += [each for pattern, each in mapping(part, "patternProperties").items() if matches(pattern, name)]
     return own or [part.get("additionalProperties")]
 
 
@@ -135,12 +146,13 @@ def _matches(pattern: str, name: str) -> bool:
         return False
 
 
-def _first_items(part: Mapping[str, Any]) -> list[Any]:
+def first_items(part: Mapping[str, Any]) -> list[Any]:
+    """The schemas of the first items, one each."""
     found = part["items"] if isinstance(part.get("items"), list) else part.get("prefixItems")
     return found if isinstance(found, list) else []
 
 
-def _items(part: Mapping[str, Any]) -> Any:
+def items(part: Mapping[str, Any]) -> Any:
     """The schema of items behind the first ones."""
     return part.get("additionalItems") if isinstance(part.get("items"), list) else part.get("items")
 

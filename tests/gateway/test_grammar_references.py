@@ -1,11 +1,11 @@
-"""References that lead to themselves before any value are refused; those that do so within a value are not."""
+"""References that lead to themselves before any value are refused; those that do so within a value are found."""
 
 import random
 from typing import Any
 
 import pytest
 
-from gateway.grammar_references import check_references
+from gateway.grammar_references import check_references, is_recursive
 from gateway.grammars import Asked
 from tests.byte_grammars import check, matcher_of
 
@@ -74,37 +74,20 @@ def test_a_long_chain_is_followed_to_its_end() -> None:
         check_references({"items": first, "$defs": {**chain, "d5000": {"$ref": "#/$defs/d17"}}})
 
 
-WITHIN = {"type": "object", "properties": {"x": REF}, "required": ["x"]}
-
-
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "is_recursive_one"),
     [
-        with_defs(a=WITHIN),
-        with_defs(a={"anyOf": [WITHIN, {"allOf": [WITHIN]}]}),
-        with_defs(a={"type": "array", "items": REF, "minItems": 1}),
-        with_defs(a={"type": "array", "prefixItems": [{}], "items": REF, "minItems": 2}),
-        with_defs(a={**WITHIN, "properties": {"x": {"$ref": "#/$defs/b"}}}, b={"allOf": [REF]}),
+        ({"items": {"$ref": "#"}}, True),
+        (with_defs(a={"type": "object", "patternProperties": {"": REF}}), True),
+        (with_defs(a={"additionalProperties": {"$ref": "#/$defs/b"}}, b={"prefixItems": [{"not": REF}]}), True),
+        ({"properties": {"x": {"$ref": "#/$defs/b"}}, "$defs": {"a": REF, "b": {}}}, False),
+        (with_defs(a={"items": {"$ref": "#/$defs/b"}}, b={}), False),
+        (with_defs(a={"enum": [{"$ref": "#/$defs/a"}]}), False),
+        (True, False),
     ],
 )
-def test_a_reference_that_each_value_needs_again_is_refused(schema: Any) -> None:
-    found = check(Asked("guided_json", "json", schema))
-    assert not isinstance(found, str) and "leads to itself in each value" in found.message
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        with_defs(a={**WITHIN, "required": []}),
-        with_defs(a={"anyOf": [WITHIN, {"type": "null"}]}),
-        with_defs(a={**WITHIN, "type": ["object", "null"]}),
-        with_defs(a={"type": "array", "items": REF, "minItems": 0}),
-        with_defs(a={"type": "array", "prefixItems": [{}], "items": REF, "minItems": 1}),
-        with_defs(a={"type": "array", "items": {"anyOf": [WITHIN, {"type": "null"}]}, "minItems": 3}),
-    ],
-)
-def test_a_reference_that_a_value_may_be_without_is_followed(schema: Any) -> None:
-    assert isinstance(check(Asked("guided_json", "json", schema)), str)
+def test_a_schema_is_recursive_if_a_reference_that_counts_leads_to_itself(schema: Any, is_recursive_one: bool) -> None:
+    assert is_recursive(schema) is is_recursive_one
 
 
 @pytest.mark.parametrize("seed", range(5))

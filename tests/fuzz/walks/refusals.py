@@ -42,7 +42,7 @@ KINDS: Final = tuple(
         (r"(\w+): got the number \S+, expected none beyond", "a number beyond 2^53", ""),
         (r"(\w+): got the number \S+, which is not read exactly", "a number that is not read exactly", ""),
         (r"multipleOf: ", "multipleOf", "multipleOf"),
-        (r"beside (multipleOf|patternProperties)", "too many ways", ""),
+        (r"beside (multipleOf|patternProperties|\$ref)", "too many ways", ""),
         (r"(\w+): got \S+, expected at most \d+ digits", "bounds", ""),
         (r"(\w+): got \S+ beside the bound .* so near to each other", "bounds", ""),
         (r"(minProperties): got", "", ""),
