@@ -41,7 +41,7 @@ async def locked(folder: Path, tmp_path: Path) -> AsyncIterator[Setting]:
 
 
 async def said(setting: Setting, folder: Path, *command: str) -> str:
-    """What a command prints; it must succeed. `.venv/bin/python` is this one."""
+    """What a command prints; it must succeed. Those of `.venv/bin` are this one's."""
     path = python_path(Path(__file__).parents[2])
     variables = {**os.environ, "URL": setting.gateway.url, "KEY": KEY, "PYTHONPATH": path}
     child = await asyncio.create_subprocess_exec(
@@ -68,6 +68,7 @@ def test_litellm_is_told_to_drop_only_what_is_refused() -> None:
 async def test_each_command(locked: Setting, tmp_path: Path) -> None:
     for command in COMMANDS[1:]:
         command = command.replace(".venv/bin/python -m", f"{sys.executable} -m")
+        command = command.replace(".venv/bin/baton", f"{sys.executable} -m deploy")
         output = await said(locked, tmp_path, "bash", "-c", command)
         if "/metrics" in command:
             assert "baton_requests_total" in output

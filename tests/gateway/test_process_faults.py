@@ -16,6 +16,7 @@ from protocol.messages_gateway import (
     Role,
     Tokens,
 )
+from runtime.settings import GatewaySettings
 from testkit.fake_worker import PATIENCE_S, Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, connect, running, wait_until
 from tests.gateway.folders import byte_tokenizer, write_folder
@@ -36,7 +37,12 @@ async def test_failure_before_the_first_token_is_a_status(setting: Setting) -> N
         await worker.stop()
 
 
-async def test_a_silent_decode_worker_fails_its_requests(setting: Setting) -> None:
+async def test_a_silent_decode_worker_fails_its_requests(folder: Path) -> None:
+    async with running(folder, silence_limit_s=GatewaySettings.silence_limit_s) as setting:
+        await _decode_falls_silent(setting)
+
+
+async def _decode_falls_silent(setting: Setting) -> None:
     decode = await setting.add_pair(Behaviour(stop_after=2))
     prefill = setting.workers[0]
     waiting = asyncio.create_task(setting.complete("x", max_tokens=9))
