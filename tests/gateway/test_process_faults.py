@@ -39,23 +39,19 @@ async def test_failure_before_the_first_token_is_a_status(setting: Setting) -> N
 
 async def test_a_silent_decode_worker_fails_its_requests(folder: Path) -> None:
     async with running(folder, silence_limit_s=GatewaySettings.silence_limit_s) as setting:
-        await _decode_falls_silent(setting)
-
-
-async def _decode_falls_silent(setting: Setting) -> None:
-    decode = await setting.add_pair(Behaviour(stop_after=2))
-    prefill = setting.workers[0]
-    waiting = asyncio.create_task(setting.complete("x", max_tokens=9))
-    await decode.until(lambda: bool(decode.assigned))
-    decode.silent = True
-    response = await waiting
-    assert response.status_code == 503 and response.json()["error"]["code"] == "worker_lost"
-    assert "'decode-1'" in response.json()["error"]["message"]
-    await prefill.until(lambda: any(isinstance(each, PeerLost) for each in prefill.received))
-    assert (await setting.client.get("/health")).status_code == 503
-    decode.silent = False
-    await decode.until(lambda: any(isinstance(each, DeclaredLost) for each in decode.received))
-    assert [row["id"] for row in (await setting.client.get("/workers")).json()] == ["prefill-0"]
+        decode = await setting.add_pair(Behaviour(stop_after=2))
+        prefill = setting.workers[0]
+        waiting = asyncio.create_task(setting.complete("x", max_tokens=9))
+        await decode.until(lambda: bool(decode.assigned))
+        decode.silent = True
+        response = await waiting
+        assert response.status_code == 503 and response.json()["error"]["code"] == "worker_lost"
+        assert "'decode-1'" in response.json()["error"]["message"]
+        await prefill.until(lambda: any(isinstance(each, PeerLost) for each in prefill.received))
+        assert (await setting.client.get("/health")).status_code == 503
+        decode.silent = False
+        await decode.until(lambda: any(isinstance(each, DeclaredLost) for each in decode.received))
+        assert [row["id"] for row in (await setting.client.get("/workers")).json()] == ["prefill-0"]
 
 
 async def test_a_client_that_leaves_in_mid_request_is_no_fault(setting: Setting) -> None:
