@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema_rs
+
 FOLDER: Final = Path(os.environ.get("JSON_SCHEMA_SUITE", Path(sys.prefix) / "json-schema-suite"))
 DRAFTS: Final = {  # by folder of the suite: the $schema of its schemas
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
@@ -49,3 +51,17 @@ def groups(draft: str) -> Iterator[Group]:
                 schema = {"$schema": DRAFTS[draft], **schema}
             values = [(test["data"], test["valid"]) for test in group["tests"]]
             yield Group(f"{path.stem}: {group['description']}", schema, values)
+
+
+def follows(text: str, group: Group) -> bool:
+    """Whether a text is JSON that is valid in a group. ValidationError or ValueError says why not. jsonschema_rs reads
+    patterns as ECMA does, and checks formats."""
+    value = json.loads(text, parse_float=_finite)
+    if group.where not in OPTIONAL:
+        jsonschema_rs.validator_for(group.schema, validate_formats=True).validate(value)
+    return True
+
+
+def _finite(text: str) -> float:
+    """1e999 is a number in JSON, but not one that jsonschema_rs takes."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))

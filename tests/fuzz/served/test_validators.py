@@ -54,3 +54,10 @@ def test_validators_that_disagree_in_what_neither_is_good_at_are_told() -> None:
 def test_a_schema_that_is_none_is_not_judged(schema: Any) -> None:
     with pytest.raises(NotJudged):
         wrong_with('"a"', schema)
+
+
+@pytest.mark.parametrize("number", ["1E{}", "-2.5e{}", "1E-{}"])
+def test_a_number_with_a_long_exponent_is_judged(number: str) -> None:
+    text = number.format("96422161383306907135069098")
+    assert wrong_with(text, {"additionalProperties": {"type": "boolean"}}) == ""
+    assert wrong_with(text, {"type": "string"}) and wrong_with(text, {"maximum": 1, "minimum": 0.5})

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import date
-from decimal import Context, Decimal, localcontext
+from decimal import Context, Decimal, InvalidOperation, localcontext
 from functools import cache
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from gateway.grammar_references import mapped
 from tests.fuzz.served.ecma import PYTHON_END, RUST_END, with_patterns
 
 FORMATS: Final = FormatChecker()
+FAR: Final = 1_000_000  # an exponent
 DIGITS: Final = 2000  # of a decimal: more than any number of an answer has
 NUMERIC: Final = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf const enum type".split())
 DIALECTS: Final = frozenset("pattern patternProperties additionalProperties format".split())
@@ -65,6 +66,15 @@ def _finite(text: str) -> float:
     return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
+def _decimal(text: str) -> Decimal:
+    """A number with a longer exponent than Decimal takes is as far from 0, or as near to it, as no schema looks."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        mantissa, _, exponent = text.lower().partition("e")
+        return Decimal(f"{mantissa}e{'-' if exponent.startswith('-') else ''}{FAR}")
+
+
 def _no_constant(text: str) -> Any:
     raise ValueError(f"the constant {text}")
 
@@ -103,7 +113,7 @@ def _by_python(text: str, schema: Any) -> Found | None:
     kind = _exact(kind)
     with localcontext(Context(prec=DIGITS)):
         try:
-            value = json.loads(text, parse_float=Decimal)
+            value = json.loads(text, parse_float=_decimal)
             errors = list(_leaves(kind(exact, format_checker=FORMATS).iter_errors(value)))
         except Exception as error:
             raise NotJudged(f"{type(error).__name__}: {error}"[:200]) from error
