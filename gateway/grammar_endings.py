@@ -37,7 +37,7 @@ class _Need(NamedTuple):
 
 
 class _Within(NamedTuple):
-    """What is within the objects or the arrays of some parts: what each of them needs, and all that they may have."""
+    """The schemas within the objects or the arrays of parts: those that are needed, and all that are allowed."""
 
     needs: Sequence[_Need]
     all: Sequence[Together]

@@ -73,7 +73,7 @@ def test_a_forward_that_raises_on_a_prompt(topology: str, overlap: bool, chunk_s
     for name in NAMES[:4]:
         cluster.ask(name, prompts[name], PARAMS, 2)
     cluster.run()
-    # Who decodes beside the poisoned prompt fails with it; who comes later does not.
+    # Rows that decode beside the poisoned prompt fail with it; later requests do not.
     failed = set(cluster.failures) if topology == "1U" else {"bad"}
     assert "bad" in failed and hook.count == 1
     for name in NAMES[4:]:

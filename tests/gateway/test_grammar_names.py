@@ -89,7 +89,7 @@ def test_random_objects_have_answers_without_dead_ends(seed: int) -> None:
 
 
 def with_own(schema: dict[str, Any], *others: str) -> dict[str, Any]:
-    """The schema, in a document that has `others` as names, too."""
+    """The schema in a document whose names include `others`."""
     return names_of({"allOf": [schema, {"required": list(others)}]}).with_own(schema)
 
 

@@ -24,7 +24,7 @@ ABOUT = {"model": "m <b>", "when": "now", "machine": {"cpu": "one", "memory": No
 
 
 def printed(thing: Any, width: int = 140) -> str:
-    """What a terminal shows of it."""
+    """The text that a terminal shows of `thing`."""
     said = io.StringIO()
     Console(file=said, width=width).print(thing)
     return said.getvalue()

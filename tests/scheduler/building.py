@@ -59,7 +59,7 @@ def admitted(
 def begun(
     planner: Planner, prompt: tuple[int, ...] = (1, 2, 3), sampling: SamplingParams | None = None, name: str = "r"
 ) -> Req:
-    """A request whose prompt is launched, beside whoever decodes. It decodes from the next launch on."""
+    """A request whose prompt is launched beside rows that decode. It decodes from the next launch on."""
     req = admitted(planner, prompt, sampling, name)
     planner.launch(prompt_chunk(req), planner.decodes())
     planner.join([req])

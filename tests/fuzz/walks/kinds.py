@@ -34,7 +34,7 @@ EXTREMES: Final = (
 
 @dataclass(frozen=True)
 class _Names:
-    """What parts are made of: patterns, and the names of definitions that references may name."""
+    """The patterns of parts, and the names of definitions for their references."""
 
     patterns: Sequence[str]
     defs: Sequence[str]

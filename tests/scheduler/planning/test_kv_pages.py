@@ -190,7 +190,7 @@ def test_every_choice_has_the_prompt_after_the_copies(prompt: int, outputs: int,
     first, *others = allocate_choices(pool, (), prompt, prompt + outputs, n, size, ahead, PageState.OWNED) or []
     sources, targets = prompt_copies(first, others, prompt, size, ahead)
     holds = {page: place for place, page in enumerate(first[: -(-prompt // size)])}
-    assert not set(targets) & set(first) and len(set(targets)) == len(targets), "nobody's KV is overwritten"
+    assert not set(targets) & set(first) and len(set(targets)) == len(targets), "no other request's KV is overwritten"
     holds |= {target: holds[source] for source, target in zip(sources, targets, strict=True)}
     for pages in others:
         assert [holds[page] for page in pages[: -(-prompt // size)]] == list(range(-(-prompt // size)))

@@ -26,7 +26,7 @@ def pair(network: ZmqNetwork) -> Iterator[Pair]:
 
 @pytest.fixture
 def stranger(network: ZmqNetwork, pair: Pair) -> Iterator["zmq.Socket[Any]"]:
-    """Connected to the receiver, and nobody that it knows."""
+    """A sender that is connected to the receiver and unknown to it."""
     push = network.context.socket(zmq.PUSH)
     push.setsockopt(zmq.LINGER, 0)
     push.connect(pair.receiver.address.removeprefix("nixl+"))
