@@ -91,4 +91,4 @@ def test_a_quick_run_without_a_peer(capsys: pytest.CaptureFixture[str], monkeypa
     assert main(["--quick", "--scenario", "trace"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     [[row]] = found["tables"].values()
-    assert row["side"] == OURS and float(row["TTFT p50"]) > 0 and found["notes"][0] == ABSENT
+    assert row["side"] == OURS and row["TTFT p50"] not in ("0", "-") and found["notes"][0] == ABSENT
