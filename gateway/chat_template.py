@@ -16,8 +16,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.places import FIRST_PROMPT, TEMPLATE, VARIABLES, Fault
 from gateway.template_messages import is_none
-from protocol.errors import BadRequest, CheckpointError, ConfigError, brief
+from protocol.errors import CheckpointError, ConfigError, brief
 from runtime.files import read_fields
 
 MAX_WHY = 300  # characters
@@ -67,50 +68,49 @@ class ChatTemplates:
     def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
         """The prompt text, up to where the assistant's answer begins.
 
-        `name` picks a named template, None the default one; `extra` are further variables for the template. BadRequest
+        `name` picks a named template, None the default one; `extra` are further variables for the template. A Fault
         carries the template's complaint.
         """
         template = self._pick(name)
         for key in extra:
             if key in RESERVED:
-                raise BadRequest(
-                    f"chat_template_kwargs: got {key!r}, expected other names than {', '.join(sorted(RESERVED))}",
-                    param="chat_template_kwargs",
-                )
+                names = ", ".join(sorted(RESERVED))
+                raise Fault(VARIABLES, VARIABLES, f": got {key!r}, expected other names than {names}")
 
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
         try:
             return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
         except TEMPLATE_FAULTS as error:
             why = str(error)[:MAX_WHY]  # it may quote a message
-            raise BadRequest(f"messages: the model's chat template refused them: {why}", param="messages") from error
+            raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": the model's chat template refused them: {why}") from error
 
     def _pick(self, name: str | None) -> jinja2.Template:
         if not self._templates:
-            raise BadRequest(
-                "messages: this model has no chat template; use /v1/completions with a prompt", param="messages"
+            raise Fault(
+                FIRST_PROMPT, FIRST_PROMPT, ": this model has no chat template; use /v1/completions with a prompt"
             )
 
         wanted = name if name is not None else "default"
-        found = self._templates.get(
-            wanted,
-            f"chat_template: got {brief(wanted)}, expected the name of one of this model's templates: "
-            f"{', '.join(sorted(self._templates))}",
-        )
+        found = self._templates.get(wanted)
+        if found is None:
+            names = ", ".join(sorted(self._templates))
+            what = f": got {brief(wanted)}, expected the name of one of this model's templates: {names}"
+            raise Fault(TEMPLATE, TEMPLATE, what)
         if isinstance(found, str):
-            raise BadRequest(found, param="chat_template")
+            raise Fault(TEMPLATE, found)
         return found
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """Joins the pieces of a rendered template. BadRequest beyond MAX_RENDERED characters."""
+    """Joins the pieces of a rendered template. Fault beyond MAX_RENDERED characters."""
     found, num_chars = [], 0
     for piece in pieces:
         num_chars += len(piece)
         if num_chars > MAX_RENDERED:
-            raise BadRequest(
-                f"messages: the model's chat template makes more than {MAX_RENDERED} characters of them",
-                param="messages",
+            raise Fault(
+                FIRST_PROMPT,
+                FIRST_PROMPT,
+                f": the model's chat template makes more than {MAX_RENDERED} characters of them",
             )
         found.append(piece)
     return "".join(found)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from gateway.grammar_fields import GrammarFields
-from gateway.grammars import Asked, asked, asks, refusal
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from gateway.turns import Turns
-from protocol.errors import BadRequest, Overloaded
+from protocol.errors import Overloaded
 from protocol.grammar import grammar_name
 from runtime.clock import Clock
 
@@ -27,7 +27,7 @@ MAX_REMEMBERED_CHARS: Final = 8 * 1024 * 1024  # of their texts
 MAX_WAIT_S: Final = 30.0  # for the grammars of others
 MAX_BAD: Final = 256  # grammars that have ended workers; of more, those that did so first are forgotten
 BAD_S: Final = 600.0  # for which a grammar is refused that has ended workers
-Check = Callable[[Asked], str | BadRequest]
+Check = Callable[[Grammar], str | GrammarRefused]
 
 
 @dataclass(eq=False)
@@ -40,19 +40,19 @@ class GrammarChecks:
     prepare: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self._known: OrderedDict[bytes, str | BadRequest] = OrderedDict()  # by the digest of what is asked for
+        self._known: OrderedDict[bytes, str | GrammarRefused] = OrderedDict()  # by the digest of what is asked for
         self._num_chars = 0  # of these
         self._bad: dict[str, float] = {}  # grammars that have ended workers, by name: until when they are refused
         self._turns = Turns()
         self._trial: asyncio.Task[None] | None = None  # the last one that has begun
         self._thread = ThreadPoolExecutor(1, "grammar trials")
 
-    async def text_of(self, request: GrammarFields, client: str = "") -> str:
-        """The text of the grammar that a request of `client` asks for; "" if it asks for none. BadRequest if it cannot
-        be followed, Overloaded if those of others take too long. Clients take turns with new grammars."""
-        if not asks(request):
+    async def text_of(self, wanted: Grammar | None, client: str = "") -> str:
+        """The text of the grammar that a request of `client` asks for; "" if it asks for none. GrammarRefused if it
+        cannot be followed, Overloaded if those of others take too long. Clients take turns with new grammars."""
+        if wanted is None:
             return ""
-        wanted, digest = await asyncio.to_thread(_with_digest, request)
+        digest = await asyncio.to_thread(lambda: sha256(wanted.key.encode()).digest())
         if digest not in self._known:
             async with AsyncExitStack() as turn:
                 await turn.enter_async_context(self._turn(client))
@@ -61,10 +61,10 @@ class GrammarChecks:
                     await asyncio.shield(self._trial)
         found = self._known[digest]
         self._known.move_to_end(digest)
-        if isinstance(found, BadRequest):
-            raise BadRequest(found.message, param=found.param)
+        if isinstance(found, GrammarRefused):
+            raise GrammarRefused(found.what)
         if self._is_bad(found):
-            raise refusal(wanted.field, "workers have ended while they followed this grammar, so it is not followed")
+            raise GrammarRefused("workers have ended while they followed this grammar, so it is not followed")
         return found
 
     def blame(self, name: str) -> None:
@@ -85,7 +85,7 @@ class GrammarChecks:
     def _is_bad(self, text: str) -> bool:
         return bool(self._bad) and self._bad.get(grammar_name(text), 0.0) > self.clock.now()
 
-    async def _try(self, digest: bytes, wanted: Asked, turn: AsyncExitStack) -> None:
+    async def _try(self, digest: bytes, wanted: Grammar, turn: AsyncExitStack) -> None:
         """Has a grammar tried, and remembers what was found. It goes on when its client has left: then the client's
         next request finds the answer."""
         async with turn:
@@ -104,7 +104,7 @@ class GrammarChecks:
                 raise Overloaded(f"new grammars have been tried for {MAX_WAIT_S:g} s; try again") from None
             yield
 
-    def _remember(self, digest: bytes, found: str | BadRequest) -> None:
+    def _remember(self, digest: bytes, found: str | GrammarRefused) -> None:
         """Remembers what was found. Beyond the bounds, what was asked for longest ago is forgotten."""
         self._known[digest] = found
         self._num_chars += _num_chars(found)
@@ -112,12 +112,5 @@ class GrammarChecks:
             self._num_chars -= _num_chars(self._known.popitem(last=False)[1])
 
 
-def _with_digest(request: GrammarFields) -> tuple[Asked, bytes]:
-    """What a request asks for, with a digest of it."""
-    wanted = asked(request)
-    assert wanted is not None, "it asks for something"
-    return wanted, sha256(wanted.key.encode()).digest()
-
-
-def _num_chars(found: str | BadRequest) -> int:
-    return len(found if isinstance(found, str) else found.message)
+def _num_chars(found: str | GrammarRefused) -> int:
+    return len(found if isinstance(found, str) else found.what)

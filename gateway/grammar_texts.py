@@ -13,7 +13,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from gateway.grammar_embedded import strict_form
 from gateway.grammar_lark import strict_lark
 from gateway.grammar_schemas import strict_schema
-from gateway.grammars import Asked, refusal
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from protocol.grammar import MAX_GRAMMAR_CHARS
 
 MAX_TAGS: Final = 256
@@ -26,18 +27,18 @@ _START: Final = re.compile(
 _LARK: Final = re.compile(r"%llguidance\b|[?!]?start(\.-?\d+)?\s*:(?!:=)")  # a line of Lark's spelling begins so
 
 
-def text_of(asked: Asked) -> str:
-    """The grammar in the form that workers compile. BadRequest if it is none."""
+def text_of(asked: Grammar) -> str:
+    """The grammar in the form that workers compile. GrammarRefused if it is none."""
     try:
         text = _text(asked)
     except Exception as error:
-        raise refusal(asked.field, f"cannot be followed: {_line(error)}") from error
+        raise GrammarRefused(f"cannot be followed: {_line(error)}") from error
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise refusal(asked.field, f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}")
+        raise GrammarRefused(f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}")
     return text
 
 
-def _text(asked: Asked) -> str:
+def _text(asked: Grammar) -> str:
     source = asked.source
     if asked.kind == "json":
         if isinstance(source, str):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from gateway.complaints import short
 from gateway.grammar_sentences import in_words
 from gateway.grammar_texts import text_of
-from gateway.grammars import Asked, refusal
-from protocol.errors import BadRequest, GrammarFault
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
+from protocol.errors import GrammarFault
 from protocol.grammar import grammar_name
 from runtime.clock import Clock
 from runtime.grammars import CompiledGrammar, Matching, compile_grammar
@@ -37,8 +38,8 @@ PICKS: Final[tuple[Callable[[Lengths], npt.NDArray[np.bool_]], ...]] = (  # amon
 )
 
 
-def compiled(asked: Asked, vocabulary: Vocabulary) -> tuple[str, CompiledGrammar]:
-    """The grammar's text, and the grammar as a worker has it. BadRequest if there is none."""
+def compiled(asked: Grammar, vocabulary: Vocabulary) -> tuple[str, CompiledGrammar]:
+    """The grammar's text, and the grammar as a worker has it. GrammarRefused if there is none."""
     text = text_of(asked)
     try:
         return text, compile_grammar(text, vocabulary)
@@ -46,9 +47,9 @@ def compiled(asked: Asked, vocabulary: Vocabulary) -> tuple[str, CompiledGrammar
         raise _refusal(asked, fault) from fault
 
 
-def _refusal(asked: Asked, fault: GrammarFault) -> BadRequest:
+def _refusal(asked: Grammar, fault: GrammarFault) -> GrammarRefused:
     what = fault.message.removeprefix("the grammar ")
-    return refusal(asked.field, in_words(what) if asked.kind in ("json", "tags") else what)
+    return GrammarRefused(in_words(what) if asked.kind in ("json", "tags") else what)
 
 
 class Trials:
@@ -58,14 +59,14 @@ class Trials:
         self._vocabulary, self._clock = vocabulary, clock
         self._lengths_V: Lengths = np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
 
-    def of(self, asked: Asked) -> str | BadRequest:
+    def of(self, asked: Grammar) -> str | GrammarRefused:
         """The grammar's text; or why no answer can follow it."""
         try:
             text, grammar = compiled(asked, self._vocabulary)
             self._walk_all(grammar, random.Random(grammar_name(text)))
         except GrammarFault as fault:
             return _refusal(asked, fault)
-        except BadRequest as error:
+        except GrammarRefused as error:
             return error
         return text
 

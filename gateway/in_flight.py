@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gateway.complaints import short
 from gateway.generation import Generation
-from protocol.errors import BadRequest
+from gateway.places import ABORT_IDS, Fault
 
 
 class InFlight:
@@ -18,11 +18,11 @@ class InFlight:
         return len(self._by_id)
 
     def add(self, generation: Generation, ids: Mapping[str, range]) -> None:
-        """A generation begins. `ids`: the choices that each id means. They are forgotten when it ends. BadRequest if
+        """A generation begins. `ids`: the choices that each id means. They are forgotten when it ends. Fault if
         one of them is in flight."""
         for each in ids:
             if each in self._by_id:
-                raise BadRequest(f"rid: got {short(each)}, which is in flight, expected another", param="rid")
+                raise Fault(ABORT_IDS, ABORT_IDS, f": got {short(each)}, which is in flight, expected another")
         self._by_id |= {each: (generation, choices) for each, choices in ids.items()}
 
         def leave() -> None:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gateway.limits import Limits, too_long
+from gateway.places import PROMPTS, field, named
 from gateway.validation import bad_request
 from protocol.errors import BadRequest
 
@@ -32,7 +33,8 @@ def check_list(prompt: object, limits: Limits, name: str = "prompt") -> None:
     if not isinstance(prompt, list) or longest is None:
         return
     are_prompts = bool(prompt) and isinstance(prompt[0], list)
-    for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
-        if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
-            where = name if place is None else f"{name}[{place}]"
-            raise too_long(f"{where} has {len(ids)} tokens", name, limits)
+    with named({PROMPTS: field(name)}):
+        for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
+            if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
+                where = PROMPTS if place is None else (*PROMPTS, place)
+                raise too_long(PROMPTS, (where, f" has {len(ids)} tokens"), limits)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from protocol.errors import BadRequest
+from gateway.places import Fault, Place
 from protocol.kv_layout import full_pages, longest_choices, pages_for
 
 
-class ContextLengthExceeded(BadRequest):
+class ContextLengthExceeded(Fault):
     """The prompt and its outputs together are too long. A shorter request would be served."""
 
     code = "context_length_exceeded"
@@ -55,7 +55,7 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def too_long(found: str, param: str, limits: Limits, pool_tokens: int | None = None) -> ContextLengthExceeded:
+def too_long(at: Place, found: tuple[str | Place, ...], limits: Limits, pool_tokens: int | None = None) -> Fault:
     """The error for a request beyond the context length, or beyond `pool_tokens`. Clients such as LiteLLM look for its
     first words, which are those of OpenAI."""
     bounds: list[str] = []
@@ -63,9 +63,4 @@ def too_long(found: str, param: str, limits: Limits, pool_tokens: int | None = N
         bounds.append(f"This model's maximum context length is {limits.context_length} tokens")
     if pool_tokens is not None:
         bounds.append(f"the KV memory of a worker can hold {pool_tokens} tokens")
-    return ContextLengthExceeded(f"{' and '.join(bounds)}, but {found}", param=param)
-
-
-def field_of(where: str) -> str:
-    """The field of a prompt that is named "prompt[3]"."""
-    return where.partition("[")[0]
+    return ContextLengthExceeded(at, f"{' and '.join(bounds)}, but ", *found)

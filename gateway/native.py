@@ -1,13 +1,11 @@
 """SGLang's native API: POST /generate, its probe /health_generate, and /abort_request.
 
-A request becomes completions, which are answered like those of OpenAI's API. Only names and the answer's shape differ.
+native_read.py says what a body asks for, native_answer.py how it is answered.
 """
 
 import asyncio
-import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.answering import StreamedAnswer, WholeAnswer
 from gateway.bodies import check_content, read_body
+from gateway.counts import check_counts
 from gateway.documents import body_of, errors, generation_responses
 from gateway.generation import Generation
 from gateway.http_errors import json_response
@@ -22,18 +21,16 @@ from gateway.json_body import check_list, validated
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.native_answer import NativeAnswer, Wanted
+from gateway.native_read import asks_of
 from gateway.native_schemas import (
-    RENAMED,
     AbortRequest,
     GenerateRequest,
-    NativePrompt,
-    NativeSampling,
     check_lengths,
 )
 from gateway.native_shapes import Generated
 from gateway.native_unsupported import refuse_unsupported_native
+from gateway.request import Ask, PromptIds, Sampling
 from gateway.respond import respond
-from gateway.schemas import check_counts
 from gateway.service import Service
 from gateway.strict_json import parse_json
 from gateway.times import Times
@@ -42,24 +39,21 @@ from runtime.settings import HttpLimits
 
 PROBE_S: Final = 20.0  # as long as SGLang's probe waits
 LOOK_S: Final = 0.25  # how often a probe that waits looks whether others get tokens
-_NAMES: Final = {openai_name: name for name, openai_name in RENAMED.items()}
-_WITHIN: Final = re.compile(r"\b(max_tokens|min_tokens)\b")  # they are named in errors of other fields, too
 
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A native request; see service.Call. `requests`: what it asks for, as completions. `names`: the id of each
-    prompt."""
+    """A native request; see respond.Call. `names`: the id of each prompt."""
 
     body: GenerateRequest
-    requests: Sequence[NativePrompt]
+    asks: Sequence[Ask]
     response_id: str
     names: Sequence[str]
 
     @property
     def ids(self) -> Mapping[str, range]:
-        """See service.Call. The client's name means all, that of a prompt its choices, that of a choice it alone."""
-        num_choices = self.requests[0].num_choices
+        """See respond.Call. The client's name means all, that of a prompt its choices, that of a choice it alone."""
+        num_choices = self.asks[0].num_choices
         of_choices = {name: range(index, index + 1) for index, name in enumerate(self._choice_names)}
         of_prompts = {
             name: range(place * num_choices, (place + 1) * num_choices) for place, name in enumerate(self.names)
@@ -70,16 +64,15 @@ class NativeCall:
 
     @property
     def _choice_names(self) -> Sequence[str]:
-        num_choices = self.requests[0].num_choices
+        num_choices = self.asks[0].num_choices
         return self.names if num_choices == 1 else [f"{each}_{c}" for each in self.names for c in range(num_choices)]
 
     def answer(self, service: Service, generation: Generation) -> Response:
-        """See service.Call."""
-        asked = [(each.logprobs, each.start_len) for each in self.requests for _ in range(each.num_prompts)]
+        """See respond.Call."""
         shape = NativeAnswer(
             is_list=self.body.is_list or generation.prompts.num_choices > 1,
             names=self._choice_names,
-            wanted=[Wanted(*each, interval) for each, interval in zip(asked, self.body.intervals, strict=True)],
+            wanted=list(map(Wanted, self.body.num_top, self.body.starts, self.body.intervals)),
             text_of=service.translator.token_text if self.body.return_text_in_logprobs else lambda _: None,
         )
         answer = StreamedAnswer if self.body.stream else WholeAnswer
@@ -94,33 +87,17 @@ def native_call(raw: bytes, limits: Limits, http_limits: HttpLimits) -> NativeCa
         refuse_unsupported_native(body)
         check_list(body.get("input_ids"), limits, "input_ids")
     parsed = validated(GenerateRequest, body)
-    requests = parsed.requests()
-    for each in requests:
+    asks = asks_of(parsed)
+    for each in asks:
         check_counts(each, http_limits, len(parsed.prompts))
     response_id = f"gen-{secrets.token_hex(16)}"
-    return NativeCall(parsed, requests, response_id, parsed.names(response_id))
-
-
-@contextmanager
-def _native_names() -> Iterator[None]:
-    """Errors that name a field of OpenAI's API name SGLang's instead."""
-    try:
-        yield
-    except BadRequest as error:
-        name = _NAMES.get(error.param or "", error.param)
-        error.message = _WITHIN.sub(lambda found: _NAMES[found[0]], error.message)
-        if name in NativeSampling.model_fields:
-            inside = f"sampling_params.{name}"
-            if error.message.startswith(f"{name}:"):
-                error.message = inside + error.message.removeprefix(name)
-            error.param = inside
-        raise
+    return NativeCall(parsed, asks, response_id, parsed.names(response_id))
 
 
 async def _probe(service: Service, unseen: Metrics) -> None:
     """Has workers generate one token. Raises what went wrong. `unseen`: what counts it, and nobody reads."""
-    request = NativePrompt.model_construct(prompt=[0], max_tokens=1, temperature=0.0)
-    prompts = service.translator.prompts(request, service.control.limits)
+    ask = Ask([PromptIds([0])], max_tokens=1, sampling=Sampling(temperature=0.0))
+    prompts = service.translator.prompts(ask, service.control.limits)
     times = Times(service.clock, unseen, service.clock.now())
     response_id = f"probe-{secrets.token_hex(16)}"
     generation = Generation(response_id, prompts, service.translator.new_detokenizer, service.control.dispatch, times)
@@ -165,8 +142,7 @@ def add_native(app: FastAPI, service: Service) -> None:
     )
     async def generate(request: Request) -> Response:
         """Continues a prompt or a list of them, as SGLang's own route does. A stream repeats the text so far."""
-        with _native_names():
-            return await respond(service, request, native_call)
+        return await respond(service, request, native_call)
 
     @app.get("/health_generate", responses=errors())
     async def health_generate() -> Response:

@@ -1,6 +1,6 @@
-"""SGLang's native requests: the body of POST /generate, and what it asks for in the words of OpenAI's API.
+"""SGLang's native requests: the bodies of POST /generate and POST /abort_request.
 
-A native body may give some fields a value for each prompt. Then each prompt becomes a request of its own.
+A native body may give some fields a value for each prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,16 +23,16 @@ from gateway.sampling_fields import (
     shown,
     told,
 )
-from gateway.schemas import CompletionRequest
 from protocol.errors import BadRequest
-from protocol.logprobs import NumTop, PromptLogprobsAsked
+from protocol.logprobs import NumTop
 from protocol.messages_gateway import Priority
 
 DEFAULT_NEW_TOKENS: Final = 128
 MAX_RID_CHARS: Final = 256
 ONLY_OUTPUTS: Final = -1
+INSIDE: Final = "sampling_params."  # before the names of its fields in errors
 ANY_JSON: Final = "$$ANY$$"  # SGLang's word for a JSON schema that allows everything
-# Fields of `sampling_params` that have another name in OpenAI's API.
+# Fields of `sampling_params` that clients often write as OpenAI's API does, which is refused.
 RENAMED: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
 # Fields that may have a value for each prompt.
@@ -63,42 +63,6 @@ class NativeSampling(SamplingFields, SglangGrammars):
     stream_interval: Annotated[
         Positive | None, told("A stream has an event for at least so many new tokens of a choice. Absent: 1.", 1)
     ] = None
-
-
-class NativePrompt(CompletionRequest):
-    """One prompt of a native request, or several that share all fields."""
-
-    source: str = "input_ids"
-    without_limit: bool = False
-    start_len: int = ONLY_OUTPUTS
-
-    @property
-    def prompt_name(self) -> str:
-        """See GenerationRequest."""
-        return self.source
-
-    @property
-    def default_tokens(self) -> int | None:
-        """See GenerationRequest."""
-        return None if self.without_limit else DEFAULT_NEW_TOKENS
-
-    @property
-    def scored_by(self) -> str:
-        """See GenerationRequest."""
-        return "logprob_start_len"
-
-    @property
-    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
-        """See GenerationRequest. The token at `start_len` is told without one, as SGLang does."""
-        if self.logprobs is None or self.start_len == ONLY_OUTPUTS:
-            return None
-        return PromptLogprobsAsked(self.logprobs, self.start_len + 1)
-
-    def num_prompt_scores(self, num_tokens: int) -> int:
-        """See GenerationRequest. Each choice has its own lists; each event of a stream has them again."""
-        if self.logprobs is None or self.start_len == ONLY_OUTPUTS:
-            return 0
-        return self.num_choices * max(0, num_tokens - self.start_len) * (1 + self.logprobs)
 
 
 class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
@@ -183,34 +147,18 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
     @property
     def intervals(self) -> list[int]:
         """For each prompt, how many new tokens of a choice an event has at least."""
-        return [each.stream_interval or 1 for each in self._of_each("sampling_params", NativeSampling())]
+        return [each.stream_interval or 1 for each in self.of_each("sampling_params", NativeSampling())]
 
-    def requests(self) -> list[NativePrompt]:
-        """What is asked for, as completions. BadRequest for fields that contradict one another."""
-        if (self.text is None) == (self.input_ids is None):
-            what = "neither is there" if self.text is None else "both are there"
-            raise BadRequest(f"text, input_ids: {what}, expected one of them", param=self.prompt_name)
+    @property
+    def num_top(self) -> list[int | None]:
+        """For each prompt, how many of the likeliest tokens log-probabilities have; None: there are none."""
+        asked, num_top = self.of_each("return_logprob", False), self.of_each("top_logprobs_num", 0)
+        return [top if wanted else None for wanted, top in zip(asked, num_top, strict=True)]
 
-        sampling: Sequence[NativeSampling] = self._of_each("sampling_params", NativeSampling())
-        asks = self._of_each("return_logprob", False)
-        num_top = [
-            top if asked else None for asked, top in zip(asks, self._of_each("top_logprobs_num", 0), strict=True)
-        ]
-        starts, salts = self._of_each("logprob_start_len", ONLY_OUTPUTS), self._of_each("cache_salt", None)
-        _check_choices(sampling)
-
-        fields = (
-            self.sampling_params,
-            self.return_logprob,
-            self.top_logprobs_num,
-            self.logprob_start_len,
-            self.cache_salt,
-        )
-        if not any(isinstance(value, list) for value in fields):
-            return [self._request(self.prompt_name, self.prompts, sampling[0], num_top[0], starts[0], salts[0])]
-        sources = [f"{self.prompt_name}[{place}]" for place in range(len(self.prompts))]
-        rows = zip(sources, self.prompts, sampling, num_top, starts, salts, strict=True)
-        return [self._request(source, [prompt], *of_prompt) for source, prompt, *of_prompt in rows]
+    @property
+    def starts(self) -> Sequence[int]:
+        """For each prompt, its first token that is told with log-probabilities."""
+        return self.of_each("logprob_start_len", ONLY_OUTPUTS)
 
     def names(self, own: str) -> list[str]:
         """The id of each prompt. `own`: what they begin with if the client gives none. BadRequest if a list of ids
@@ -218,56 +166,18 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
         if isinstance(self.rid, list):
             if len(set(self.rid)) < len(self.rid):
                 raise BadRequest("rid: got an id twice, expected each once", param="rid")
-            return list(self._of_each("rid", None))
+            return list(self.of_each("rid", None))
         whole = own if self.rid is None else self.rid
         return [f"{whole}_{place}" for place in range(len(self.prompts))] if self.is_list else [whole]
 
-    def _of_each(self, name: str, default: Any) -> Sequence[Any]:
-        """The value of a field for each prompt."""
+    def of_each(self, name: str, default: Any) -> Sequence[Any]:
+        """The value of a field for each prompt. BadRequest if a list does not fit."""
         value, num_prompts = getattr(self, name), len(self.prompts)
         if not isinstance(value, list):
             return [default if value is None else value] * num_prompts
         if len(value) != num_prompts:
             raise BadRequest(f"{name}: has {len(value)} items, expected {num_prompts}, one for each prompt", param=name)
         return value
-
-    def _request(
-        self,
-        source: str,
-        prompts: list[Any],
-        sampling: NativeSampling,
-        num_top: int | None,
-        start_len: int,
-        salt: str | None,
-    ) -> NativePrompt:
-        """A completion for prompts that share all fields. Its values are checked already."""
-        given = {name: value for name, value in sampling if value is not None and name != "stream_interval"}
-        if given.get("json_schema") == ANY_JSON:
-            given["json_schema"] = True
-        return NativePrompt.model_construct(
-            source=source,
-            without_limit="max_new_tokens" in sampling.model_fields_set,
-            start_len=start_len,
-            model=self.model,
-            prompt=prompts,
-            logprobs=num_top,
-            add_special_tokens=self.add_special_tokens,
-            cache_salt=salt,
-            priority=self.priority,
-            stream=self.stream,
-            timeline=self.timeline,
-            **{RENAMED.get(name, name): value for name, value in given.items()},
-        )
-
-
-def _check_choices(sampling: Sequence[NativeSampling]) -> None:
-    """BadRequest unless all prompts have as many choices."""
-    numbers = {params.num_choices for params in sampling}
-    if len(numbers) > 1:
-        raise BadRequest(
-            f"sampling_params: got n of {min(numbers)} and {max(numbers)}, expected the same for all prompts",
-            param="sampling_params",
-        )
 
 
 def check_lengths(body: Mapping[str, Any], max_prompts: int) -> None:

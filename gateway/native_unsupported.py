@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.complaints import short
-from gateway.native_schemas import RENAMED, GenerateRequest, NativeSampling
+from gateway.native_schemas import INSIDE, RENAMED, GenerateRequest, NativeSampling
 from gateway.refusals import EMPTY, OFF, ON, ONE, ZERO, Table, each, refuse_misspelt, refuse_values
 from gateway.router_marks import refuse_marked
 from protocol.errors import BadRequest
@@ -43,14 +43,15 @@ def refuse_unsupported_native(body: Mapping[str, Any]) -> None:
     refuse_marked("rid", rid if isinstance(rid, list) else [rid])
     for name in _SAMPLING:
         if body.get(name) is not None:
-            raise BadRequest(f"{name}: got {short(body[name])}, expected it in sampling_params", param=name)
+            where = INSIDE + name
+            raise BadRequest(f"{where}: got {short(body[name])}, expected it in sampling_params", param=where)
 
     params = body.get("sampling_params")
     for of_prompt in params if isinstance(params, list) else [params]:
         if isinstance(of_prompt, dict):
             _refuse_openai_names(of_prompt)
-            refuse_values(of_prompt, OF_SAMPLING, "sampling_params.")
-            refuse_misspelt(of_prompt, _KNOWN_SAMPLING, OF_SAMPLING, "sampling_params.")
+            refuse_values(of_prompt, OF_SAMPLING, INSIDE)
+            refuse_misspelt(of_prompt, _KNOWN_SAMPLING, OF_SAMPLING, INSIDE)
 
 
 def _refuse_openai_names(params: Mapping[str, Any]) -> None:
@@ -58,5 +59,4 @@ def _refuse_openai_names(params: Mapping[str, Any]) -> None:
     for name, openai_name in RENAMED.items():
         value = params.get(openai_name)
         if value is not None:
-            param = f"sampling_params.{openai_name}"
-            raise BadRequest(f"{param}: got {short(value)}, expected it as {name}", param=param)
+            raise BadRequest(f"{INSIDE}{name}: got {short(value)}, expected it as {name}", param=INSIDE + openai_name)

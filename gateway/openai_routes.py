@@ -9,15 +9,18 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 
 from gateway.answering import StreamedAnswer, WholeAnswer
+from gateway.counts import check_counts
 from gateway.documents import body_of, generation_responses
 from gateway.generation import Generation
 from gateway.json_body import check_list
 from gateway.limits import Limits
 from gateway.logprobs import LogprobWriter, PromptWriter
 from gateway.openai_answer import ChunkWriter, ResponseHead
+from gateway.openai_read import ask_of
 from gateway.openai_shapes import ChatCompletion, Completion
+from gateway.request import Ask
 from gateway.respond import respond
-from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, StreamOptions, check_counts, parse
+from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, StreamOptions, parse
 from gateway.service import Service
 from gateway.strict_json import parse_json
 from gateway.unsupported import refuse_unsupported
@@ -55,25 +58,21 @@ class OpenAiCall:
     """A completion or a chat completion."""
 
     parsed: AnyRequest
+    asks: Sequence[Ask]
     response_id: str
-
-    @property
-    def requests(self) -> Sequence[AnyRequest]:
-        """See Call."""
-        return (self.parsed,)
 
     @property
     def ids(self) -> Mapping[str, range]:
         """See Call."""
-        return {self.response_id: range(self.parsed.num_choices * self.parsed.num_prompts)}
+        return {self.response_id: range(self.asks[0].num_choices * len(self.asks[0].prompts))}
 
     def answer(self, service: Service, generation: Generation) -> Response:
         """See Call."""
         parsed, created = self.parsed, int(datetime.now(UTC).timestamp())
         is_chat, logprobs = isinstance(parsed, ChatRequest), None
-        if parsed.num_top_logprobs is not None:
+        if (num_top := self.asks[0].scores) is not None:
             as_ids, bytes_of = parsed.return_tokens_as_token_ids is True, service.translator.token_bytes
-            logprobs = LogprobWriter(is_chat, bytes_of, as_ids, parsed.num_top_logprobs)
+            logprobs = LogprobWriter(is_chat, bytes_of, as_ids, num_top)
         prompt_logprobs = None
         if parsed.prompt_logprobs is not None:
             prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
@@ -93,5 +92,8 @@ def openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits:
         refuse_unsupported(body)
         check_list(body.get("prompt"), limits, "prompt")
     parsed = parse(kind, body)
-    check_counts(parsed, http_limits)
-    return OpenAiCall(parsed, f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}")
+    ask = ask_of(parsed)
+    check_counts(ask, http_limits)
+    return OpenAiCall(
+        parsed, [ask], f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
+    )

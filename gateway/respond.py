@@ -15,11 +15,11 @@ from starlette.types import Receive
 from gateway.answering import wants_timeline
 from gateway.bodies import check_content, read_body
 from gateway.generation import Generation
-from gateway.grammars import asks
 from gateway.http_protocol import HEADER, request_id_of, token_of
 from gateway.limits import Limits
+from gateway.places import named
+from gateway.request import Ask
 from gateway.router_marks import refuse_marked
-from gateway.schemas import AnyRequest
 from gateway.service import Service
 from gateway.times import Times
 from gateway.translate import PreparedPrompt
@@ -36,8 +36,8 @@ class Call(Protocol):
     """A client's request, after all checks that need no tokens."""
 
     @property
-    def requests(self) -> Sequence[AnyRequest]:
-        """What it asks for: one request, or several that are answered together."""
+    def asks(self) -> Sequence[Ask]:
+        """What it asks for: one Ask, or several that are answered together."""
         ...
 
     @property
@@ -71,55 +71,60 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
                 call = await asyncio.to_thread(parse_body, raw, service.control.limits, service.http_limits)
         else:
             call = parse_body(raw, service.control.limits, service.http_limits)
-        requests = call.requests
-        work = work_of(raw, requests, service.translator.growth)
+        asks = call.asks
+        work = work_of(raw, asks, service.translator.growth)
         del raw
 
-        service.names.check(requests[0].model)
-        num_prompts = sum(each.num_prompts for each in requests)
-        with service.admission.entering(requests[0].num_choices * num_prompts):  # each prompt has as many
-            grammars = await _grammars(service, request, requests)
+        service.names.check(asks[0].model)
+        num_prompts = sum(len(each.prompts) for each in asks)
+        with service.admission.entering(asks[0].num_choices * num_prompts):  # each prompt has as many
+            grammars = await _grammars(service, request, asks)
             translate = service.translator.all_prompts
             if work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS:
                 async with service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text:
-                    prompts = await asyncio.to_thread(translate, requests, service.control.limits, grammars)
+                    prompts = await asyncio.to_thread(translate, asks, service.control.limits, grammars)
             else:
-                prompts = translate(requests, service.control.limits, grammars)
+                prompts = translate(asks, service.control.limits, grammars)
             generation = await _started(service, request, call, prompts, received_at)
     return call.answer(service, generation)
 
 
-async def _grammars(service: Service, request: Request, requests: Sequence[AnyRequest]) -> list[str]:
+async def _grammars(service: Service, request: Request, asks: Sequence[Ask]) -> list[str]:
     """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
     API key; by its address where none is needed, since many send the same word there, and one may send any."""
-    if not any(map(asks, requests)):
-        return [""] * len(requests)
+    if not any(each.shape for each in asks):
+        return [""] * len(asks)
     host = request.client.host if request.client is not None else ""
     client = token_of(request.scope).decode("latin-1") if service.api_keys else host
 
+    async def text_of(ask: Ask) -> str:
+        with named(ask.origins):
+            return await service.grammars.text_of(ask.shape, client)
+
     async def texts() -> list[str]:
-        return [await service.grammars.text_of(each, client) for each in requests]
+        return [await text_of(each) for each in asks]
 
     return await unless_left(request.receive, texts())
 
 
-def work_of(raw: bytes, requests: Sequence[AnyRequest], growth: int) -> int:
+def work_of(raw: bytes, asks: Sequence[Ask], growth: int) -> int:
     """Bytes of a plain body that take as long to tokenise. `growth`: how many times longer the tokenizer may make a
     text, which is only true of characters beyond ASCII."""
     is_plain = raw.isascii() and b"\\u" not in raw
-    return len(raw) * max(1 if is_plain else growth, ECHO_WORK if any(each.echo for each in requests) else 1)
+    return len(raw) * max(1 if is_plain else growth, ECHO_WORK if any(each.echo for each in asks) else 1)
 
 
 async def _started(
     service: Service, request: Request, call: Call, prompts: list[PreparedPrompt], received_at: float
 ) -> Generation:
     """The generation, with its prompts assigned."""
-    wants_times = wants_timeline(request, call.requests[0].timeline)
+    wants_times = wants_timeline(request, call.asks[0].timeline)
     times = Times(service.clock, service.metrics, received_at, wants_times)
     dispatch, x_request_id = service.control.dispatch, request_id_of(request.scope)
     new_detokenizer = service.translator.new_detokenizer
     generation = Generation(call.response_id, prompts, new_detokenizer, dispatch, times, x_request_id)
-    service.in_flight.add(generation, call.ids)
+    with named(call.asks[0].origins):
+        service.in_flight.add(generation, call.ids)
     await generation.start()
     return generation
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from gateway.request import Sampling
 from protocol.logit_rules import MAX_BIAS, MAX_PENALTY, MIN_REPETITION_PENALTY
 
 KEYWORDS = "x-keywords"  # in a schema: those whose values are still to be filled in
@@ -105,6 +106,25 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
     def num_choices(self) -> int:
         """Choices of each prompt."""
         return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, seed: int | None) -> Sampling:
+        """How tokens are drawn."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=seed,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+        )
 
 
 MAX_SALT_CHARS = 256

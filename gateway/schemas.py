@@ -31,9 +31,8 @@ from gateway.sampling_fields import (
     told,
 )
 from protocol.errors import BadRequest
-from protocol.logprobs import NumTop, PromptLogprobsAsked
+from protocol.logprobs import NumTop
 from protocol.messages_gateway import Priority
-from runtime.settings import HttpLimits
 
 MAX_BAD_WORDS = 1024
 MAX_MESSAGES = 10_000
@@ -116,41 +115,6 @@ class GenerationRequest(SamplingFields, GrammarFields, PromptFields):
         told("Whether the tokenizer adds its own, such as BOS. Absent: for a prompt, but not for a chat.", False),
     ] = None
 
-    @property
-    def num_prompts(self) -> int:
-        """Prompts in this request."""
-        return 1
-
-    @property
-    def prompt_name(self) -> str:
-        """The client's field that has the prompts; "text[3]" if this request has one of several."""
-        return "prompt"
-
-    @property
-    def scored_by(self) -> str:
-        """The client's field that asks for log-probabilities of the prompts."""
-        return "prompt_logprobs"
-
-    @property
-    def default_tokens(self) -> int | None:
-        """Tokens of a choice, at most, if the client sets no limit. None: all that the context has room for."""
-        return None
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """The likeliest tokens of which each place of the answer tells; None: it has no log-probabilities."""
-        return None
-
-    @property
-    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
-        """What workers compute for the prompt's own tokens; None: nothing."""
-        return None if self.prompt_logprobs is None else PromptLogprobsAsked(self.prompt_logprobs)
-
-    def num_prompt_scores(self, num_tokens: int) -> int:
-        """Log-probabilities that the answer tells of a prompt of so many tokens, those of the likeliest ones included,
-        as often as it tells them. A chat tells them once."""
-        return 0 if self.prompt_logprobs is None else num_tokens * (1 + self.prompt_logprobs)
-
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
@@ -173,42 +137,10 @@ class CompletionRequest(GenerationRequest):
     ] = None
 
     @property
-    def num_top_logprobs(self) -> int | None:
-        """See GenerationRequest."""
-        return self.logprobs
-
-    @property
-    def scored_by(self) -> str:
-        """See GenerationRequest."""
-        return "echo" if self.prompt_logprobs is None else "prompt_logprobs"
-
-    @property
-    def prompt_logprobs_asked(self) -> PromptLogprobsAsked | None:
-        """See GenerationRequest. An echo with log-probabilities needs them, too."""
-        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
-        counts = [each for each in wanted if each is not None]
-        return PromptLogprobsAsked(max(counts)) if counts else None
-
-    def num_prompt_scores(self, num_tokens: int) -> int:
-        """See GenerationRequest. Each choice has both lists."""
-        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
-        return self.num_choices * num_tokens * sum(1 + each for each in wanted if each is not None)
-
-    @property
     def prompts(self) -> Sequence[str | list[int]]:
         """A list of token ids is one prompt. Any other list has one prompt in each item."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
-
-    @property
-    def num_prompts(self) -> int:
-        """Prompts in this request."""
-        return len(self.prompts)
-
-    @property
-    def default_tokens(self) -> int | None:
-        """See GenerationRequest."""
-        return DEFAULT_COMPLETION_TOKENS
 
 
 class TextPart(BaseModel, strict=True):
@@ -263,22 +195,6 @@ class ChatRequest(GenerationRequest):
         told("A variable for the chat template. Templates that do not have it ignore it.", "low"),
     ] = None
 
-    @property
-    def prompt_name(self) -> str:
-        """See GenerationRequest."""
-        return "messages"
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """See GenerationRequest."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Variables for the chat template. Those of `chat_template_kwargs` win."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
-
 
 AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
@@ -299,24 +215,3 @@ def parse(kind: type[R], body: Any) -> R:
             param="top_logprobs",
         )
     return request
-
-
-def check_counts(request: GenerationRequest, limits: HttpLimits, num_prompts: int | None = None) -> None:
-    """BadRequest if one request has too many choices, prompts or stop strings. `num_prompts`: if the client's request
-    has more prompts than this one."""
-    num_prompts = request.num_prompts if num_prompts is None else num_prompts
-    num_stops = len(request.stop) if isinstance(request.stop, list) else 0
-    for name, what, found, most in (
-        ("n", "choices", request.num_choices, limits.max_choices),
-        (request.prompt_name.partition("[")[0], "prompts", num_prompts, limits.max_prompts),
-        ("stop", "strings", num_stops, limits.max_stop_strings),
-    ):
-        if found > most:
-            raise BadRequest(f"{name}: got {found} {what}, expected at most {most}", param=name)
-
-    if request.num_choices * num_prompts > limits.max_choices_in_flight:
-        raise BadRequest(
-            f"n: got {request.num_choices} for each of {num_prompts} prompts, "
-            f"expected at most {limits.max_choices_in_flight} in all",
-            param="n",
-        )

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.schemas import ChatMessage
+from gateway.request import Turn
 from gateway.strict_json import parse_json
 from protocol.errors import BadRequest
 
@@ -50,11 +50,10 @@ def is_none(value: object) -> bool:
     return value is None or isinstance(value, Absent)
 
 
-def for_template(message: ChatMessage) -> dict[str, Any]:
+def for_template(turn: Turn) -> dict[str, Any]:
     """The message with its parts joined into one text, without fields that are null, and with arguments to read."""
-    content = message.content
-    text = "".join(part.text for part in content) if isinstance(content, list) else content
-    found = {"role": message.role, **_given(message.model_extra or {}), "content": Absent() if text is None else text}
+    text = Absent() if turn.parts is None else "".join(turn.parts)
+    found = {"role": turn.role, **_given(turn.more), "content": text}
 
     if isinstance(calls := found.get("tool_calls"), list):
         found["tool_calls"] = [_call(each) for each in calls]

@@ -18,9 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from gateway.grammars import Asked, refusal
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from gateway.trial_frames import HEAD_BYTES, MAX_WORK_S, framed
-from protocol.errors import BadRequest, Overloaded
+from protocol.errors import Overloaded
 from runtime.log import get_log
 from runtime.process_life import LAUNCHER_PID
 
@@ -70,7 +71,7 @@ class TrialChild:
             if self._hear() is None:
                 raise Overloaded(f"the process that tries grammars has ended at its start ({self._bury()}); try again")
 
-    def check(self, asked: Asked) -> str | BadRequest:
+    def check(self, asked: Grammar) -> str | GrammarRefused:
         """The grammar's text, or why it cannot be followed. Overloaded if no process has the time to say so."""
         job = framed(json.dumps(asdict(asked)).encode())
         for _ in range(2):
@@ -78,16 +79,16 @@ class TrialChild:
             if told is not None:
                 found = json.loads(told)
                 if "refused" in found:
-                    return BadRequest(found["refused"], param=asked.param)
+                    return GrammarRefused(found["refused"])
                 return str(found["text"])
 
             died_of = self._bury()
             if died_of not in NOT_THE_JOB:
-                log.warning("a grammar has ended the process that tries them", field=asked.field, signal=died_of)
-                return refusal(asked.field, f"{FAULT}: {_what_it_did(died_of)}")
+                log.warning("a grammar has ended the process that tries them", kind=asked.kind, signal=died_of)
+                return GrammarRefused(f"{FAULT}: {_what_it_did(died_of)}")
         if died_of:
             raise Overloaded("two processes that tried the grammar were killed; try again")
-        return refusal(asked.field, f"{FAULT}: two processes that tried it have ended")
+        return GrammarRefused(f"{FAULT}: two processes that tried it have ended")
 
     def stop(self) -> None:
         """Kills the process and starts no other. Any thread may call it; the one that calls `check` then closes."""

@@ -18,9 +18,10 @@ from threading import Thread
 from typing import BinaryIO, Final
 
 from gateway.grammar_trials import Trials
-from gateway.grammars import Asked, refusal
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from gateway.trial_frames import MAX_WORK_S, framed, read_frame
-from protocol.errors import BadRequest, GrammarFault
+from protocol.errors import GrammarFault
 from runtime.clock import ThreadWorkClock
 from runtime.log import get_log, start_log
 from runtime.native_stack import STACK_BYTES, with_stack
@@ -29,19 +30,19 @@ from runtime.vocabulary import Vocabulary, load_vocabulary
 
 MAX_MEMORY_BYTES: Final = 1 << 30  # that one job may add
 LARGE_BYTES: Final = 256 << 20  # that the process may have grown by; then another one takes its place
-Try = Callable[[Asked], "str | BadRequest"]
+Try = Callable[[Grammar], str | GrammarRefused]
 log = get_log("gateway.grammars")
 
 
 def answer(job: bytes, tried: Try) -> bytes:
     """What the gateway gets for a job."""
-    asked = Asked(**json.loads(job))
+    asked = Grammar(**json.loads(job))
     try:
         found = tried(asked)
     except MemoryError:
         most = MAX_MEMORY_BYTES >> 20
-        found = refusal(asked.field, f"cannot be followed: it takes more than {most} MiB to try")
-    told = {"text": found} if isinstance(found, str) else {"refused": found.message}
+        found = GrammarRefused(f"cannot be followed: it takes more than {most} MiB to try")
+    told = {"text": found} if isinstance(found, str) else {"refused": found.what}
     return json.dumps(told).encode()
 
 
@@ -76,7 +77,7 @@ def tries_of(folder: Path, num_tokens: int) -> Try:
         vocabulary: Vocabulary = load_vocabulary(folder, num_tokens)
     except GrammarFault as fault:
         why = fault.message
-        return lambda asked: refusal(asked.field, why)
+        return lambda _: GrammarRefused(why)
     return Trials(vocabulary, ThreadWorkClock()).of
 
 

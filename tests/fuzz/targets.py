@@ -56,7 +56,7 @@ TEMPLATES: Final = {
 def body_of(parse: Callable[..., Call], raw: bytes) -> str:
     """A whole request: JSON, its fields, the template, the tokenizer, stop strings and bans."""
     call = parse(raw, LIMITS, HTTP)
-    translator("story").all_prompts(call.requests, LIMITS, [""] * len(call.requests))
+    translator("story").all_prompts(call.asks, LIMITS, [""] * len(call.asks))
     return "ok"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.chat_template import MAX_RENDERED, ChatTemplates, read_template_sources
+from gateway.places import FIRST_PROMPT, Fault
 from protocol.errors import BadRequest, CheckpointError
 from tests.gateway.folders import TEMPLATE, byte_tokenizer, write_folder
 
@@ -43,13 +44,13 @@ def test_what_templates_may_use() -> None:
 def test_a_template_that_complains_is_the_requests_fault(source: str) -> None:
     with pytest.raises(BadRequest, match="chat template") as caught:
         render(source)
-    assert caught.value.param == "messages"
+    assert isinstance(caught.value, Fault) and caught.value.at == FIRST_PROMPT
 
 
 def test_a_template_that_makes_too_much_of_the_messages() -> None:
     with pytest.raises(BadRequest, match=f"more than {MAX_RENDERED} characters") as caught:
         render("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", [{"content": "x" * 2000}])
-    assert caught.value.param == "messages"
+    assert isinstance(caught.value, Fault) and caught.value.at == FIRST_PROMPT
 
 
 def test_a_broken_template_is_told_when_it_is_needed() -> None:
@@ -59,14 +60,14 @@ def test_a_broken_template_is_told_when_it_is_needed() -> None:
 
 def test_a_refusal_quotes_little_of_a_long_name() -> None:
     templates = ChatTemplates({"default": "x"}, {})
-    with pytest.raises(BadRequest, match="chat_template: got 'xxx") as caught:
+    with pytest.raises(BadRequest, match=r"prompts\[0\]\.template: got 'xxx") as caught:
         templates.render(USER, "x" * 100_000, {})
     assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"])
 def test_variables_that_a_request_may_not_set(name: str) -> None:
-    with pytest.raises(BadRequest, match=f"chat_template_kwargs: got '{name}'"):
+    with pytest.raises(BadRequest, match=rf"prompts\[0\]\.variables: got '{name}'"):
         ChatTemplates({"default": "x"}, {}).render(USER, None, {name: True})
 
 
@@ -80,7 +81,7 @@ def test_named_templates() -> None:
     assert [templates.render(USER, name, {}) for name in (None, "rag")] == ["d", "r"]
     with pytest.raises(BadRequest, match="default, rag"):
         templates.render(USER, "other", {})
-    with pytest.raises(BadRequest, match="messages"):
+    with pytest.raises(BadRequest, match="variables: got 'messages'"):
         templates.render(USER, None, {"messages": []})
 
 

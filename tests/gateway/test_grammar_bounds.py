@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.grammar_bounds import MAX_DIGITS, exact_bounds, fractions_in, with_numeric_bounds
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import END, check, matcher_of
 
 WHOLE = (0, 1, 2, 3, 7, 10, 100, 255, 1000, 123_456, 10**9 + 1)
@@ -62,7 +62,7 @@ def test_numbers_beside_their_bounds_are_allowed_only_within(seed: int) -> None:
     bounds = drawn(random.Random(seed))
     middle = ((bounds["minimum"][0] + bounds["maximum"][0]) / 2).quantize(Decimal("0.001"))
     for schema in forms(bounds):
-        text = check(Asked("guided_json", "json", schema))
+        text = check(Grammar("json", schema))
         assert isinstance(text, str), (schema, text)
         matcher = matcher_of(text)
 
@@ -114,7 +114,7 @@ def test_a_fraction_with_many_digits_is_a_bound_or_is_refused(seed: int) -> None
     part = rng.randrange(10 ** (digits - 1), 10**digits) * 10 + 3
     value = float(f"{whole}.{part}")
     bounds = {"minimum": (Decimal(repr(value)), rng.random() < 0.5), "maximum": (Decimal(whole + 1), False)}
-    text = check(Asked("guided_json", "json", next(forms(bounds))))
+    text = check(Grammar("json", next(forms(bounds))))
     length = len(Decimal(repr(value)).as_tuple().digits)
     assert isinstance(text, str) == (length <= MAX_DIGITS), (value, text)
     if not isinstance(text, str):
@@ -136,7 +136,7 @@ def test_a_narrow_range_beside_a_bound_is_not_empty(seed: int) -> None:
     high = low + Decimal(rng.randint(1, 9)).scaleb(-places)
     ends = sorted((sign * low, sign * high))
     bounds = {"minimum": (ends[0], True), "maximum": (ends[1], rng.random() < 0.5)}
-    text = check(Asked("guided_json", "json", next(forms(bounds))))
+    text = check(Grammar("json", next(forms(bounds))))
     if not isinstance(text, str):
         assert len(str(low)) + places >= MAX_DIGITS and "expected none so near to each other" in text.message
         return
@@ -149,14 +149,14 @@ def test_a_narrow_range_beside_a_bound_is_not_empty(seed: int) -> None:
 
 def test_bounds_without_a_number_between_them_are_refused() -> None:
     for schema in ({"exclusiveMinimum": 0, "maximum": 1e-15}, {"exclusiveMinimum": 12345, "maximum": 12345.0000000001}):
-        told = check(Asked("guided_json", "json", schema))
+        told = check(Grammar("json", schema))
         assert not isinstance(told, str) and "so near to each other" in told.message
 
 
 @pytest.mark.parametrize("bound", (10**400, -(10**400), float("inf")), ids=("large", "small", "infinite"))
 def test_a_bound_beyond_all_that_are_counted_is_refused_beside_a_fraction(bound: float) -> None:
     for schema in ({"exclusiveMinimum": bound, "maximum": 0.5}, {"minimum": 0.5, "exclusiveMaximum": bound}):
-        told = check(Asked("guided_json", "json", schema))
+        told = check(Grammar("json", schema))
         assert not isinstance(told, str) and "got the number" in told.message and "none beyon" in told.message
 
 

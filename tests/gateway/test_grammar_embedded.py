@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.grammar_embedded import embedded_schema
 from gateway.grammar_schemas import strict_schema
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from protocol.errors import BadRequest
 from runtime.grammar_limits import MAX_SCHEMA_ITEMS, limits
 from tests.byte_grammars import allows, check
@@ -25,7 +25,7 @@ OF_GUIDANCE = {  # what guidance 0.3.1 sends with each schema
 
 
 def asked(*grammars: Any, **others: Any) -> str | BadRequest:
-    return check(Asked("ebnf", "ebnf", " " + json.dumps({"grammars": grammars, **others})))
+    return check(Grammar("ebnf", " " + json.dumps({"grammars": grammars, **others})))
 
 
 # ---- llguidance's own form ----
@@ -76,7 +76,7 @@ def test_a_schema_alone_has_the_limits_of_one() -> None:
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_its_place(form: Any, why: str) -> None:
-    found = check(Asked("ebnf", "ebnf", json.dumps(form)))
+    found = check(Grammar("ebnf", json.dumps(form)))
     assert isinstance(found, BadRequest) and why in found.message
 
 
@@ -115,5 +115,5 @@ def test_options_that_would_change_the_answer_are_refused(options: Any, why: str
 
 def test_a_lenient_option_of_the_grammar_is_not_one_of_its_schemas() -> None:
     source = '%llguidance {"lenient": true}\nstart: %json {"contains": {}}'
-    found = check(Asked("ebnf", "ebnf", source))
+    found = check(Grammar("ebnf", source))
     assert isinstance(found, BadRequest) and "contains" in found.message

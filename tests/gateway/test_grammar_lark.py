@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.grammar_lark import strict_lark
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from protocol.errors import BadRequest
 from tests.byte_grammars import allows, check, matcher_of
 
@@ -18,7 +18,7 @@ KEYWORD = "%json"
 
 
 def asked(source: str, *, compact: bool = False) -> str | BadRequest:
-    return check(Asked("guided_grammar", "ebnf", source, compact))
+    return check(Grammar("ebnf", source, compact))
 
 
 # ---- where a schema stands ----

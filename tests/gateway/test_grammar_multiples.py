@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from gateway.grammar_multiples import check_counted, common, exact, places, with_exact_multiples
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import END, check, matcher_of
 
 STEPS = (0.5, 0.25, 0.125, 0.1, 0.01, 0.03, 0.7, 0.3, 1.5, 2.5, 3, 7, 12, 100, 0.55, 1.17)
@@ -40,7 +40,7 @@ def test_exactly_the_multiples_within_the_bounds_are_allowed(seed: int) -> None:
     around = range(int(exact(low) // whole) - 2, int(exact(high) // whole) + 3)
     inside = [number * whole for number in around if _is_within(number * whole, ends)]
 
-    found = check(Asked("guided_json", "json", {**kinds, **ends}))
+    found = check(Grammar("json", {**kinds, **ends}))
     assert isinstance(found, str) == bool(inside), found
     if not isinstance(found, str):
         assert "lies within the bounds" in found.message
@@ -64,7 +64,7 @@ def test_a_multiple_of_two_decimal_places_is_taken_for_what_it_is_or_refused() -
     num_followed = 0
     for number in range(1, 200):
         step = number / 100
-        found = check(Asked("guided_json", "json", {"type": "number", "multipleOf": step}))
+        found = check(Grammar("json", {"type": "number", "multipleOf": step}))
         if not isinstance(found, str):
             assert f"multipleOf: got {step}, which doubles do not count exactly" in found.message
             continue
@@ -96,15 +96,15 @@ def test_a_multiple_that_takes_too_much_to_look_for_is_refused() -> None:
         {"type": "integer", "multipleOf": 1000.003},
         {"allOf": [{"type": "number", "multipleOf": 211}, {"multipleOf": 199}]},
     ):
-        told = check(Asked("guided_json", "json", schema))
+        told = check(Grammar("json", schema))
         assert not isinstance(told, str) and "takes too much to look for" in told.message
     for multiple in (86_400, 1_000_000, 19_999):
-        assert isinstance(check(Asked("guided_json", "json", {"type": "integer", "multipleOf": multiple})), str)
+        assert isinstance(check(Grammar("json", {"type": "integer", "multipleOf": multiple})), str)
 
 
 def test_values_beside_a_multiple_are_those_that_are_multiples() -> None:
     schema: dict[str, Any] = {"multipleOf": 0.25, "enum": [0.5, 0.3, "a", True, 1]}
     assert with_exact_multiples(schema) == {"enum": [0.5, "a", True, 1]}
     assert with_exact_multiples({"multipleOf": 0.25, "const": 0.5}) == {"const": 0.5}
-    told = check(Asked("guided_json", "json", {"multipleOf": 0.25, "const": 0.3}))
+    told = check(Grammar("json", {"multipleOf": 0.25, "const": 0.3}))
     assert not isinstance(told, str) and "no multiple of multipleOf lies within" in told.message

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.grammar_names import MAX_LOOKS, names_of, one_of
 from gateway.grammar_schemas import strict_schema
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from runtime.grammars import compile_grammar
 from tests.byte_grammars import END, VOCABULARY, check
 
@@ -78,7 +78,7 @@ def test_random_objects_have_answers_without_dead_ends(seed: int) -> None:
     num_answers = 0
     for _ in range(25):
         schema = object_of(rng)
-        text = check(Asked("guided_json", "json", schema, True))
+        text = check(Grammar("json", schema, True))
         if not isinstance(text, str):
             continue
         for _ in range(3):
@@ -169,7 +169,7 @@ def test_an_empty_pattern_is_one_of_several() -> None:
 def test_a_pattern_that_no_name_has_is_left_out(pattern: str) -> None:
     """Else a comma or a brace would stand before a name that cannot be written."""
     schema = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False, "minProperties": 1}
-    told = check(Asked("guided_json", "json", schema))
+    told = check(Grammar("json", schema))
     assert not isinstance(told, str) and "minProperties (1) is greater than number of properties (0)" in told.message
     found = strict_schema({"patternProperties": {pattern: {}, "a": {}}})
     assert list(found["patternProperties"]) == ["a"]
@@ -191,7 +191,7 @@ APART: list[dict[str, Any]] = [
     ],
 )
 def test_patterns_that_leave_no_other_name_only_together_are_refused_with_the_reason(schema: dict[str, Any]) -> None:
-    told = check(Asked("guided_json", "json", schema))
+    told = check(Grammar("json", schema))
     assert not isinstance(told, str) and "patternProperties: got 2 patterns in parts of the schema" in told.message
     assert "they leave no other name, expected them in one part" in told.message
 
@@ -212,7 +212,7 @@ def test_patterns_that_leave_no_other_name_only_together_are_refused_with_the_re
     ],
 )
 def test_patterns_that_do_not_hold_together_are_followed(schema: dict[str, Any]) -> None:
-    text = check(Asked("guided_json", "json", schema, True))
+    text = check(Grammar("json", schema, True))
     assert isinstance(text, str), text
     for seed in range(20):
         assert walked(text, random.Random(seed)) is not None

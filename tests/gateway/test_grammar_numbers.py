@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from gateway.grammar_bounds import MAX_PLACES
 from gateway.grammar_numbers import MAX_NUMBER, check_numbers, is_read_exactly
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import END, check, matcher_of
 
 FORMS: tuple[Any, ...] = (
@@ -52,7 +52,7 @@ def test_a_number_is_its_only_answer_or_is_refused_with_its_keyword(seed: int) -
     rng = random.Random(seed)
     for _ in range(40):
         value = drawn(rng)
-        text = check(Asked("guided_json", "json", {"const": value}))
+        text = check(Grammar("json", {"const": value}))
         if isinstance(text, str):
             assert is_allowed(text, Decimal(repr(value))), value
         else:
@@ -67,7 +67,7 @@ def test_a_bound_near_to_0_is_followed_or_refused_with_its_keyword(seed: int) ->
         flags = {"$schema": "http://json-schema.org/draft-04/schema#", keyword.replace("exclusiveM", "m"): value}
         is_flag = keyword.startswith("exclusive") and rng.random() < 0.5
         schema = {"type": "number", **(flags | {keyword: True} if is_flag else {keyword: value})}
-        text = check(Asked("guided_json", "json", schema))
+        text = check(Grammar("json", schema))
         if not isinstance(text, str):
             assert str(value) in text.message and any(f"{each}: " in text.message for each in (keyword, [*flags][1])), (
                 text
@@ -110,7 +110,7 @@ def test_a_bound_has_few_digits_behind_the_point() -> None:
                 each for each in (float(f"{digit}e-{place}") for digit in range(1, 10)) if is_read_exactly(each)
             )
             schema = {"type": "number", "minimum" if sign > 0 else "maximum": sign * value}
-            assert isinstance(check(Asked("guided_json", "json", schema)), str) == is_followed
+            assert isinstance(check(Grammar("json", schema)), str) == is_followed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -120,7 +120,7 @@ def test_a_multiple_with_many_digits_behind_the_point_is_counted_or_refused(seed
     for _ in range(40):
         num_places = rng.randint(1, 14)
         multiple = float(f"{rng.randrange(1, rng.choice((100, 20_000)))}e-{num_places}")
-        text = check(Asked("guided_json", "json", {"type": "number", "multipleOf": multiple}))
+        text = check(Grammar("json", {"type": "number", "multipleOf": multiple}))
         if not isinstance(text, str):
             assert "multipleOf: got " in text.message
             continue

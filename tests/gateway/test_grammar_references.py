@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.grammar_references import check_references, is_recursive
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import check, matcher_of
 
 DATA = ("const", "enum", "default", "examples")  # keywords with values
@@ -40,7 +40,7 @@ def with_defs(**defs: Any) -> dict[str, Any]:
 def test_a_reference_that_leads_to_itself_is_refused(schema: Any) -> None:
     with pytest.raises(ValueError, match="leads to itself before any value"):
         check_references(schema)
-    found = check(Asked("guided_json", "json", schema))
+    found = check(Grammar("json", schema))
     assert not isinstance(found, str) and "leads to itself before any value" in found.message
 
 
@@ -123,8 +123,8 @@ def test_references_lead_to_themselves_if_following_them_never_ends(seed: int) -
 def test_nothing_beside_a_reference_counts_in_old_drafts(number: str, end: str) -> None:
     schema = {"$ref": "#/definitions/a", "type": "null", "not": {}, "definitions": {"a": {"type": "integer"}}}
     old = {"$schema": f"http://json-schema.org/draft-{number}/schema{end}", **schema}
-    text = check(Asked("guided_json", "json", old))
+    text = check(Grammar("json", old))
     assert isinstance(text, str) and matcher_of(text).try_consume_tokens([*b"17"]) == 2
     for new in (schema, {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}):
-        told = check(Asked("guided_json", "json", new))
+        told = check(Grammar("json", new))
         assert not isinstance(told, str) and '"not"' in told.message

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import check
 
 REF = {"$ref": "#/$defs/a"}
@@ -39,11 +39,11 @@ FALSE_BEHIND = {"type": "object", "properties": {"x": REF}, "$defs": {"a": {"typ
     ],
 )
 def test_a_refusal_is_in_the_words_of_the_schema(schema: Any, sentence: str) -> None:
-    told = check(Asked("guided_json", "json", schema))
+    told = check(Grammar("json", schema))
     assert not isinstance(told, str) and sentence in told.message, told
     for theirs in ("coerce_one_of", "json-schema:///", "x00", "anyOf is empty"):
         assert theirs not in told.message
 
 
 def test_a_schema_with_a_reference_to_some_value_is_followed() -> None:
-    assert isinstance(check(Asked("guided_json", "json", FALSE_BEHIND)), str)
+    assert isinstance(check(Grammar("json", FALSE_BEHIND)), str)

@@ -6,7 +6,7 @@ import pytest
 from gateway import grammar_texts
 from gateway.grammar_fields import MAX_CHOICES
 from gateway.grammar_texts import MAX_RULES, MAX_TOLD
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from protocol.errors import BadRequest
 from runtime.native_stack import pool_with_stack
 from tests.byte_grammars import allows, check, matcher_of
@@ -16,12 +16,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 def test_a_choice_of_thousands_of_texts_can_be_followed() -> None:
     texts = [f"{number} foxes" for number in range(MAX_CHOICES)]
-    assert allows(check(Asked("guided_choice", "choice", texts)), texts[-1])
+    assert allows(check(Grammar("choice", texts)), texts[-1])
 
 
 def test_white_space_between_parts_of_json_is_bounded() -> None:
-    whole = check(Asked("guided_json", "json", SCHEMA))
-    compact = check(Asked("structured_outputs.json", "json", SCHEMA, compact=True))
+    whole = check(Grammar("json", SCHEMA))
+    compact = check(Grammar("json", SCHEMA, compact=True))
     assert isinstance(whole, str) and isinstance(compact, str)
     assert "{0,24}" in whole and "whitespace_flexible" in compact
 
@@ -42,12 +42,12 @@ def test_white_space_between_parts_of_json_is_bounded() -> None:
     ],
 )
 def test_both_spellings_of_ebnf_are_understood(source: str) -> None:
-    assert isinstance(check(Asked("ebnf", "ebnf", source)), str)
+    assert isinstance(check(Grammar("ebnf", source)), str)
 
 
 @pytest.mark.parametrize(("pattern", "answer"), [("a\\", None), ("\\", None), ("a\\\\", "a\\"), ("a/b\\/", "a/b/")])
 def test_a_backslash_at_the_end_of_a_pattern_stands_for_nothing(pattern: str, answer: str | None) -> None:
-    found = check(Asked("guided_regex", "regex", pattern))
+    found = check(Grammar("regex", pattern))
     if answer is None:
         assert isinstance(found, BadRequest) and "a backslash at the end" in found.message
     else:
@@ -56,20 +56,20 @@ def test_a_backslash_at_the_end_of_a_pattern_stands_for_nothing(pattern: str, an
 
 def test_a_rule_of_gbnf_may_be_named_start() -> None:
     source = 'root ::= start | "start" | [start]+ re-start # start\nstart ::= "a" # "start\nre-start ::= "b" start-of?'
-    found = check(Asked("ebnf", "ebnf", f'{source}\nstart-of ::= "c"'))
+    found = check(Grammar("ebnf", f'{source}\nstart-of ::= "c"'))
     texts = {"a": True, "start": True, "trab": True, "sbc": True, "start-of": False, "xb": False, "b": False}
     assert {text: allows(found, text) for text in texts} == texts
 
 
 def test_rules_that_take_long_to_convert_are_refused() -> None:
     chain = "\n".join(f'r{place} ::= "x" r{place + 1}' for place in range(3000))
-    found = check(Asked("ebnf", "ebnf", f'root ::= r0\n{chain}\nr3000 ::= "y"'))
+    found = check(Grammar("ebnf", f'root ::= r0\n{chain}\nr3000 ::= "y"'))
     assert isinstance(found, BadRequest) and "got 3002 rules of" in found.message
 
 
 def test_triggers_have_a_bound() -> None:
     tag = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"] * 257}
-    found = check(Asked("structural_tag", "tags", tag))
+    found = check(Grammar("tags", tag))
     assert isinstance(found, BadRequest) and "as many `triggers`" in found.message
 
 
@@ -78,7 +78,7 @@ def test_a_structural_tag_may_have_any_characters_and_be_compact() -> None:
     tag = {"structures": [{"begin": begin, "schema": {"const": [0, 1]}, "end": end}], "triggers": ["<"]}
     spaced, compact = (f"a {begin}{text}{end} b" for text in ("[0, 1]", "[0,1]"))
     for is_compact in (False, True):
-        matcher = matcher_of(str(check(Asked("structured_outputs.structural_tag", "tags", tag, is_compact))))
+        matcher = matcher_of(str(check(Grammar("tags", tag, is_compact))))
         read = {text: matcher.deep_copy().validate_tokens(list(text.encode())) for text in (spaced, compact)}
         assert read[compact] == len(compact.encode()), matcher.get_error()
         assert (read[spaced] == len(spaced.encode())) is not is_compact
@@ -91,7 +91,7 @@ def test_more_rules_than_a_stack_holds_calls_are_refused(rule: str) -> None:
     pool = pool_with_stack(1, "trial")
     for num in (99, MAX_RULES + 1):
         chain = [rule.format(place, place + 1) for place in range(num)]
-        asked = Asked("ebnf", "ebnf", "\n".join([first, *chain, f'{left.format(num)}"x"{right}']))
+        asked = Grammar("ebnf", "\n".join([first, *chain, f'{left.format(num)}"x"{right}']))
         found = pool.submit(check, asked).result()
         if num < MAX_RULES:
             assert isinstance(found, str), found
@@ -109,26 +109,26 @@ NUMBERS = [2**53 + 1, -(2**53) - 1, 2**63, -(2**63), -(2**63) + 1, 10**30, -(10*
 @pytest.mark.parametrize("place", ["const", "enum", "minimum", "exclusiveMaximum", "multipleOf", "items", "maxLength"])
 def test_numbers_that_are_no_exact_doubles_are_refused_wherever_they_stand(number: float, place: str) -> None:
     values: dict[str, Any] = {"enum": [1, number], "items": {"anyOf": [{"const": {"a": [number]}}]}}
-    found = check(Asked("guided_json", "json", {place: values.get(place, number)}))
+    found = check(Grammar("json", {place: values.get(place, number)}))
     assert isinstance(found, BadRequest) and f"got the number {str(number)[:20]}" in found.message
-    unused = check(Asked("guided_json", "json", {"type": "boolean", "default": number, "examples": [number]}))
+    unused = check(Grammar("json", {"type": "boolean", "default": number, "examples": [number]}))
     assert isinstance(unused, str)
 
 
 @pytest.mark.parametrize("number", [2**53, -(2**53), 0, -1, 0.5])
 def test_numbers_up_to_the_bound_are_followed(number: float) -> None:
-    found = check(Asked("guided_json", "json", {"const": number}))
+    found = check(Grammar("json", {"const": number}))
     assert allows(found, json.dumps(number))
 
 
 def test_a_reason_is_told_whole_and_its_length_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{"type": "integer"}, {"multipleOf": 0.7, "minimum": 1, "maximum": 4}]
-    told = check(Asked("guided_json", "json", {"allOf": parts}))
+    told = check(Grammar("json", {"allOf": parts}))
     assert isinstance(told, BadRequest) and told.message.endswith("allow too few of them, expected all in one part")
 
-    def refused(_: Asked) -> str:
+    def refused(_: Grammar) -> str:
         raise ValueError("x" * 1000)
 
     monkeypatch.setattr(grammar_texts, "_text", refused)
-    told = check(Asked("guided_json", "json", {}))
-    assert isinstance(told, BadRequest) and told.message == f"guided_json: cannot be followed: {'x' * MAX_TOLD}..."
+    told = check(Grammar("json", {}))
+    assert isinstance(told, BadRequest) and told.message == f"shape.source: cannot be followed: {'x' * MAX_TOLD}..."

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from gateway.grammar_together import MAX_DEPTH, MAX_WAYS, check_together
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from tests.byte_grammars import END, check, matcher_of
 
 STEPS = (1, 2, 3, 0.5, 0.25, 0.7, 0.01, 12, 100_000, 1e-9, 10)
@@ -45,7 +45,7 @@ def test_numbers_that_several_parts_rule_follow_all_or_are_refused(seed: int) ->
     rng = random.Random(seed)
     for form in forms(parts(rng)):
         schema = {"type": "object", **form, "required": ["x"], "maxProperties": 1}
-        found = check(Asked("guided_json", "json", schema))
+        found = check(Grammar("json", schema))
         if not isinstance(found, str):
             assert any(each in found.message for each in REFUSALS), (schema, found.message)
             continue
@@ -85,7 +85,7 @@ def walked(text: str, rng: random.Random) -> str:
 def test_what_is_not_followed_is_refused_with_the_reason(schema: Any) -> None:
     with pytest.raises(ValueError, match="multipleOf: got"):
         check_together(schema)
-    told = check(Asked("guided_json", "json", schema))
+    told = check(Grammar("json", schema))
     assert not isinstance(told, str) and "multipleOf: got" in told.message
 
 
@@ -105,4 +105,4 @@ def test_a_schema_within_itself_is_looked_at_once() -> None:
         "patternProperties": {"x": {}},
     }
     check_together(tree)
-    assert isinstance(check(Asked("guided_json", "json", tree)), str)
+    assert isinstance(check(Grammar("json", tree)), str)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gateway.grammar_trials import MAX_CALL_S, MAX_STEPS, PICKS, WALKS_S, Trials
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from protocol.errors import BadRequest
 from runtime.grammars import Matching
 from runtime.vocabulary import Vocabulary
@@ -25,12 +25,12 @@ class Working:
 
 
 def tried(source: str, vocabulary: Vocabulary = VOCABULARY, clock: Any = None) -> str | BadRequest:
-    return Trials(vocabulary, clock or VirtualClock()).of(Asked("guided_grammar", "ebnf", source))
+    return Trials(vocabulary, clock or VirtualClock()).of(Grammar("ebnf", source))
 
 
 def why(found: str | BadRequest) -> str:
     assert isinstance(found, BadRequest), found
-    assert found.param == "guided_grammar" and "\n" not in found.message
+    assert found.param == "shape" and "\n" not in found.message
     return found.message
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.grammar_checks import GrammarChecks
-from gateway.grammars import asked
+from gateway.openai_read import ask_of
+from gateway.places import named
 from gateway.schemas import ChatRequest, parse
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -67,7 +68,9 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def text(made: GrammarChecks, fields: dict[str, Any]) -> str:
-    return asyncio.run(made.text_of(request(**fields)))
+    ask = ask_of(request(**fields))
+    with named(ask.origins):
+        return asyncio.run(made.text_of(ask.shape))
 
 
 @pytest.mark.parametrize("fields", GOOD)
@@ -90,7 +93,7 @@ def test_fields_of_the_same_meaning_give_the_same_text() -> None:
 
 @pytest.mark.parametrize("fields", NONE)
 def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
-    assert asked(request(**fields)) is None and text(checks(), fields) == ""
+    assert ask_of(request(**fields)).shape is None and text(checks(), fields) == ""
 
 
 @pytest.mark.parametrize(("fields", "param", "told"), BAD)

@@ -11,8 +11,9 @@ from gateway.limits import ContextLengthExceeded, Limits
 from gateway.members import Member
 from gateway.model_folder import read_model_folder
 from gateway.pairing import Need
+from gateway.places import PROMPTS
 from gateway.pool_limits import limits_of
-from gateway.schemas import CompletionRequest
+from gateway.request import Ask, PromptIds
 from gateway.translate import Translator
 from protocol.errors import BadRequest
 from protocol.fingerprint import Fingerprint
@@ -25,7 +26,7 @@ LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool
 
 
 def test_what_is_asked_is_given() -> None:
-    assert max_tokens(60, 40, 16, 1, "prompt", LIMITS) == 40
+    assert max_tokens(60, 40, 16, 1, PROMPTS, LIMITS) == 40
 
 
 @given(st.integers(1, 300), st.integers(1, 3), st.sampled_from([None, 20, 100]), st.sampled_from([None, 40, 120]))
@@ -35,31 +36,31 @@ def test_who_sent_no_max_tokens_hears_nothing_of_it(
     limits = Limits(context_length=context, pool_tokens=pool, page_size=4)
     told: ContextLengthExceeded | None = None
     try:
-        max_tokens(num_prompt, None, 16, num_choices, "prompt", limits)
+        max_tokens(num_prompt, None, 16, num_choices, PROMPTS, limits)
     except ContextLengthExceeded as error:
         told = error
     if told is not None:
-        assert told.param == "prompt" and "max_tokens" not in told.message
+        assert told.param == "prompts" and "max_tokens" not in told.message
         assert context is None or told.message.startswith(f"This model's maximum context length is {context} tokens")
 
 
 def test_defaults_shrink_to_what_is_left() -> None:
-    assert max_tokens(60, None, 16, 1, "prompt", LIMITS) == 16
-    assert max_tokens(90, None, 16, 1, "prompt", LIMITS) == 10
-    assert max_tokens(60, None, None, 1, "messages", LIMITS) == 40
-    assert max_tokens(60, None, None, 1, "messages", Limits()) == UNKNOWN_REST
-    assert max_tokens(60, None, None, 4, "messages", LIMITS) == 16 - 12 + 1  # one page each
+    assert max_tokens(60, None, 16, 1, PROMPTS, LIMITS) == 16
+    assert max_tokens(90, None, 16, 1, PROMPTS, LIMITS) == 10
+    assert max_tokens(60, None, None, 1, PROMPTS, LIMITS) == 40
+    assert max_tokens(60, None, None, 1, PROMPTS, Limits()) == UNKNOWN_REST
+    assert max_tokens(60, None, None, 4, PROMPTS, LIMITS) == 16 - 12 + 1  # one page each
 
 
 def test_more_than_the_pool() -> None:
     with pytest.raises(
-        BadRequest, match=r"can hold 160 tokens, but prompt has 60 tokens and max_tokens is 40 for each of 4"
+        BadRequest, match=r"can hold 160 tokens, but prompts has 60 tokens and max_tokens is 40 for each of 4"
     ):
-        max_tokens(60, 40, 16, 4, "prompt", LIMITS)
+        max_tokens(60, 40, 16, 4, PROMPTS, LIMITS)
     with pytest.raises(BadRequest, match="KV memory"):
-        max_tokens(60, None, 16, 1, "prompt", Limits(context_length=100, pool_tokens=32, page_size=16))
+        max_tokens(60, None, 16, 1, PROMPTS, Limits(context_length=100, pool_tokens=32, page_size=16))
     with pytest.raises(BadRequest, match="KV memory"):
-        max_tokens(60, None, 16, 1, "prompt", Limits(pool_tokens=320, prefill_pool_tokens=32, page_size=16))
+        max_tokens(60, None, 16, 1, PROMPTS, Limits(pool_tokens=320, prefill_pool_tokens=32, page_size=16))
 
 
 WORKERS = st.lists(st.tuples(st.sampled_from([1, 3, 4, 16]), st.integers(1, 60)), min_size=1, max_size=3)
@@ -111,13 +112,13 @@ def test_a_prompt_beyond_the_longest_could_never_be_served(limits: Limits, longe
     assert limits.longest_prompt == longest
     if longest is not None:
         with pytest.raises(ContextLengthExceeded):
-            max_tokens(longest + 1, 1, 16, 1, "prompt", limits)
-        told = prompt_too_long("prompt[3]", 7, limits)
-        assert told.param == "prompt" and f"prompt[3] has 7 characters, more than {longest} tokens" in told.message
+            max_tokens(longest + 1, 1, 16, 1, PROMPTS, limits)
+        told = prompt_too_long((*PROMPTS, 3), 7, limits)
+        assert told.param == "prompts" and f"prompts[3] has 7 characters, more than {longest} tokens" in told.message
 
 
-def many(num_prompts: int, n: int = 1) -> CompletionRequest:
-    return CompletionRequest(prompt=[[1]] * num_prompts, n=n, max_tokens=1)
+def many(num_prompts: int, n: int = 1) -> Ask:
+    return Ask([PromptIds([1])] * num_prompts, num_choices=n, max_tokens=1)
 
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(8 + 3 + 8 + 3, 1), (4 + 3 + 4 + 3, 2), (3 + 3, 9)])
@@ -127,10 +128,10 @@ def test_more_prompts_than_all_workers_can_ever_hold_are_refused(num_prompts: in
     limits = Limits(places=((8, 3), (8, 3)))
     assert len(translator.all_prompts([many(num_prompts, n)], limits, [""])) == num_prompts
     each = f" of {n} choices each" if n > 1 else ""
-    words = f"prompt: got {num_prompts + 1} prompts{each}, expected at most {num_prompts}, which the workers run"
+    words = f"prompts: got {num_prompts + 1} prompts{each}, expected at most {num_prompts}, which the workers run"
     with pytest.raises(BadRequest, match=words) as caught:
         translator.all_prompts([many(num_prompts - 1, n), many(2, n)], limits, ["", ""])
-    assert caught.value.param == "prompt"
+    assert caught.value.param == "prompts"
 
 
 def test_places_are_those_of_the_workers_that_decode() -> None:

@@ -1,4 +1,4 @@
-"""From fields of a body to logit rules."""
+"""From what is asked for to logit rules."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.logit_rules import rules_of
-from gateway.schemas import CompletionRequest
+from gateway.request import Sampling
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from protocol.errors import BadRequest
 from protocol.logit_rules import LogitRules
@@ -25,7 +25,7 @@ def tokenizer(tmp_path: Path) -> TextTokenizer:
 
 
 def rules(tokenizer: TextTokenizer | None, params: SamplingParams = PARAMS, **fields: Any) -> LogitRules | None:
-    return rules_of(CompletionRequest(prompt=[1], **fields), params, tokenizer, VOCAB)
+    return rules_of(Sampling(**fields), params, tokenizer, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def rules(tokenizer: TextTokenizer | None, params: SamplingParams = PARAMS, **fi
     [
         {},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}, "bad_words": []},
-        {"allowed_token_ids": None, "logit_bias": None},
+        {"allowed_token_ids": None},
     ],
 )
 def test_what_changes_nothing_is_no_rule(fields: dict[str, Any], tokenizer: TextTokenizer) -> None:
@@ -57,5 +57,5 @@ def test_the_models_own_penalty_holds_unless_the_request_has_one(tokenizer: Text
 
 
 def test_bad_words_need_a_tokenizer() -> None:
-    with pytest.raises(BadRequest, match="bad_words: this model has no tokenizer: got text, expected none"):
+    with pytest.raises(BadRequest, match=r"sampling\.bad_words: this model has no tokenizer: got text, expected none"):
         rules(None, bad_words=["a"])

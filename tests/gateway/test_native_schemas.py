@@ -6,9 +6,11 @@ import pytest
 from gateway.json_body import validated
 from gateway.limits import NO_LIMITS
 from gateway.native import native_call
+from gateway.native_read import asks_of
 from gateway.native_schemas import ANY_JSON, EACH, GenerateRequest
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING, refuse_unsupported_native
-from gateway.schemas import CompletionRequest
+from gateway.places import FIRST_PROMPT
+from gateway.request import Ask, Grammar, PromptIds, PromptText
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 
@@ -30,17 +32,17 @@ def checked(body: dict[str, Any]) -> GenerateRequest:
     return validated(GenerateRequest, body)
 
 
-def only(body: dict[str, Any]) -> CompletionRequest:
-    [request] = checked(body).requests()
-    return request
+def only(body: dict[str, Any]) -> Ask:
+    [ask] = asks_of(checked(body))
+    return ask
 
 
 def test_the_bodies_of_benchmarks() -> None:
     body = checked(BENCH)
-    [request] = body.requests()
-    assert body.is_list and request.num_prompts == 2 and body.intervals == [1, 1]
-    assert (request.max_tokens, request.temperature, request.ignore_eos) == (8, 0.0, True)
-    assert request.logprobs is None and request.stream
+    [ask] = asks_of(body)
+    assert body.is_list and len(ask.prompts) == 2 and body.intervals == [1, 1]
+    assert (ask.max_tokens, ask.sampling.temperature, ask.ignore_eos) == (8, 0.0, True)
+    assert ask.scores is None and body.stream
 
 
 def test_values_that_change_nothing_pass() -> None:
@@ -50,12 +52,12 @@ def test_values_that_change_nothing_pass() -> None:
         assert only({"text": "a", **body, "sampling_params": params}).num_choices == 1
 
 
-def test_fields_have_openai_s_names_behind_it() -> None:
+def test_each_field_has_its_place() -> None:
     params = {"max_new_tokens": 9, "min_new_tokens": 2, "sampling_seed": -7, "top_k": 5, "stop": ["a"], "regex": "a+"}
-    request = only({"text": "a", "sampling_params": params, "priority": 3, "cache_salt": "s", "timeline": True})
-    assert (request.max_tokens, request.min_tokens, request.seed, request.top_k) == (9, 2, -7, 5)
-    assert (request.stop, request.regex, request.priority, request.cache_salt) == (["a"], "a+", 3, "s")
-    assert request.timeline and request.prompts == ["a"] and request.prompt_name == "text"
+    ask = only({"text": "a", "sampling_params": params, "priority": 3, "cache_salt": "s", "timeline": True})
+    assert (ask.max_tokens, ask.min_tokens, ask.sampling.seed, ask.sampling.top_k) == (9, 2, -7, 5)
+    assert (ask.stops, ask.shape, ask.priority, ask.cache_salt) == (("a",), Grammar("regex", "a+"), 3, "s")
+    assert ask.timeline and ask.prompts == [PromptText("a")] and ask.origins[FIRST_PROMPT].path == "text"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_the_limit_that_counts_without_one(params: Any, limit: int | None) -> No
 
 
 def test_sglang_s_word_for_any_json() -> None:
-    assert only({"text": "a", "sampling_params": {"json_schema": ANY_JSON}}).json_schema is True
+    assert only({"text": "a", "sampling_params": {"json_schema": ANY_JSON}}).shape == Grammar("json", True)
 
 
 def test_values_for_each_prompt() -> None:
@@ -81,10 +83,10 @@ def test_values_for_each_prompt() -> None:
             "cache_salt": ["x", "y"],
         }
     )
-    first, second = body.requests()
-    assert (first.prompts, first.max_tokens, first.logprobs, first.cache_salt) == ([[1]], 1, 2, "x")
-    assert (second.prompts, second.temperature, second.logprobs, second.cache_salt) == ([[2, 3]], 0.5, None, "y")
-    assert (second.prompt_name, body.intervals) == ("input_ids[1]", [4, 1])
+    first, second = asks_of(body)
+    assert (first.prompts, first.max_tokens, first.scores, first.cache_salt) == ([PromptIds([1])], 1, 2, "x")
+    assert (second.prompts, second.sampling.temperature, second.scores) == ([PromptIds([2, 3])], 0.5, None)
+    assert (second.cache_salt, second.origins[FIRST_PROMPT].path, body.intervals) == ("y", "input_ids[1]", [4, 1])
 
 
 def test_fields_that_may_have_a_value_for_each_prompt_are_known() -> None:

@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from gateway.chat_template import ChatTemplates
+from gateway.counts import check_counts
 from gateway.json_body import check_list
 from gateway.limits import Limits
 from gateway.model_folder import ModelFolder
 from gateway.native import native_call
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
+from gateway.openai_read import ask_of
 from gateway.openapi import add_schemas
 from gateway.openapi_rules import Bounds
 from gateway.pairing import Need
+from gateway.request import Ask, PromptText
 from gateway.sampling_fields import KEYWORDS
-from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_counts, parse
+from gateway.schemas import ChatRequest, CompletionRequest, parse
 from gateway.service import ModelNames
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Translator
@@ -74,9 +77,9 @@ class World:
     def refusal(self, name: str, body: Any) -> str | None:
         """Why the gateway refuses a body; None if it serves it."""
         try:
-            requests = self._native(body) if name == "GenerateRequest" else [self._openai(name, body)]
-            NAMES.check(requests[0].model)
-            prompts = self.translator.all_prompts(requests, self.limits, [""] * len(requests))
+            asks = self._native(body) if name == "GenerateRequest" else [self._openai(name, body)]
+            NAMES.check(asks[0].model)
+            prompts = self.translator.all_prompts(asks, self.limits, [""] * len(asks))
         except BadRequest as error:
             return error.message
         for each in prompts:
@@ -85,16 +88,16 @@ class World:
             assert not self.limits.pool_tokens or need.total_pages(4) <= 12
         return None
 
-    def _openai(self, name: str, body: Any) -> AnyRequest:
+    def _openai(self, name: str, body: Any) -> Ask:
         if isinstance(body, dict):
             refuse_unsupported(body)
             check_list(body.get("prompt"), self.limits)
-        request: AnyRequest = parse(KINDS[name], body)
-        check_counts(request, HTTP)
-        return request
+        ask = ask_of(parse(KINDS[name], body))
+        check_counts(ask, HTTP)
+        return ask
 
-    def _native(self, body: Any) -> Sequence[AnyRequest]:
-        return native_call(json.dumps(body).encode(), self.limits, HTTP).requests
+    def _native(self, body: Any) -> Sequence[Ask]:
+        return native_call(json.dumps(body).encode(), self.limits, HTTP).asks
 
     def disagreement(self, name: str, body: Any) -> str | None:
         """What is wrong if schema and gateway do not agree."""
@@ -250,7 +253,7 @@ def test_rules_beside_those_of_kept_answers(name: str, body: Any, is_allowed: bo
 
 def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_bos() -> None:
     with_bos = world(True, True)
-    assert with_bos.translator.completion_prompts(CompletionRequest(prompt=""), LIMITS) == {"prompt": [BOS]}
+    assert with_bos.translator.token_ids(Ask([PromptText("")]), LIMITS) == [[BOS]]
     assert with_bos.allows("CompletionRequest", {"prompt": ""})
     assert "is empty" in str(with_bos.refusal("CompletionRequest", {"prompt": "", "add_special_tokens": False}))
 

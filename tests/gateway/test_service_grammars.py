@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.grammars import Asked
-from protocol.errors import BadRequest
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from protocol.messages_gateway import Role
 from tests.byte_grammars import check
 from tests.gateway.conftest import Setting, connect, running, wait_until
@@ -18,7 +18,7 @@ async def test_what_it_waited_for_is_not_tried_and_others_go_on(setting: Setting
     worker = await setting.add(Role.UNIFIED, "u0")
     tried, is_free = list[str](), threading.Event()
 
-    def held(wanted: Asked) -> str | BadRequest:
+    def held(wanted: Grammar) -> str | GrammarRefused:
         tried.append(wanted.source)
         assert is_free.wait(60)
         return check(wanted)
@@ -53,7 +53,7 @@ async def test_a_client_is_known_by_its_api_key_and_by_its_address_where_none_is
     path.write_text("\n".join(keys))
     path.chmod(0o600)
 
-    def held(wanted: Asked) -> str | BadRequest:
+    def held(wanted: Grammar) -> str | GrammarRefused:
         assert is_free.wait(60)
         return check(wanted)
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from gateway.request import Ask, PromptText
 from gateway.respond import ECHO_WORK, LONG_BODY_BYTES, work_of
-from gateway.schemas import AnyRequest, CompletionRequest, parse
 from gateway.text_lengths import MAX_GROWTH
 from gateway.translate import Translator
 from tests.gateway.conftest import Setting
 
 
-def requests(**fields: Any) -> list[AnyRequest]:
-    return [parse(CompletionRequest, {"prompt": "a", **fields})]
+def asks(echo: bool = False) -> list[Ask]:
+    return [Ask([PromptText("a")], echo=echo)]
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ def requests(**fields: Any) -> list[AnyRequest]:
     ],
 )
 def test_a_body_counts_as_long_as_the_tokenizer_may_make_it(raw: bytes, growth: int, times: int) -> None:
-    assert work_of(raw, requests(), growth) == 1000 * times
-    assert work_of(raw, requests(echo=True), growth) == 1000 * max(times, ECHO_WORK)
+    assert work_of(raw, asks(), growth) == 1000 * times
+    assert work_of(raw, asks(echo=True), growth) == 1000 * max(times, ECHO_WORK)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
+from gateway.openai_read import turn_of
 from gateway.schemas import ChatMessage
 from gateway.template_messages import Absent, for_template
 
@@ -43,7 +44,7 @@ MODELS = {"qwen": QWEN, "llama": LLAMA, "deepseek": DEEPSEEK, "mistral": MISTRAL
 
 
 def normalised(**fields: Any) -> dict[str, Any]:
-    return for_template(ChatMessage.model_validate({"role": "assistant", **fields}))
+    return for_template(turn_of(ChatMessage.model_validate({"role": "assistant", **fields})))
 
 
 def render(source: str, **fields: Any) -> str:

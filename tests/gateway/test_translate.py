@@ -9,6 +9,8 @@ from tokenizers import Encoding
 from gateway.chat_template import ChatTemplates, read_template_sources
 from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
+from gateway.openai_read import ask_of
+from gateway.request import Ask
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
 from gateway.translate import PreparedPrompt, Translator
@@ -27,16 +29,16 @@ def translator(path: Path, mode: LogprobsMode = "raw_logprobs") -> Translator:
     return Translator(read_model_folder(path), tokenizer, ChatTemplates(read_template_sources(path), texts), mode)
 
 
-def completion(**fields: Any) -> CompletionRequest:
-    return CompletionRequest(**{"prompt": [1], **fields})
+def completion(**fields: Any) -> Ask:
+    return ask_of(CompletionRequest(**{"prompt": [1], **fields}))
 
 
-def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
+def chat(content: str = "Hi", **fields: Any) -> Ask:
     messages: Any = [{"role": "user", "content": content}]
-    return ChatRequest(messages=messages, **fields)
+    return ask_of(ChatRequest(messages=messages, **fields))
 
 
-def prompt_of(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> PreparedPrompt:
+def prompt_of(path: Path, request: Ask, limits: Limits = LIMITS) -> PreparedPrompt:
     [only] = translator(path).prompts(request, limits)
     return only
 
@@ -51,45 +53,43 @@ def folder(tmp_path: Path) -> Path:
     [("Hi", [[72, 105]]), (["H", "i"], [[72], [105]]), ([72, 105], [[72, 105]]), ([[72], [105]], [[72], [105]])],
 )
 def test_prompts_of_every_kind(folder: Path, prompt: Any, ids: list[list[int]]) -> None:
-    assert list(translator(folder).completion_prompts(completion(prompt=prompt), Limits()).values()) == ids
+    assert translator(folder).token_ids(completion(prompt=prompt), Limits()) == ids
 
 
 def test_bos_once(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}"
     found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template=source))
-    assert found.chat_prompt(chat("Hi"), Limits()) == [BOS, 72, 105]
-    assert found.completion_prompts(completion(prompt="Hi"), Limits()) == {"prompt": [BOS, 72, 105]}
-    assert found.completion_prompts(completion(prompt=""), Limits()) == {"prompt": [BOS]}
-    assert found.completion_prompts(completion(prompt="Hi", add_special_tokens=False), Limits()) == {
-        "prompt": [72, 105]
-    }
+    assert found.token_ids(chat("Hi"), Limits()) == [[BOS, 72, 105]]
+    assert found.token_ids(completion(prompt="Hi"), Limits()) == [[BOS, 72, 105]]
+    assert found.token_ids(completion(prompt=""), Limits()) == [[BOS]]
+    assert found.token_ids(completion(prompt="Hi", add_special_tokens=False), Limits()) == [[72, 105]]
 
 
 def test_a_chat_gets_the_tokenizers_bos_only_if_it_asks(tmp_path: Path) -> None:
     found = translator(write_folder(tmp_path, byte_tokenizer(add_bos=True), template="{{ messages[0].content }}"))
     for wanted, ids in ((None, [72, 105]), (False, [72, 105]), (True, [BOS, 72, 105])):
-        assert found.chat_prompt(chat("Hi", add_special_tokens=wanted), Limits()) == ids
+        assert found.token_ids(chat("Hi", add_special_tokens=wanted), Limits()) == [ids]
 
 
 def test_chat_ends_where_the_answer_begins(folder: Path) -> None:
-    assert translator(folder).chat_prompt(chat("Hi"), Limits()) == [*b"<user>Hi", END, *b"<assistant>"]
+    assert translator(folder).token_ids(chat("Hi"), Limits()) == [[*b"<user>Hi", END, *b"<assistant>"]]
 
 
 def test_the_template_knows_the_reasoning_effort(tmp_path: Path) -> None:
     source = "{{ reasoning_effort | default('none') }}"
     found = translator(write_folder(tmp_path, byte_tokenizer(), template=source))
-    assert found.chat_prompt(chat(), Limits()) == [*b"none"]
-    assert found.chat_prompt(chat(reasoning_effort="low"), Limits()) == [*b"low"]
+    assert found.token_ids(chat(), Limits()) == [[*b"none"]]
+    assert found.token_ids(chat(reasoning_effort="low"), Limits()) == [[*b"low"]]
 
 
 def test_without_tokenizer_only_ids(tmp_path: Path) -> None:
     found = translator(write_folder(tmp_path))
-    assert found.completion_prompts(completion(prompt=[5]), Limits()) == {"prompt": [5]}
+    assert found.token_ids(completion(prompt=[5]), Limits()) == [[5]]
     with pytest.raises(BadRequest, match="no tokenizer") as caught:
-        found.completion_prompts(completion(prompt="a"), Limits())
+        found.token_ids(completion(prompt="a"), Limits())
     assert caught.value.param == "prompt"
     with pytest.raises(BadRequest, match="no tokenizer"):
-        found.chat_prompt(chat(), Limits())
+        found.token_ids(chat(), Limits())
     with pytest.raises(BadRequest, match="stop_token_ids"):
         found.prompts(completion(stop="a"), Limits())
 
@@ -200,17 +200,17 @@ def test_a_text_that_is_far_too_long_is_not_tokenised(folder: Path, monkeypatch:
     found = translator(folder)
     limits = Limits(context_length=64)
     longest = len("<|bos|>")
-    assert len(found.completion_prompts(completion(prompt="<|end|>" * 64), limits)["prompt"]) == 64
+    assert len(found.token_ids(completion(prompt="<|end|>" * 64), limits)[0]) == 64
     monkeypatch.setattr(TextTokenizer, "encode_plain", None)
     monkeypatch.setattr(TextTokenizer, "encode_prompt", None)
     for prompt in ("x" * (65 * longest), ["x", "x" * (65 * longest)]):
         with pytest.raises(
             BadRequest, match=r"length is 64 tokens, but .* has 455 characters, at least 65 tokens"
         ) as caught:
-            found.completion_prompts(completion(prompt=prompt if isinstance(prompt, str) else prompt[::-1]), limits)
+            found.token_ids(completion(prompt=prompt if isinstance(prompt, str) else prompt[::-1]), limits)
         assert caught.value.code == "context_length_exceeded" and caught.value.param == "prompt"
     with pytest.raises(BadRequest, match="at least 65 tokens") as caught:
-        found.chat_prompt(chat("x" * (65 * longest - len("<user><|end|><assistant>"))), limits)
+        found.token_ids(chat("x" * (65 * longest - len("<user><|end|><assistant>"))), limits)
     assert caught.value.param == "messages"
 
 
@@ -227,14 +227,14 @@ def test_a_long_text_is_tokenised_as_far_as_it_could_be_served(
     monkeypatch.setattr(TextTokenizer, "_encode", count)
     text = "x y " * SLICE_CHARS  # not too long for its characters: the longest token has seven
     limits = replace(limits, vocab_size=300)
-    for tokenise, where in (
-        (lambda: found.completion_prompts(completion(prompt=text[:130_000]), limits), "prompt"),
-        (lambda: found.completion_prompts(completion(prompt=["x", text[:130_000]]), limits), "prompt[1]"),
-        (lambda: found.chat_prompt(chat(text[:130_000]), limits), "messages"),
+    for ask, where in (
+        (completion(prompt=text[:130_000]), "prompt"),
+        (completion(prompt=["x", text[:130_000]]), "prompt[1]"),
+        (chat(text[:130_000]), "messages"),
     ):
         encoded.clear()
         with pytest.raises(BadRequest, match=f"20000 tokens, but {re.escape(where)} has .* more than 20000") as caught:
-            tokenise()
+            found.token_ids(ask, limits)
         assert caught.value.code == "context_length_exceeded" and caught.value.param == where.partition("[")[0]
         assert sum(encoded) < 1.1 * SLICE_CHARS, "one slice, and not the other"
 
@@ -252,7 +252,7 @@ def test_a_long_text_is_tokenised_as_far_as_it_could_be_served(
 )
 @pytest.mark.parametrize("mode", get_args(LogprobsMode))
 def test_log_probabilities_that_are_asked_for(
-    folder: Path, request_: CompletionRequest | ChatRequest, num_top: int | None, mode: LogprobsMode
+    folder: Path, request_: Ask, num_top: int | None, mode: LogprobsMode
 ) -> None:
     [prompt] = translator(folder, mode).prompts(request_, LIMITS)
     expected = None if num_top is None else LogprobsAsked(num_top, processed=mode == "processed_logprobs")

@@ -13,16 +13,16 @@ import pytest
 
 from gateway import trial_child
 from gateway.grammar_texts import MAX_RULES
-from gateway.grammars import Asked
+from gateway.request import Grammar
 from gateway.trial_child import TrialChild, trial_command
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest, Overloaded
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from runtime.log import LineFormatter
 
-GOOD = Asked("guided_regex", "regex", "[a-z]{2,9}")
+GOOD = Grammar("regex", "[a-z]{2,9}")
 NAMES = "\n".join(f"a{place}: a{place + 1}" for place in range(MAX_RULES - 2))
-CHAIN = Asked("guided_grammar", "ebnf", f'start: a0\n{NAMES}\na{MAX_RULES - 2}: "x"')
+CHAIN = Grammar("ebnf", f'start: a0\n{NAMES}\na{MAX_RULES - 2}: "x"')
 WITH_A_SMALL_STACK = """
 import sys
 from runtime import native_stack
@@ -57,7 +57,7 @@ def refused(found: str | BadRequest) -> str:
 def test_one_process_takes_job_after_job(child: TrialChild) -> None:
     assert isinstance(child.check(GOOD), str)
     pid = child.pid
-    told = refused(child.check(Asked("structured_outputs.regex", "regex", "(")))
+    told = refused(child.check(Grammar("regex", "(")))
     assert told.startswith("structured_outputs.regex: cannot be followed")
     assert isinstance(child.check(GOOD), str) and child.pid == pid and child.num_starts == 1
 
@@ -78,13 +78,13 @@ def test_chains_of_names_as_long_as_a_grammar_may_be_do_not_reach_the_end_of_the
     """Some 3 KB of stack for a name. The library's usual stack ends after 3,000 of them."""
     num = MAX_RULES - 2
     rules = "\n".join(f'a{place}: "y" a{place + 1}' for place in range(num))
-    assert isinstance(child.check(Asked("ebnf", "ebnf", f'start: a0\n{rules}\na{num}: "x"')), str)
+    assert isinstance(child.check(Grammar("ebnf", f'start: a0\n{rules}\na{num}: "x"')), str)
 
     num = (MAX_GRAMMAR_CHARS - 2000) // 40
     names = [f"d{place}" for place in range(num)]
     defs = {name: {"$ref": f"#/$defs/{after}"} for name, after in zip(names, [*names[1:], "last"], strict=True)}
     schema = {"$defs": {**defs, "last": {"type": "integer"}}, "$ref": "#/$defs/d0"}
-    assert isinstance(child.check(Asked("guided_json", "json", schema)), str)
+    assert isinstance(child.check(Grammar("json", schema)), str)
     assert child.num_starts == 1
 
 
@@ -216,7 +216,7 @@ def test_a_model_without_bytes_for_its_tokens_refuses_all_grammars_with_the_reas
 @pytest.mark.slow
 def test_texts_of_any_characters_travel_whole(child: TrialChild) -> None:
     for source in ("\ud800", "\x00\x7f\u2028🦊", "'\"\\"):
-        found = child.check(Asked("guided_choice", "choice", [source]))
+        found = child.check(Grammar("choice", [source]))
         assert isinstance(found, str | BadRequest)
         if isinstance(found, str):
             assert json.dumps(source, ensure_ascii=False).replace("\x7f", "\\u007f") in found

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from gateway.grammars import Asked, refusal
+from gateway.grammars import GrammarRefused
+from gateway.request import Grammar
 from gateway.trial_frames import MAX_WORK_S, framed, read_frame
 from gateway.trial_process import answer, end_first, serve
-from protocol.errors import BadRequest
 
-ASKED = Asked("structured_outputs.regex", "regex", "a+")
+ASKED = Grammar("regex", "a+")
 JOB = json.dumps(asdict(ASKED)).encode()
 
 
 def test_a_timer_of_the_kernel_bounds_the_work_of_each_job_and_of_nothing_else() -> None:
     left_s: list[float] = []
 
-    def tried(asked: Asked) -> str:
+    def tried(asked: Grammar) -> str:
         left_s.append(signal.getitimer(signal.ITIMER_PROF)[0])
         return "text"
 
@@ -31,16 +31,16 @@ def test_a_timer_of_the_kernel_bounds_the_work_of_each_job_and_of_nothing_else()
     assert [read_frame(answers) for _ in range(4)] == [b"", b'{"text": "text"}', b'{"text": "text"}', None]
 
 
-def test_a_refusal_and_memory_that_runs_out_are_told_in_the_field_of_the_request() -> None:
-    def refuses(asked: Asked) -> BadRequest:
-        return refusal(asked.field, "no")
+def test_a_refusal_and_memory_that_runs_out_are_told() -> None:
+    def refuses(asked: Grammar) -> GrammarRefused:
+        return GrammarRefused("no")
 
-    def grows(asked: Asked) -> str:
+    def grows(asked: Grammar) -> str:
         raise MemoryError
 
-    assert json.loads(answer(JOB, refuses)) == {"refused": "structured_outputs.regex: no"}
+    assert json.loads(answer(JOB, refuses)) == {"refused": "no"}
     told = json.loads(answer(JOB, grows))["refused"]
-    assert told == "structured_outputs.regex: cannot be followed: it takes more than 1024 MiB to try"
+    assert told == "cannot be followed: it takes more than 1024 MiB to try"
 
 
 def test_a_score_that_cannot_be_written_is_told_and_ends_nothing(

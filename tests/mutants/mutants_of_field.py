@@ -207,8 +207,8 @@ FIELD = (
     Mutant(
         "fields that are null reach the template",
         "gateway/template_messages.py for_template",
-        "_given(message.model_extra or {})",
-        "(message.model_extra or {})",
+        "_given(turn.more)",
+        "turn.more",
         "a model reads None for a name",
         tests=("tests/gateway/test_template_messages.py",),
     ),

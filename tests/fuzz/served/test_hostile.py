@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.grammars import Asked, asked
+from gateway.openai_read import ask_of
 from gateway.schemas import ChatRequest, parse
 from gateway.strict_json import parse_json
 from gateway.trial_child import TrialChild, trial_command
@@ -30,8 +30,8 @@ def refusal(name: str, child: TrialChild) -> str:
     """Why it is refused; "" if it is not."""
     body = {"messages": [{"role": "user", "content": "hi"}], **hostile(0)[name]}
     try:
-        wanted = asked(parse(ChatRequest, parse_json(json.dumps(body).encode())))
-        assert isinstance(wanted, Asked)
+        wanted = ask_of(parse(ChatRequest, parse_json(json.dumps(body).encode()))).shape
+        assert wanted is not None
         found = child.check(wanted)
     except BadRequest as error:
         return error.message
