@@ -4,10 +4,10 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from gateway.grammar_checks import GrammarChecks
-from gateway.grammar_trials import Trials
-from gateway.grammars import GrammarRefused
-from gateway.request import Grammar
+from gateway.generation.grammars.checks import GrammarChecks
+from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.trials import Trials
+from gateway.words.request import Grammar
 from protocol.errors import BadRequest
 from runtime.grammar_limits import limits
 from runtime.vocabulary import Vocabulary

@@ -22,9 +22,9 @@ from bench.sheet import Sheet
 from bench.step.decoding import PAGE_SIZE, Decoding, Plan, ReplayedStream, executor_of
 from bench.step.flags import add_plan, model_of, plan_of
 from bench.step.kinds import Kind
-from gateway.grammar_texts import text_of
-from gateway.grammar_trials import Trials
-from gateway.request import Grammar
+from gateway.generation.grammars.texts import text_of
+from gateway.generation.grammars.trials import Trials
+from gateway.words.request import Grammar
 from model.runner import ModelRunner, Runner
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest

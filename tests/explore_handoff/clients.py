@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gateway.control import Control
-from gateway.requests import Delivery, RequestRecord
+from gateway.routing.control import Control
+from gateway.routing.requests import Delivery, RequestRecord
 from protocol.errors import BatonError
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FinishReason

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request import Grammar
+from gateway.words.request import Grammar
 from runtime.grammar_limits import MAX_ITEMS_IN_ROW, MAX_SCHEMA_ITEMS, limits
 from tests.byte_grammars import check
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.openai_read import ask_of
-from gateway.schemas import ChatRequest, parse
-from gateway.strict_json import parse_json
-from gateway.trial_child import TrialChild, trial_command
+from gateway.dialects.openai.fields import ChatRequest, parse
+from gateway.dialects.openai.read import ask_of
+from gateway.generation.grammars.trial_child import TrialChild, trial_command
+from gateway.words.strict_json import parse_json
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.request import Grammar
+from gateway.words.request import Grammar
 from tests.byte_grammars import allows, check
 from tests.fuzz.served.patterns import ODD, is_common, pattern
 

@@ -3,7 +3,7 @@
 import json
 from random import Random
 
-from gateway.request import Grammar
+from gateway.words.request import Grammar
 from tests.byte_grammars import allows, check
 from tests.fuzz.served.rules import Part, Rules, as_gbnf, as_lark, has, rules
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request import Grammar
+from gateway.words.request import Grammar
 from protocol.errors import BadRequest
 from tests.byte_grammars import check
 from tests.fuzz.walks.refusals import NO_ANSWER, NO_VALUE_BEHIND, UNKNOWN, reason, untrue

@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_trials import compiled
-from gateway.grammars import GrammarRefused
-from gateway.request import Grammar
+from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.trials import compiled
+from gateway.words.request import Grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
 from tests.fuzz.served.judge import BEYOND_A_BOUND
 from tests.fuzz.served.validators import NotJudged, wrong_with
