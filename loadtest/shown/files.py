@@ -56,8 +56,7 @@ def _run_json(run: Measured) -> dict[str, Any]:
 
 def columns_of(run: Measured) -> dict[str, list[float | None]]:
     """The times of each request that was sent in the window and ended well."""
-    done = [record for record in run.records if record.is_done and run.window.has(record.sent_s)]
-    times = [(each.ttft_s, each.tpot_s, each.gap_s, each.e2e_s) for each in done]
+    times = [(each.ttft_s, each.tpot_s, each.gap_s, each.e2e_s) for each in run.done]
     return {name: [_ms(row[place]) for row in times] for place, name in enumerate(COLUMNS)}
 
 
