@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -182,8 +181,7 @@ def new_net(recipe: DraftRecipe, texts: Sequence[Text], embedding_VE: Tensor) ->
 def own_texts(recipe: DraftRecipe) -> list[Text]:
     """The target's own answers to prompts of the recipe's seed."""
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", dtype="float32")
-    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
-    return answers(runner, prompts(tokenizer, recipe.seed, recipe.num_texts), mixed_draw, recipe.max_tokens)
+    return answers(runner, prompts(recipe.seed, recipe.num_texts), mixed_draw, recipe.max_tokens)
 
 
 class Lesson(NamedTuple):
