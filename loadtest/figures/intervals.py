@@ -33,9 +33,9 @@ class Row:
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
-_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "gap": "worst gap", "e2e": "E2E"}
+COMPARED = {"ttft": "TTFT", "tpot": "TPOT", "gap": "worst gap", "e2e": "E2E"}
 _PERCENTS = (50, 99)
-_RATES = (("tokens_per_s", "tokens/s"), ("requests_per_s", "requests/s"), ("goodput_per_s", "goodput/s"))
+RATES = {"tokens_per_s": "tokens/s", "requests_per_s": "requests/s", "goodput_per_s": "goodput/s"}
 
 
 def compare(
@@ -43,8 +43,8 @@ def compare(
 ) -> list[Row]:
     """A row for each figure. Runs are resampled, then the requests of each. Rates, one for each run, need two runs."""
     rng = np.random.default_rng(seed)
-    rows = [_latency(name, percent, a, b, rng) for name in _LATENCIES for percent in _PERCENTS]
-    for name, words in _RATES:
+    rows = [_latency(name, percent, a, b, rng) for name in COMPARED for percent in _PERCENTS]
+    for name, words in RATES.items():
         of_a, of_b = rates.get(name, ((), ()))
         rows.append(_rate(name, words, of_a, of_b, rng))
     return [row for row in rows if row.a is not None or row.b is not None]
@@ -53,7 +53,7 @@ def compare(
 def _latency(name: str, percent: int, a: Sequence[Run], b: Sequence[Run], rng: np.random.Generator) -> Row:
     sides = [[values for run in runs if len(values := _column(run, f"{name}_ms"))] for runs in (a, b)]
     found = [_percentile(np.concatenate(side), percent / 100) if side else None for side in sides]
-    row = Row(f"{name}_p{percent}_ms", f"{_LATENCIES[name]} p{percent}", False, *found)
+    row = Row(f"{name}_p{percent}_ms", f"{COMPARED[name]} p{percent}", False, *found)
     if not all(sides) or not all(found):
         return row
 

@@ -15,7 +15,7 @@ MOMENTS = {"prompt computed": 90.0, "first token": 92.0, "KV delivered": 95.0, "
 
 
 def answer(arrivals: tuple[float, ...], moments: dict[str, float]) -> Answer:
-    return Answer(10.0, arrivals, (), 512, 0, len(arrivals), moments)
+    return Answer(10.0, arrivals, 512, 0, len(arrivals), moments)
 
 
 def test_exposed_is_from_the_end_of_the_computation_until_decode_can_start() -> None:
