@@ -54,6 +54,9 @@ class Server:
         key = _key_of_environment() if key is None else key
         return cls(parts.hostname, port, parts.scheme == "https", path, key)
 
+    def __str__(self) -> str:
+        return f"http{'s' * self.tls}://{self.host}:{self.port}{self.path}"
+
 
 def _key_of_environment() -> str:
     key, file = os.environ.get(KEY_VARIABLE), os.environ.get(KEYS_VARIABLE)

@@ -184,9 +184,13 @@ def step_limits(config: ModelConfig, layout: KvLayout, batch: int, context: int,
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
     """Operations of a whole prompt: all layers' products, causal attention, and the head for the last token only."""
     products = 2.0 * num_tokens * config.num_layers * layer_weights(config)
-    pairs = num_tokens * (num_tokens + 1) / 2
-    attention = 4.0 * pairs * config.num_heads * config.head_dim * config.num_layers
+    attention = config.num_layers * attention_flops(config, num_tokens)
     return products + attention + 2.0 * config.vocab_size * config.hidden_size
+
+
+def attention_flops(config: ModelConfig, num_tokens: int) -> float:
+    """Operations of causal attention in one layer: two products over each pair of a token and one before it."""
+    return 4.0 * (num_tokens * (num_tokens + 1) / 2) * config.num_heads * config.head_dim
 
 
 # ---- runners ----

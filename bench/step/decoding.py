@@ -218,24 +218,31 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class SideTimes:
-    """Seconds of one step: of the worker, of the host's part, and of the launches alone. Medians of rounds."""
+class Times:
+    """Milliseconds of one step, medians of rounds. Serial and host are None if no worker without overlap decodes."""
 
-    step_s: float
-    host_s: float
-    forward_s: float
+    forward: float  # the launches alone
+    overlap: float
+    serial: float | None = None
+    host: float | None = None  # the host's part of a serial step
 
 
-def timed(sides: Mapping[K, tuple[Decoding, Replayed]], plan: Plan) -> dict[K, SideTimes]:
-    """All sides in turn, round by round. After each round of a side its last launch is timed alone."""
+def timed(sides: Mapping[tuple[K, bool], tuple[Decoding, Replayed]], plan: Plan) -> dict[K, Times]:
+    """All sides in turn, round by round; a side is a name, and whether its worker overlaps. After each round of a side
+    its last launch is timed alone. By name."""
 
     def one_round(decoding: Decoding, stream: Replayed) -> tuple[float, float, float]:
         step_s = decoding.run(plan.steps)
         stream.record().synchronize()
         return step_s, decoding.host_s / plan.steps, median(stream.replay(plan.steps))
 
-    found = in_rounds({name: partial(one_round, *side) for name, side in sides.items()}, plan.rounds)
-    return {name: SideTimes(*map(median, zip(*rounds, strict=True))) for name, rounds in found.items()}
+    rounds = in_rounds({side: partial(one_round, *each) for side, each in sides.items()}, plan.rounds)
+    found = {side: [median(each) * 1e3 for each in zip(*times, strict=True)] for side, times in rounds.items()}
+    times = {}
+    for name in dict.fromkeys(name for name, _ in sides):
+        forward = median(ms for (own, _), (*_, ms) in found.items() if own == name)
+        times[name] = Times(forward, found[name, True][0], *found.get((name, False), ())[:2])
+    return times
 
 
 def executor_of(runner: Runner, batch: int, max_context: int, forward: Stream, **more: Any) -> Executor:

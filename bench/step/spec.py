@@ -11,8 +11,6 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from tokenizers import Tokenizer
-
 from bench.records import Value
 from bench.rounds import in_rounds, ratios, spread
 from bench.sheet import Sheet
@@ -79,8 +77,7 @@ def cost_cells(costs: Costs, lengths: list[float]) -> dict[str, Any]:
 
 def _serve(sheet: Sheet, runner: ModelRunner, batches: list[int], turns: int) -> None:
     """By batch and shape, tokens a second beside those without a draft."""
-    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
-    asked = [tuple(each) for each in prompts(tokenizer, HELD_OUT_SEED, 8 * max(*batches, 16))]
+    asked = prompts(HELD_OUT_SEED, 8 * max(*batches, 16))
     answers = measured(runner, Load(asked, SERVED_TOKENS), NO_DRAFT).outputs  # one is whole, the others nearly
     long = long_prompts(asked, answers, runner.config.eos_token_ids, max(batches))
     for batch in batches:

@@ -17,6 +17,7 @@ from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 from models.train import corpus
 from models.train.recipe import SAMPLING
 from models.train.special import TURN_START
+from models.train.train import STORY_FOLDER
 from testkit.inputs import chunks, decodes
 
 HELD_OUT_SEED = 987_654  # of prompts on which drafts are measured, and from which none learns
@@ -57,16 +58,18 @@ class Text:
     num_prompt: int
 
 
-def prompts(tokenizer: Tokenizer, seed: int, count: int) -> list[list[int]]:
+def prompts(seed: int, count: int) -> list[tuple[int, ...]]:
     """Conversations up to where the assistant speaks for the last time, and openings of plain texts."""
+    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
     found = []
     for document in corpus.sample(seed, count):
         asked, turn, _ = document.rpartition(_ASSISTANT)
-        found.append(tokenizer.encode(asked + turn).ids if turn else tokenizer.encode(document).ids[:_OPENING])
+        ids = tokenizer.encode(asked + turn).ids if turn else tokenizer.encode(document).ids[:_OPENING]
+        found.append(tuple(ids))
     return found
 
 
-def answers(runner: ModelRunner, asked: Sequence[list[int]], draw: Draw, max_tokens: int) -> list[Text]:
+def answers(runner: ModelRunner, asked: Sequence[Sequence[int]], draw: Draw, max_tokens: int) -> list[Text]:
     """The prompts with the model's answers of at most `max_tokens` tokens, an end token included."""
     found = [list(prompt) for prompt in asked]
     max_pages = runner.kv_layout(_PAGE).num_pages(max(map(len, asked)) + max_tokens)

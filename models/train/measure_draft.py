@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -68,7 +67,7 @@ def measure(kind: Kind, num_texts: int, ways: Sequence[Way] = WAYS, folder: Path
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", dtype="float32")
     target = AutoModelForCausalLM.from_pretrained(STORY_FOLDER, dtype=torch.float32).eval()
     net = load_draft(kind, folder or kind.folder)
-    asked = prompts(Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json")), HELD_OUT_SEED, num_texts)
+    asked = prompts(HELD_OUT_SEED, num_texts)
     written: dict[str, list[Text]] = {}
     found = {}
     for way in ways:
