@@ -223,7 +223,7 @@ def losses_of(net: DraftNet, embedding_VE: Tensor, lesson: Lesson, num_steps: in
 def target_weights() -> dict[str, Tensor]:
     """The target's own weights, without draft layers that were trained before."""
     weights = load_file(STORY_FOLDER / "model.safetensors")
-    return {name: each for name, each in weights.items() if not name.startswith(MTP_PREFIX)}
+    return {name: weight for name, weight in weights.items() if not name.startswith(MTP_PREFIX)}
 
 
 def load_draft(kind: Kind, folder: Path) -> DraftNet:
@@ -232,7 +232,7 @@ def load_draft(kind: Kind, folder: Path) -> DraftNet:
     shape = DraftRecipe(kind=kind).draft_shape
     net: DraftNet
     if kind.is_mtp:
-        net, weights = MtpNet(shape), {name: each for name, each in weights.items() if name.startswith(MTP_PREFIX)}
+        net, weights = MtpNet(shape), {name: weight for name, weight in weights.items() if name.startswith(MTP_PREFIX)}
     elif kind.num_known:
         net = Eagle3Net(shape, weights["t2d"].nonzero()[:, 0])
     else:
