@@ -1,4 +1,4 @@
-"""Sabotages of what Baton checks because it trusts nobody: sizes, checksums and owners of frames, sessions of messages,
+"""Mutants of what Baton checks because it trusts nobody: sizes, checksums and owners of frames, sessions of messages,
 keys and salts, the framing of HTTP, and the process that tries the grammars of clients."""
 
 from tests.mutants.mutant import Mutant
