@@ -24,6 +24,7 @@ ACROSS = {  # tests of what several modules do together, and of pages of the doc
     "tests/model/test_idle_forward.py",
     "tests/transfer/backends/test_shm.py",
 }
+MOST_WORDS = 100  # of the glossary
 BLOCK_OF_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PAGES_OF_OPTIONS = ("docs/options.md", "docs/http.md")
 ANYWHERE = ("work", "root", "home", "Users")  # first folders of a path that exists on one machine only
@@ -76,11 +77,34 @@ def test_every_file_named_in_the_docs_exists(doc: str) -> None:
     assert named or doc != "docs/structure.md"
 
 
-def test_every_type_in_the_glossary_is_in_its_file() -> None:
-    rows = re.findall(r"((?:`\w+`(?:, )?)+) \(`([\w/]+\.py)`\)", (ROOT / "docs/glossary.md").read_text())
+@pytest.mark.parametrize("doc", ["docs/glossary.md", "docs/ownership.md"])
+def test_every_type_with_a_file_is_in_that_file(doc: str) -> None:
+    rows = re.findall(r"((?:`\w+`(?:, )?)+) \(`([\w/]+\.py)`\)", (ROOT / doc).read_text())
     told = {(name, path) for names, path in rows for name in re.findall(r"\w+", names)}
-    assert len(told) > 12
-    assert [each for each in told if f"\nclass {each[0]}" not in (ROOT / each[1]).read_text()] == []
+    assert len(told) >= 5
+    assert [(name, path) for name, path in told if f"\nclass {name}" not in (ROOT / path).read_text()] == []
+
+
+def entries_of_the_glossary() -> list[tuple[str, str]]:
+    """Each row of the page's tables: its word or words, and the meaning."""
+    lines = (ROOT / "docs/glossary.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ", 1) for line in lines if line.startswith("| ")]
+    return [(word, meaning) for word, meaning in rows if word != "word"]
+
+
+def test_the_glossary_has_at_most_a_hundred_words_and_each_once() -> None:
+    words = [word for word, _ in entries_of_the_glossary()]
+    assert [word for word in words if not re.fullmatch(r"\*\*[^*]+\*\*", word)] == []
+    assert 50 <= len(words) <= MOST_WORDS
+    assert len({word.lower() for word in words}) == len(words)
+
+
+def test_an_entry_of_the_glossary_has_one_meaning() -> None:
+    """It names one thing that the word is said of, defines no other word, and speaks of no other use."""
+    for word, meaning in entries_of_the_glossary():
+        scopes = re.findall(r"(?:^|[.;] )(?:of|for|in|at) [^:.]{1,40}: ", meaning, re.IGNORECASE)
+        others = re.findall(r"; also|\. Also|\balso (?:the|a|of)\b|other pages|nothing to do with", meaning)
+        assert (len(scopes) <= 1, others, "**" in meaning) == (True, [], False), word
 
 
 @pytest.mark.parametrize(
