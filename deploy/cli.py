@@ -184,14 +184,14 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
     _refuse_unknown_command(argv)
     if argv[:2] == RAY_CONFIG.split():  # the one word of `baton ray` that takes flags
         argv = [RAY_CONFIG, *argv[2:]]
-    found, rest = _parser(version).parse_known_args(argv)
-    has_model = _has_model(found.command)
+    known, rest = _parser(version).parse_known_args(argv)
+    has_model = _has_model(known.command)
     for position, argument in enumerate(rest):
         if argument.startswith("-") or position > 0 or not has_model:
-            raise _unknown(argument, found.command)
-        _keep(found, MODEL_FLAG, argument)
+            raise _unknown(argument, known.command)
+        _keep(known, MODEL_FLAG, argument)
 
-    typed = dict(vars(found))
+    typed = dict(vars(known))
     command, as_json, words = typed.pop("command"), typed.pop("as_json", False), tuple(typed.pop("words", ()))
     spelled = typed.pop("spelled", {})
     if command == RAY_CONFIG:

@@ -52,8 +52,8 @@ def _found(option: str, wanted: str) -> Path:
     """The absolute path of `wanted`. Raises ConfigError if it is not what the option needs."""
     try:
         path = Path(wanted).expanduser()
-        if why := _why_not(path, option, wanted):
-            raise ConfigError(f"--{option}: {why}", param=option)
+        if fault := _why_not(path, option, wanted):
+            raise ConfigError(f"--{option}: {fault}", param=option)
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, `~name` of an unknown user, a NUL
         if isinstance(error, ConfigError):
@@ -77,7 +77,7 @@ def _why_not(path: Path, option: str, wanted: str) -> str | None:
 
 def bundled_draft(algorithm: str) -> Path | None:
     """The folder of the bundled model's draft of a kind, if there is one."""
-    return next((place for place in _places(f"{BUNDLED}-{algorithm}") if (place / "config.json").is_file()), None)
+    return next((folder for folder in _places(f"{BUNDLED}-{algorithm}") if (folder / "config.json").is_file()), None)
 
 
 def _places(name: str) -> list[Path]:
@@ -86,10 +86,10 @@ def _places(name: str) -> list[Path]:
 
 def _bundled() -> Path:
     places = _places(BUNDLED)
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
-    looked = " and ".join(str(place) for place in places)
+    for folder in places:
+        if (folder / "config.json").is_file():
+            return folder
+    looked = " and ".join(str(folder) for folder in places)
     raise ConfigError(f"the bundled model is missing (looked in {looked}); name a folder with --model", param="model")
 
 

@@ -218,8 +218,8 @@ def options_for(command: str) -> tuple[Option, ...]:
         return tuple(option for option in OPTIONS if {RAY_CONFIG, "serve"} & set(option.commands))
     if command != "config":
         return tuple(option for option in OPTIONS if command in option.commands)
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for option in OPTIONS:
         if set(option.commands) & {"serve", "gateway", "worker"}:
-            found.setdefault(option.name, option)
-    return tuple(found.values())
+            options.setdefault(option.name, option)
+    return tuple(options.values())

@@ -19,10 +19,10 @@ _SHARED: Final = "enable-dp-attention"
 def sizes_of(config: Config, model: Path, roles: Sequence[str]) -> dict[str, int]:
     """The number of ranks of a worker of each role. ConfigError if an option asks for what there is not, or if the
     ranks cannot share the model."""
-    found, width = {}, mlp_width(model)
+    sizes, width = {}, mlp_width(model)
     for role in roles:
         name = _option_for(config, role)
-        size = found[role] = int(config[name])
+        size = sizes[role] = int(config[name])
         if size > 1 and not config[_SHARED]:
             replicas = f"{_replicas(config, name, roles)} for workers that share nothing"
             raise _refused(config, name, f"expected --{_SHARED} beside it, or {replicas}")
@@ -33,7 +33,7 @@ def sizes_of(config: Config, model: Path, roles: Sequence[str]) -> dict[str, int
                 f"expected a divisor of {width}, the model's intermediate_size, which the ranks of a worker share"
             )
             raise _refused(config, name, expected)
-    return found
+    return sizes
 
 
 def _option_for(config: Config, role: str) -> str:
@@ -57,5 +57,5 @@ def _no_tensor_parallelism(config: Config, name: str) -> str:
     return f"expected {wanted} beside it: ranks share the MLP of each layer only, no tensor parallelism yet"
 
 
-def _refused(config: Config, name: str, why: str) -> ConfigError:
-    return ConfigError(f"--{name}: got {config[name]}, {why}", param=name)
+def _refused(config: Config, name: str, reason: str) -> ConfigError:
+    return ConfigError(f"--{name}: got {config[name]}, {reason}", param=name)

@@ -99,10 +99,10 @@ def _feature_layers(config: JsonFields, num_layers: int) -> tuple[int, ...]:
         raise nested.refuse("use_aux_hidden_state", "true, as EAGLE-3 has it")
     is_nested = bool(nested.values.get(LAYER_IDS)) and not config.values.get(LAYER_IDS)  # an empty list is none
     holder, shift = (nested, 1) if is_nested else (config, 0)
-    found = holder.values.get(LAYER_IDS) or [2, num_layers // 2, num_layers - 3]
+    numbers = holder.values.get(LAYER_IDS) or [2, num_layers // 2, num_layers - 3]
 
-    are_integers = isinstance(found, list) and all(type(each) is int for each in found)
-    layers = tuple(each + shift for each in found) if are_integers else ()
+    are_integers = isinstance(numbers, list) and all(type(entry) is int for entry in numbers)
+    layers = tuple(number + shift for number in numbers) if are_integers else ()
     is_ascending = len(layers) == NUM_FUSED and layers[0] < layers[1] < layers[2]
     if not is_ascending or layers[0] < 0 or layers[-1] >= num_layers:
         what = f"{NUM_FUSED} ascending integers from {-shift} to {num_layers - 1 - shift}"

@@ -158,7 +158,9 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
         mlp_bias=config.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
         checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=tuple(each for each in eos_token_ids if 0 <= each < vocab_size),  # others are never drawn
+        eos_token_ids=tuple(
+            token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size
+        ),  # others are never drawn
     )
 
 
@@ -307,5 +309,5 @@ def _eos_token_ids(folder: Path, config: JsonFields) -> tuple[int, ...] | None:
     """The ids in generation_config.json, or else in config.json. None if neither has the field."""
     generation = read_fields(folder / "generation_config.json", optional=True)
     named = config.token_ids("eos_token_id", ())
-    found = generation.token_ids("eos_token_id", ()) or named
-    return found if found or "eos_token_id" in config.values else None
+    token_ids = generation.token_ids("eos_token_id", ()) or named
+    return token_ids if token_ids or "eos_token_id" in config.values else None

@@ -317,7 +317,7 @@ class TokenStream:
         ended: list[Req] = []
         for req in reqs:
             self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
-            req.finish = FinishReason.CANCELLED
+            req.finish = FinishReason.PREEMPTED
             self.planner.release(req)
             if self.requests[req.key].has_ended:
                 ended.append(req)

@@ -225,14 +225,14 @@ def losses_of(net: DraftNet, embedding_VE: Tensor, lesson: Lesson, num_steps: in
 def target_weights() -> dict[str, Tensor]:
     """The target's own weights, without draft layers that were trained before."""
     weights = load_file(STORY_FOLDER / "model.safetensors")
-    return {name: each for name, each in weights.items() if not name.startswith(MTP_PREFIX)}
+    return {name: weight for name, weight in weights.items() if not name.startswith(MTP_PREFIX)}
 
 
 def load_draft(kind: Kind, folder: Path) -> DraftNet:
     """The draft of a folder that this script wrote, in float32."""
     weights = load_file(folder / "model.safetensors")
     if kind.is_mtp:
-        weights = {name: each for name, each in weights.items() if name.startswith(MTP_PREFIX)}
+        weights = {name: weight for name, weight in weights.items() if name.startswith(MTP_PREFIX)}
     net = net_of(kind, DraftRecipe(kind=kind).draft_shape, weights["t2d"].nonzero()[:, 0] if kind.num_known else None)
     net.load_state_dict(weights)
     return net.float().eval()

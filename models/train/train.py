@@ -170,7 +170,7 @@ def weights_hash(model: nn.Module) -> str:
 def _stored_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters in bfloat16, a tied one once, and buffers of integers."""
     weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
-    return weights | {name: each for name, each in model.state_dict().items() if not each.is_floating_point()}
+    return weights | {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
 
 
 def prepare(recipe: Recipe) -> None:

@@ -243,4 +243,4 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
 
 def slow_network() -> InprocNetwork:
     """Frames take a while, so that a job is seen waiting for its acknowledgement."""
-    return InprocNetwork(lambda parcel: [parcel.delayed(2)])
+    return InprocNetwork(lambda packet: [packet.delayed(2)])

@@ -18,7 +18,7 @@ from tests.decode.driving import (
     make_cluster,
     prompt_of,
 )
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.selecting import broad, first
@@ -110,17 +110,17 @@ class Once:
         self.index, self.fault, self.offset = index, fault, offset
         self.count = 0
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         self.count += 1
         if self.count - 1 != self.index:
-            return [parcel]
+            return [packet]
         if self.fault == "drop":
             return []
         if self.fault == "twice":
-            return [parcel, parcel.copy()]
+            return [packet, packet.copy()]
         if self.fault == "late":
-            return [parcel.delayed(9)]
-        return [parcel.corrupted(self.offset)]
+            return [packet.delayed(9)]
+        return [packet.corrupted(self.offset)]
 
 
 class Place:
@@ -131,13 +131,13 @@ class Place:
         self.count = 0
         self.is_done = False
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         self.count += 1
-        is_last = unpack_header(parcel.parts[0]).is_last
+        is_last = unpack_header(packet.parts[0]).is_last
         if is_last if self.which == "last" else self.count == 2:
             self.is_done = True
-            return [parcel.corrupted(self.offset)]
-        return [parcel]
+            return [packet.corrupted(self.offset)]
+        return [packet]
 
 
 def lossy(fault: Once) -> Driven:
@@ -208,18 +208,18 @@ class Storm:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         what = self.rng.random()
         if what < 0.02:
             return []
         if what < 0.12:
-            return [parcel, parcel.copy().delayed(self.rng.randrange(4))]
+            return [packet, packet.copy().delayed(self.rng.randrange(4))]
         if what < 0.25:
-            return [parcel.delayed(self.rng.randrange(6))]
+            return [packet.delayed(self.rng.randrange(6))]
         if what < 0.27:
-            size = sum(len(part) for part in parcel.parts)
-            return [parcel.corrupted(self.rng.randrange(size), 1 << self.rng.randrange(8))]
-        return [parcel]
+            size = sum(len(part) for part in packet.parts)
+            return [packet.corrupted(self.rng.randrange(size), 1 << self.rng.randrange(8))]
+        return [packet]
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D"])

@@ -1,4 +1,4 @@
-"""Sabotages that docs/field.md names and unit tests notice. Each brings back a failure that users of another server
+"""Mutants that docs/field.md names and unit tests notice. Each brings back a failure that users of another server
 have reported."""
 
 from tests.mutants.mutant import Mutant

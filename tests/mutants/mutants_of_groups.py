@@ -1,4 +1,4 @@
-"""Sabotages of how ranks of a group agree on a step. `make explore` with groups of ranks must notice each."""
+"""Mutants of how ranks of a group agree on a step. `make explore` with groups of ranks must notice each."""
 
 from tests.mutants.mutant import OVERTAKING, Mutant
 

@@ -1,4 +1,4 @@
-"""Sabotages of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
+"""Mutants of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
 of the handoff must notice each within its first worlds."""
 
 from tests.mutants.mutant import Mutant

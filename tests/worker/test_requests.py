@@ -68,7 +68,7 @@ def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> Non
     owner = request.prompt.held.owner
     assert drawn_later(planner, request.prompt)
     assert stream.retract([request.prompt]) == [request.prompt]
-    assert request.prompt.holding is None and request.prompt.finish is FinishReason.CANCELLED
+    assert request.prompt.holding is None and request.prompt.finish is FinishReason.PREEMPTED
     assert not drawn_later(planner, request.prompt)
     assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)
     assert planner.results.drawn([owner], [(7,)]) == [], "the row has another generation"
