@@ -1,9 +1,19 @@
-// A draft of one layer in one call: a forward of it, or a chain of proposals.
+// A draft of one layer in one call: a forward of it, alone or with what it proposes, or a chain of proposals.
 // Each proposal is the likeliest token behind the one before. The same kernels and products in the same order as
 // LoadedDraft calls, so the same bits.
 #include <string.h>
 
 #include "cpu_layers.h"
+
+// The embedding of each token. Returns 0 if the target does not know one of them.
+static int embed(const draft *t, const int64_t *ids, act *to, int64_t rows) {
+    const int64_t size = t->layer.output.outputs;
+    for (int64_t row = 0; row < rows; row++) {
+        if (ids[row] < 0 || ids[row] >= t->num_tokens) return 0;
+        memcpy(to + row * size, t->embedding + ids[row] * size, size * sizeof(act));
+    }
+    return 1;
+}
 
 // Rows of `from`, normed if there is a norm, into every second half-row of `to`.
 static void half(const act *from, const act *norm, act *normed, act *to, int64_t rows, int64_t size, float eps,
@@ -15,8 +25,8 @@ static void half(const act *from, const act *norm, act *normed, act *to, int64_t
 
 // out (rows, hidden): what the layer gives for these embedded tokens and hidden states. Writes K and V of the rows.
 // `scratch` has room for the halves and what run_layer needs: see numbers_of_a_row in cpu_draft.py.
-void draft_rows(const draft *t, kv *pages, const decodes *d, const act *embedded, const act *hidden, act *out,
-                act *scratch, int64_t rows, int threads) {
+static void embedded_rows(const draft *t, kv *pages, const decodes *d, const act *embedded, const act *hidden, act *out,
+                          act *scratch, int64_t rows, int threads) {
     const int64_t size = t->layer.output.outputs;
     act *both = scratch, *rest = both + 2 * rows * size;
     half(embedded, t->token_norm, rest, both + (t->hidden_first ? size : 0), rows, size, d->eps, threads);
@@ -47,32 +57,57 @@ int64_t likeliest(const draft *t, const act *logits) {
     return token;
 }
 
-// The scratch of draft_chain: `rows` rows each of embedded tokens, of what the layer gives, of logits; then that of
-// draft_rows.
-//
-// tokens (steps, rows): the proposals of each step. The first reads `embedded` tokens and `hidden` states, each later one
-// the token and the hidden state of the step before. d has steps times `rows` rows, step after step.
-void draft_chain(const draft *t, kv *pages, const decodes *d, const act *embedded, const act *hidden, int64_t *tokens,
-                 act *scratch, int64_t rows, int64_t steps, int threads) {
+// As embedded_rows, of these tokens. `scratch` has room for their embeddings, too. Like those below it returns 0, and has
+// written nothing, if the target does not know one of the tokens.
+int draft_rows(const draft *t, kv *pages, const token_places *at, decodes *d, const int64_t *ids, const act *hidden,
+               act *out, act *scratch, int64_t rows, int threads) {
+    if (!embed(t, ids, scratch, rows)) return 0;
+    locate(at, d, rows, threads);
+    embedded_rows(t, pages, d, scratch, hidden, out, scratch + rows * t->layer.output.outputs, rows, threads);
+    return 1;
+}
+
+// The likeliest token behind each of the hidden states `given`. `scratch` has room for logits and a norm.
+static void propose(const draft *t, const act *given, float eps, int64_t *tokens, act *scratch, int64_t rows,
+                    int threads) {
+    act *logits = scratch, *normed = logits + rows * t->head.outputs;
+    if (t->head_norm) rms_norm(given, t->head_norm, normed, rows, t->layer.output.outputs, eps, threads);
+    product(&t->head, t->head_norm ? normed : given, 0, logits, rows, threads);
+    for (int64_t row = 0; row < rows; row++) tokens[row] = likeliest(t, logits + row * t->head.outputs);
+}
+
+// What draft_rows gives for the rows `wanted`: kept (num_wanted, hidden), and the likeliest token behind each.
+// `scratch`: that of draft_rows, one more hidden state for each row, and what `propose` needs.
+int draft_likeliest(const draft *t, kv *pages, const token_places *at, decodes *d, const int64_t *ids, const act *hidden,
+                    const int64_t *wanted, int64_t num_wanted, int64_t *tokens, act *kept, act *scratch, int64_t rows,
+                    int threads) {
+    const int64_t size = t->layer.output.outputs;
+    act *out = scratch, *rest = out + rows * size;
+    if (!draft_rows(t, pages, at, d, ids, hidden, out, rest, rows, threads)) return 0;
+    for (int64_t i = 0; i < num_wanted; i++) memcpy(kept + i * size, out + wanted[i] * size, size * sizeof(act));
+    propose(t, kept, d->eps, tokens, rest, num_wanted, threads);
+    return 1;
+}
+
+// tokens (steps, rows): the proposals of each step. The first reads the tokens `ids` and `hidden` states, each later one
+// the token and the hidden state of the step before. `at` and d have steps times `rows` rows, step after step.
+// `scratch`: `rows` rows each of embedded tokens and of two hidden states, and what a step needs.
+int draft_chain(const draft *t, kv *pages, const token_places *at, decodes *d, const int64_t *ids, const act *hidden,
+                int64_t *tokens, act *scratch, int64_t rows, int64_t steps, int threads) {
     const int64_t size = t->layer.output.outputs, half_dim = d->head_dim / 2;
-    act *read = scratch, *given = read + rows * size, *before = given + rows * size, *logits = before + rows * size;
-    act *rest = logits + rows * t->head.outputs;
-    decodes now = *d;
-
-    memcpy(read, embedded, rows * size * sizeof(act));
+    act *read = scratch, *given = read + rows * size, *before = given + rows * size, *rest = before + rows * size;
+    if (!embed(t, ids, read, rows)) return 0;
+    locate(at, d, rows * steps, threads);
     memcpy(before, hidden, rows * size * sizeof(act));
-    for (int64_t step = 0; step < steps; step++) {
-        draft_rows(t, pages, &now, read, before, given, rest, rows, threads);
-        if (t->head_norm) rms_norm(given, t->head_norm, rest, rows, size, d->eps, threads);
-        product(&t->head, t->head_norm ? rest : given, 0, logits, rows, threads);
+    for (int64_t step = 0; step < steps; step++, tokens += rows) {
+        embedded_rows(t, pages, d, read, before, given, rest, rows, threads);
+        propose(t, given, d->eps, tokens, rest, rows, threads);
+        embed(t, tokens, read, rows);  // it knows them all: see CpuDraft.of
 
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t token = tokens[step * rows + row] = likeliest(t, logits + row * t->head.outputs);
-            memcpy(read + row * size, t->embedding + token * size, size * sizeof(act));
-        }
         act *kept = before;
         before = given, given = kept;
-        now.cos_TF += rows * half_dim, now.sin_TF += rows * half_dim;
-        now.k_rows += rows, now.v_rows += rows, now.lengths += rows;
+        d->cos_TF += rows * half_dim, d->sin_TF += rows * half_dim;
+        d->k_rows += rows, d->v_rows += rows, d->lengths += rows;
     }
+    return 1;
 }

@@ -26,11 +26,26 @@ const place_of places[] = {
     FIELD(decodes, table_stride), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
     FIELD(decodes, page_size), FIELD(decodes, eps),
 
-    WHOLE(draft), FIELD(draft, embedding), FIELD(draft, token_norm), FIELD(draft, hidden_norm),
+    WHOLE(token_places), FIELD(token_places, positions), FIELD(token_places, slots), FIELD(token_places, inv_freq_F),
+    FIELD(token_places, room),
+
+    WHOLE(draft), FIELD(draft, embedding), FIELD(draft, num_tokens), FIELD(draft, token_norm), FIELD(draft, hidden_norm),
     FIELD(draft, hidden_first), FIELD(draft, project), FIELD(draft, layer), FIELD(draft, output_norm),
     FIELD(draft, head_norm), FIELD(draft, head), FIELD(draft, target_ids),
 };
 const int64_t num_places = sizeof places / sizeof *places;
+
+// As CpuKernels.rotation and PagedKv.token_rows in Python.
+void locate(const token_places *p, decodes *d, int64_t rows, int threads) {
+    int64_t *k_rows = p->room, *v_rows = k_rows + rows;
+    float *cos_TF = (float *)(v_rows + rows), *sin_TF = cos_TF + rows * d->head_dim / 2;
+    rotation(p->positions, p->inv_freq_F, cos_TF, sin_TF, rows, threads);
+    for (int64_t i = 0; i < rows; i++) {
+        k_rows[i] = p->slots[i] + p->slots[i] / d->page_size * d->page_size;
+        v_rows[i] = k_rows[i] + d->page_size;
+    }
+    d->cos_TF = cos_TF, d->sin_TF = sin_TF, d->k_rows = k_rows, d->v_rows = v_rows;
+}
 
 // `scratch` has room for the widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,

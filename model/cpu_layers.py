@@ -90,7 +90,7 @@ class CpuLayers:
         and V of every layer."""
         assert x_TE.dtype == self.dtype
         kernels, x_TE = self.kernels, x_TE.contiguous()
-        decodes = decodes_in_c(kernels, rotation, rows, kv, plan)
+        decodes = decodes_in_c(kernels, [each.data_ptr() for each in (*rotation, *rows)], kv, plan)
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
         scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
@@ -110,14 +110,15 @@ def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
     return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
 
 
-def decodes_in_c(kernels: CpuKernels, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> _Decodes:
-    """The decodes of a plan for C. They are valid as long as these tensors live."""
+def decodes_in_c(kernels: CpuKernels, located: Sequence[int | None], kv: PagedKv, plan: CpuPlan) -> _Decodes:
+    """The decodes of a plan for C, valid as long as their tensors live. `located`: the addresses of their rotation and
+    their rows, in this order, or None where C finds these itself."""
     assert plan.paged is not None
     tables_DP, lengths_D, tree_mask = plan.paged.tables_DP, plan.paged.seq_lens_D, plan.paged.tree_mask
     assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
     starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
     return _Decodes(
-        *(each.data_ptr() for each in (*rotation, *rows, tables_DP, lengths_D)), starts, bits, tables_DP.stride(0),
+        *located, tables_DP.data_ptr(), lengths_D.data_ptr(), starts, bits, tables_DP.stride(0),
         kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
     )  # fmt: skip
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from model.cpu_draft import CpuDraft
-from model.draft import chain_by_steps, first_layer
+from model.draft import chain_by_steps, first_layer, likeliest_by_logits
 from model.inputs import ChainInput, ModelInput
 from model.loaded_draft import LoadedDraft
 from model.runner import DraftSource, ModelRunner
+from protocol.errors import InternalError
 from testkit.checkpoints import Architecture, make_checkpoint
 from tests.drafts import add_mtp, make_draft
 from tests.model.driving import Lanes, random_prompt
@@ -121,6 +122,44 @@ def test_a_forward_has_the_bits_of_one_layer_by_layer(
             lanes.kv.device_bytes.copy_(before)
             assert torch.equal(draft.run_layer(layer, inp, hidden_TE, lanes.kv), expected_TE)
             assert torch.equal(lanes.kv.device_bytes, written)
+
+
+@pytest.mark.usefixtures("any_threads")
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS)
+@pytest.mark.parametrize("wanted", [[4, 11], [0], [14, 3, 3], []])
+def test_the_wanted_rows_have_the_likeliest_tokens_and_the_bits_of_a_forward(
+    tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool, wanted: list[int]
+) -> None:
+    runner = load(tmp_path, algorithm, arch, has_all)
+    draft = draft_of(runner)
+    lanes, inp, _, hidden_TE = batch(runner, (40, 7, 33), 5)
+    inp = replace(inp, logit_indices_L=torch.tensor(wanted, dtype=torch.int64))
+    before = lanes.kv.device_bytes.clone()
+    expected = likeliest_by_logits(by_layers(draft), inp, hidden_TE, lanes.kv)
+    written = lanes.kv.device_bytes.clone()
+    assert not torch.equal(written, before)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        lanes.kv.device_bytes.copy_(before)
+        found = draft.likeliest(inp, hidden_TE, lanes.kv)
+        assert all(map(torch.equal, found, expected)) and torch.equal(lanes.kv.device_bytes, written)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 1 << 40])
+def test_a_token_that_the_target_does_not_know_is_refused_and_nothing_is_written(tmp_path: Path, token: int) -> None:
+    runner = load(tmp_path, "eagle", "llama", True)
+    draft = draft_of(runner)
+    lanes, inp, chain, hidden_TE = batch(runner, (40, 7, 33), 1)
+    ids_T = torch.tensor([3, token, 5])
+    before = lanes.kv.device_bytes.clone()
+    for call in (
+        lambda: draft.run_layer(0, replace(inp, input_ids_T=ids_T), hidden_TE, lanes.kv),
+        lambda: draft.likeliest(replace(inp, input_ids_T=ids_T), hidden_TE, lanes.kv),
+        lambda: draft.chain(chain, ids_T, hidden_TE, lanes.kv),
+    ):
+        with pytest.raises(InternalError, match=f"none of its {VOCAB}"):
+            call()
+    assert torch.equal(lanes.kv.device_bytes, before)
 
 
 @pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])

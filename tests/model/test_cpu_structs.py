@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from model.cpu_draft import CDraft, CpuDraft, DraftParts
+from model.cpu_draft import CDraft, CpuDraft, DraftParts, _TokenPlaces
 from model.cpu_kernels import load_kernels
 from model.cpu_layers import CLayer, CpuLayers, _Decodes
 from model.cpu_products import CLinear
@@ -16,7 +16,7 @@ from model.fake import FakeRunner
 from protocol.errors import InternalError
 
 CONFIG = replace(FakeRunner().config, head_dim=16)
-STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft}
+STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft, "token_places": _TokenPlaces}
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def test_layers_are_checked_when_a_model_is_loaded(
         CpuLayers.of(kernels, [CLayer()], torch.float32)
 
 
-@pytest.mark.parametrize("name", ["CLayer", "CDraft"])
+@pytest.mark.parametrize("name", ["CLayer", "CDraft", "_TokenPlaces"])
 def test_a_layer_of_a_draft_is_checked_when_it_is_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = load_kernels(CONFIG, torch.float32, "float32")
-    struct = {"CLayer": CLayer, "CDraft": CDraft}[name]
+    struct = {"CLayer": CLayer, "CDraft": CDraft, "_TokenPlaces": _TokenPlaces}[name]
     monkeypatch.setattr(f"model.cpu_draft.{name}", _changed(struct, "left out", 1))
-    with pytest.raises(InternalError, match=r"(layer|draft) has \(offset, bytes\)"):
-        CpuDraft.of(kernels, cast("DraftParts", None), CLayer(), torch.float32)
+    with pytest.raises(InternalError, match=r"(layer|draft|token_places) has \(offset, bytes\)"):
+        CpuDraft.of(kernels, cast("DraftParts", None), CLayer(), torch.float32, torch.zeros(1), 0)
