@@ -21,7 +21,7 @@ from gateway.generation import Batch, Generation
 from gateway.http_errors import error_event, error_response
 from gateway.http_protocol import BACKLOG, backlog_of
 from gateway.long_answers import Held, LongAnswers
-from gateway.parts import PART_BYTES, next_part, parts_of
+from gateway.parts import KEPT_BYTES, PART_BYTES, next_part, parts_of
 from protocol.errors import BadRequest, Overloaded
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -33,6 +33,7 @@ HEADERS = (
 JSON_TYPE = "application/json"
 JSON_HEADERS = ((b"content-type", JSON_TYPE.encode()),)
 DONE = b"data: [DONE]\n\n"
+JSON_TIMES = 10  # JSON of log-probabilities is so many times longer than they are, at most
 
 
 class Body(Protocol):
@@ -113,7 +114,7 @@ class WholeAnswer(Response):
         generation, refused = self._generation, None
         found = [self._shape.gathers() for _ in range(generation.prompts.num_choices)]
         async for batch in generation.batches():
-            grown = 0 if held.num_bytes else generation.prompts.num_score_bytes
+            grown = 0 if held.num_bytes else _num_score_bytes(generation)
             for index, piece in batch:
                 grown += found[index].take(piece)
             if grown and refused is None:
@@ -181,7 +182,7 @@ class StreamedAnswer(Response):
                 await write(_body(part))
             generation.is_held = False
 
-        num_prompt_bytes = generation.prompts.num_score_bytes
+        num_prompt_bytes = _num_score_bytes(generation)
         count()
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write_batch(first)
@@ -199,6 +200,12 @@ class StreamedAnswer(Response):
         if generation.error is not None:
             return error_event(generation.error)
         return self._shape.last(generation) if generation.is_complete else b""
+
+
+def _num_score_bytes(generation: Generation) -> int:
+    """Memory of the log-probabilities of prompts, and of what is kept of them as JSON."""
+    parts = [record.prompt_part for record in generation.prompts.records if record.prompt_part is not None]
+    return sum(part.num_bytes + min(JSON_TIMES * part.num_bytes, 2 * KEPT_BYTES) for part in parts)
 
 
 def _body(content: bytes, more: bool = True) -> Message:

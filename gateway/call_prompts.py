@@ -1,19 +1,19 @@
 """The prompts of one client request, and what workers report of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from gateway.parts import KEPT_BYTES
+from gateway.echo import Echo
+from gateway.pieces import ScoredToken, SharedTokens
 from gateway.prompt_part import PromptPart
 from gateway.requests import RequestRecord
-from gateway.translate import Prompt
-
-JSON_TIMES = 10  # JSON of log-probabilities is so many times longer than they are, at most
+from gateway.translate import PreparedPrompt
 
 
 class CallPrompts:
     """Choice c of prompt p has the index p * n + c in the answer. `records`: one for each prompt that is assigned."""
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, prompts: Sequence[PreparedPrompt]) -> None:
         self.all = prompts
         self.records: list[RequestRecord] = []
         self.num_choices = sum(prompt.num_choices for prompt in prompts)
@@ -23,7 +23,7 @@ class CallPrompts:
         """The place of the prompt that this choice continues."""
         return index // self.all[0].num_choices
 
-    def of(self, index: int) -> Prompt:
+    def of(self, index: int) -> PreparedPrompt:
         """The prompt that this choice continues."""
         return self.all[self.place_of(index)]
 
@@ -45,12 +45,25 @@ class CallPrompts:
         return len(self.of(index).token_ids), 0 if record is None else record.num_cached
 
     @property
-    def num_score_bytes(self) -> int:
-        """Memory of the log-probabilities of prompts, and of what is kept of them as JSON."""
-        sizes = [each.prompt_part.num_bytes for each in self.records if each.prompt_part is not None]
-        return sum(size + min(JSON_TIMES * size, 2 * KEPT_BYTES) for size in sizes)
-
-    @property
     def num_cached(self) -> int:
-        """Prompt tokens that workers have not computed, because they had their KV."""
+        """PreparedPrompt tokens that workers have not computed, because they had their KV."""
         return sum(record.num_cached for record in self.records)
+
+
+@dataclass(frozen=True)
+class EchoedTokens(SharedTokens):
+    """The tokens of an echo. They are unpacked where they are read."""
+
+    part: PromptPart
+    echo: Echo
+    is_shared: bool = False
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __iter__(self) -> Iterator[ScoredToken]:
+        scores = self.part.tokens(self.echo.num_top)
+        return map(ScoredToken, self.part.token_ids, self.echo.offsets or (), scores)
+
+    def __contains__(self, token: object) -> bool:
+        return token in list(self)

@@ -5,13 +5,13 @@ tokens that are not shown. So the result does not depend on how the text was cut
 """
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from gateway.logprobs import HeldTokens, ScoredToken
+from gateway.held_tokens import HeldTokens
+from gateway.pieces import Piece
 from gateway.stop_strings import StopSet, StopStrings
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
@@ -192,17 +192,6 @@ class WindowDetokenizer(Detokenizer):
 
 
 # ---- the text of a choice ----
-
-
-class Piece(NamedTuple):
-    """What the tokens of one delivery add. Text is held back while a character is incomplete or may begin a stop
-    string."""
-
-    text: str
-    token_ids: tuple[int, ...]  # empty: only a finish reason
-    finish_reason: str | None
-    logprobs: Collection[ScoredToken] = ()  # of the tokens whose text is shown with this piece, if they are asked for
-    scores: tuple[TokenLogprob, ...] = ()  # of `token_ids`, each, if they are asked for
 
 
 class ChoiceText:

@@ -13,9 +13,10 @@ import zmq
 
 from gateway.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.flushes import Flush, Flushes
-from gateway.limits import NO_LIMITS, Limits, limits_of
+from gateway.limits import NO_LIMITS, Limits
 from gateway.members import Change, HowLost, WorkerKey
 from gateway.membership import Membership
+from gateway.pool_limits import limits_of
 from gateway.presence import Presence
 from gateway.retries import RetryRules
 from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
@@ -208,8 +209,7 @@ class Control:
     @property
     def limits(self) -> Limits:
         """The limits of the model and of the present workers together."""
-        if self._limits is None:
-            self._limits = limits_of(self.membership.members, self._model_limits)
+        self._limits = self._limits or limits_of(self.membership.members, self._model_limits)
         return self._limits
 
     async def flush_caches(self) -> None:

@@ -10,9 +10,9 @@ from gateway.attempts import Attempts
 from gateway.members import HowLost, WorkerKey
 from gateway.membership import Membership
 from gateway.picking import Picker
+from gateway.prompt import Prompt
 from gateway.requests import Attempt, HeldNews, Listener, RequestRecord
 from gateway.retries import Retries, RetryRules, Stranded, final_error, may_go_on, note_failure
-from gateway.translate import Prompt
 from protocol.errors import (
     BatonError,
     InternalError,

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from gateway.call_prompts import CallPrompts
-from gateway.choice_text import ChoiceText, Detokenizer, Piece
+from gateway.call_prompts import CallPrompts, EchoedTokens
+from gateway.choice_text import ChoiceText, Detokenizer
 from gateway.dispatch import Dispatch
-from gateway.prompt_part import Echo, EchoedTokens
+from gateway.echo import Echo
+from gateway.pieces import Piece
 from gateway.requests import Delivery
 from gateway.times import Times
-from gateway.translate import Prompt
+from gateway.translate import PreparedPrompt
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
@@ -28,23 +29,13 @@ ABORT = "abort"  # the finish reason of a choice that the client has aborted by 
 Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
 class Generation:
     """Answers `prompts`, whose choices are numbered as in CallPrompts. `x_request_id`: the header, for the log."""
 
     def __init__(
         self,
         response_id: str,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PreparedPrompt],
         new_detokenizer: Callable[[Sequence[int], bool], Detokenizer],
         dispatch: Dispatch,
         times: Times,
@@ -175,15 +166,6 @@ class Generation:
     def num_tokens(self) -> int:
         """Tokens of all choices until now."""
         return sum(text.num_tokens for text in self._texts)
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """The usage object until now."""
-        return self.usage_at(self.num_tokens, self.prompts.num_cached)
-
-    def usage_at(self, num_tokens: int, num_cached: int) -> dict[str, Any]:
-        """The usage object when the choices had `num_tokens` tokens together."""
-        return usage_of(self.prompts.num_tokens, num_tokens, num_cached)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""

@@ -16,14 +16,17 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gateway.docs_page import DOCS_HEADERS, docs_page
+from gateway.documents import errors, text_response
 from gateway.http_errors import error_response, json_response, status_response
 from gateway.http_protocol import HEADER, Gate, RequestIdMiddleware, request_id_of
 from gateway.members import Member, Stage
 from gateway.native import add_native
 from gateway.native_answer import WEIGHT_VERSION
 from gateway.near_names import near_path
-from gateway.openapi import add_schemas, errors, text_response
-from gateway.service import Service, add_generation
+from gateway.openai_routes import add_generation
+from gateway.openapi import add_schemas
+from gateway.openapi_rules import bounds_of
+from gateway.service import Service
 from protocol.errors import BadRequest, BatonError, InternalError, Unavailable
 from protocol.messages_gateway import Role
 from runtime.installation import baton_version
@@ -164,11 +167,11 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return json_response(add_schemas(app.openapi(), service.bounds))
+        return json_response(add_schemas(app.openapi(), bounds_of(service)))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        page = docs_page(add_schemas(app.openapi(), service.bounds))
+        page = docs_page(add_schemas(app.openapi(), bounds_of(service)))
         return Response(page, media_type="text/html; charset=utf-8", headers=DOCS_HEADERS)
 
 

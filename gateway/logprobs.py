@@ -1,113 +1,15 @@
-"""Log-probabilities in answers: which tokens a chunk tells of, and how OpenAI's API writes them.
+"""How OpenAI's API writes log-probabilities of an answer's tokens, and vLLM those of the prompt's."""
 
-A token is told with the chunk that has the end of its text. Without text of its own, it goes with the text before it. A
-stop string cuts the tokens whose text begins in it or behind it.
-"""
-
-from array import array
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from gateway.parts import TOKENS, Kept, Later, items_of, list_of
-from protocol.logprobs import MAX_TOP_LOGPROBS, TokenLogprob, packed, unpacked
+from gateway.parts import TOKENS, Kept, Later, finite, items_of, list_of
+from gateway.pieces import ScoredToken, SharedTokens
+from gateway.prompt_part import PromptPart
+from protocol.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
 
-LEAST = -9999.0  # stands for minus infinity, which JSON does not have, as in OpenAI's API and vLLM
 Fields = dict[str, Any]
-
-
-class ScoredToken(NamedTuple):
-    """A token of an answer, with its log-probability."""
-
-    token_id: int
-    offset: int  # characters of the choice's text before its own
-    scored: TokenLogprob | None  # None: the first token of an echoed prompt, before which there is nothing
-
-
-@dataclass
-class _Held:
-    token: ScoredToken
-    end: int | None  # characters of the text up to its end; None: a character is not complete yet
-
-
-class HeldTokens:
-    """Tokens of one choice whose text is not shown yet. `num_echoed`: characters of the prompt's text before them."""
-
-    def __init__(self, num_echoed: int = 0) -> None:
-        self._held: deque[_Held] = deque()
-        self._num_read = num_echoed  # characters
-        self._num_shown = num_echoed
-
-    def read(self, token_id: int, scored: TokenLogprob, num_chars: int, *, is_whole: bool) -> None:
-        """A token has added so many characters. `is_whole`: no character waits for its other bytes."""
-        self._held.append(_Held(ScoredToken(token_id, self._num_read, scored), None))
-        self._num_read += num_chars
-        if is_whole:
-            self._settle()
-
-    def shown(self, num_chars: int) -> tuple[ScoredToken, ...]:
-        """So many more characters are shown. The tokens that are told with them."""
-        self._num_shown += num_chars
-        found: list[ScoredToken] = []
-        while self._held and (end := self._held[0].end) is not None and end <= self._num_shown:
-            found.append(self._held.popleft().token)
-        return tuple(found)
-
-    def rest(self, *, is_cut: bool) -> tuple[ScoredToken, ...]:
-        """No text follows. The tokens that are left; without those that a stop string cuts, if it `is_cut`."""
-        self._settle()
-        left = [each.token for each in self._held if not is_cut or each.token.offset < self._num_shown]
-        self._held.clear()
-        return tuple(left)
-
-    def _settle(self) -> None:
-        """All text of the tokens so far is known."""
-        for each in reversed(self._held):
-            if each.end is not None:
-                return
-            each.end = self._num_read
-
-
-class PackedTokens(Collection[ScoredToken]):
-    """Tokens of one choice that wait until its answer is written, as they travel: unpacked they take ten times as much
-    memory. None of them is the first token of a prompt."""
-
-    def __init__(self) -> None:
-        self._ids, self._offsets = array("i"), array("q")
-        self._runs: list[tuple[int, bytearray]] = []  # (likeliest tokens at each place, rows)
-
-    def add(self, token: ScoredToken) -> None:
-        """Appends a token."""
-        assert token.scored is not None
-        self._ids.append(token.token_id)
-        self._offsets.append(token.offset)
-        num_top = len(token.scored.top)
-        if not self._runs or self._runs[-1][0] != num_top:
-            self._runs.append((num_top, bytearray()))
-        self._runs[-1][1].extend(packed(token.scored))
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of these tokens."""
-        return 12 * len(self._ids) + sum(len(raw) for _, raw in self._runs)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[ScoredToken]:
-        scores = chain.from_iterable(unpacked(*run) for run in self._runs)
-        return map(ScoredToken, self._ids, self._offsets, scores)
-
-    def __contains__(self, token: object) -> bool:
-        return token in list(self)
-
-
-class SharedTokens(Collection[ScoredToken]):
-    """Tokens with which all choices of one prompt begin. `is_shared`: there are several choices."""
-
-    is_shared: bool
 
 
 # ---- as JSON ----
@@ -193,6 +95,26 @@ def _offsets(tokens: Iterable[ScoredToken]) -> Iterator[int]:
     return (each.offset for each in tokens)
 
 
-def finite(logprob: float) -> float:
-    """The number for JSON."""
-    return max(logprob, LEAST)
+@dataclass(frozen=True)
+class PromptWriter:
+    """Writes the field `prompt_logprobs` as vLLM does. `bytes_of`: as in LogprobWriter."""
+
+    num_top: int
+    bytes_of: Callable[[int], bytes | None]
+
+    def entries(self, part: PromptPart) -> Iterator[dict[str, Any] | None]:
+        """For each token of the prompt null, or an object by token id: the token itself first, then the likeliest."""
+        for token_id, scored in zip(part.token_ids, part.tokens(self.num_top), strict=True):
+            yield None if scored is None else self._entry(token_id, scored)
+
+    def _entry(self, token_id: int, scored: TokenLogprob) -> dict[str, Any]:
+        ranked = [(token_id, scored.logprob, scored.rank)]
+        ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(scored.top, 1) if other != token_id]
+        return {
+            str(each): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._text(each)}
+            for each, logprob, rank in ranked
+        }
+
+    def _text(self, token_id: int) -> str | None:
+        raw = self.bytes_of(token_id)
+        return None if raw is None else raw.decode(errors="replace")

@@ -14,9 +14,12 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from gateway.answering import StreamedAnswer, WholeAnswer
+from gateway.bodies import check_content, read_body
+from gateway.documents import body_of, errors, generation_responses
 from gateway.generation import Generation
 from gateway.http_errors import json_response
-from gateway.limits import Limits, check_list
+from gateway.json_body import check_list, validated
+from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.native_answer import NativeAnswer, Wanted
 from gateway.native_schemas import (
@@ -27,10 +30,12 @@ from gateway.native_schemas import (
     NativeSampling,
     check_lengths,
 )
+from gateway.native_shapes import Generated
 from gateway.native_unsupported import refuse_unsupported_native
-from gateway.openapi import Generated, body_of, errors, generation_responses
-from gateway.schemas import check_counts, parse_json, validated
-from gateway.service import Service, check_content, read_body, respond
+from gateway.respond import respond
+from gateway.schemas import check_counts
+from gateway.service import Service
+from gateway.strict_json import parse_json
 from gateway.times import Times
 from protocol.errors import BadRequest, Overloaded, Unavailable
 from runtime.settings import HttpLimits

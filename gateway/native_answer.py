@@ -12,16 +12,15 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.answering import DONE
-from gateway.choice_text import Piece
 from gateway.gathered import Gathered
 from gateway.generation import ABORT, Batch, Generation
-from gateway.logprobs import finite
 from gateway.native_schemas import ONLY_OUTPUTS
 from gateway.parts import (
     PART_BYTES,
     TOKENS,
     Kept,
     Later,
+    finite,
     ids_json,
     in_blocks,
     items_of,
@@ -30,6 +29,7 @@ from gateway.parts import (
     parts_of,
     text_json,
 )
+from gateway.pieces import Piece
 from gateway.prompt_part import PromptPart
 from protocol.logprobs import TokenLogprob
 

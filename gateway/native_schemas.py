@@ -9,8 +9,21 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from gateway.grammar_fields import SglangGrammars
-from gateway.sampling_fields import INT32, Least, Positive, SamplingFields, Seed, shown, told
-from gateway.schemas import MAX_SALT_CHARS, CompletionRequest, PromptIds, SeveralIds, Text, Texts
+from gateway.sampling_fields import (
+    INT32,
+    MAX_SALT_CHARS,
+    Least,
+    Positive,
+    PromptIds,
+    SamplingFields,
+    Seed,
+    SeveralIds,
+    Text,
+    Texts,
+    shown,
+    told,
+)
+from gateway.schemas import CompletionRequest
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority

@@ -1,11 +1,12 @@
-"""Refuses what a native request has that Baton would ignore although it matters; see unsupported.py."""
+"""Refuses what a native request has that Baton would ignore although it matters; see refusals.py."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.complaints import short
 from gateway.native_schemas import RENAMED, GenerateRequest, NativeSampling
-from gateway.unsupported import EMPTY, OFF, ON, ONE, ZERO, Table, each, refuse_marked, refuse_misspelt, refuse_values
+from gateway.refusals import EMPTY, OFF, ON, ONE, ZERO, Table, each, refuse_misspelt, refuse_values
+from gateway.router_marks import refuse_marked
 from protocol.errors import BadRequest
 
 # The values, besides null, that change nothing.

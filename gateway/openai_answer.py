@@ -11,10 +11,9 @@ from typing import Any
 import orjson
 
 from gateway.answering import DONE
-from gateway.choice_text import Piece
 from gateway.gathered import Gathered
 from gateway.generation import Batch, Generation
-from gateway.logprobs import LogprobWriter, ScoredToken
+from gateway.logprobs import LogprobWriter, PromptWriter
 from gateway.parts import (
     CHARS,
     TEXTS,
@@ -28,7 +27,7 @@ from gateway.parts import (
     parts_of,
     text_json,
 )
-from gateway.prompt_part import PromptWriter
+from gateway.pieces import Piece, ScoredToken
 
 # OpenAI's messages always have these. Clients with strict types fail without them.
 MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
@@ -90,7 +89,7 @@ class ResponseHead:
 
         is_short = self.logprobs is None and sum(len(each.texts) for each in found) <= TEXTS  # nearly every answer
         told = list(choices()) if is_short else list_with_laters(choices)
-        body = self.fields("chat.completion") | {"choices": told, "usage": generation.usage}
+        body = self.fields("chat.completion") | {"choices": told, "usage": _usage(generation)}
         timeline = generation.timeline()
         return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
 
@@ -137,7 +136,7 @@ class ChunkWriter:
         for place, (index, piece) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and place == len(batch) else None
             self._num_sent += len(piece.token_ids)
-            usage = generation.usage_at(self._num_sent, num_cached) if self.continuous else None
+            usage = usage_of(generation.prompts.num_tokens, self._num_sent, num_cached) if self.continuous else None
             if self._is_short(piece):
                 yield self.chunk(index, piece, usage, timeline)
             else:
@@ -158,7 +157,7 @@ class ChunkWriter:
         """See Chunks."""
         if not self.include_usage:
             return DONE
-        return self.usage_chunk(generation.usage, generation.timeline()) + DONE
+        return self.usage_chunk(_usage(generation), generation.timeline()) + DONE
 
     def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
         """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
@@ -206,3 +205,18 @@ class ChunkWriter:
         if timeline is not None:
             last["timeline"] = timeline
         return b"]" + (b"," + orjson.dumps(last)[1:] if last else b"}") + b"\n\n"
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def _usage(generation: Generation) -> Fields:
+    """The usage object until now."""
+    return usage_of(generation.prompts.num_tokens, generation.num_tokens, generation.prompts.num_cached)

@@ -21,9 +21,12 @@ from gateway.chat_template import RESERVED
 from gateway.limits import Limits
 from gateway.native_schemas import RENAMED
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
+from gateway.refusals import Table
+from gateway.router_marks import MARKED_ID
 from gateway.sampling_fields import KEYWORDS
 from gateway.schemas import DEFAULT_COMPLETION_TOKENS, NEED_CONTENT, KnownRole
-from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, MARKED_ID, NEUTRAL, Table
+from gateway.service import Service
+from gateway.unsupported import FORBIDDEN_BY, ID_FIELDS, NEUTRAL
 from runtime.settings import HttpLimits
 
 Schema = dict[str, Any]
@@ -75,6 +78,19 @@ class Bounds:
     def only_absent(self) -> tuple[()] | None:
         """The values of a prompt of text: none, if there is no tokenizer."""
         return None if self.takes_text else ()
+
+
+def bounds_of(service: Service) -> Bounds:
+    """What can be asked of this gateway now."""
+    translator = service.translator
+    return Bounds(
+        names=service.names.all,
+        templates=translator.template_names,
+        takes_text=translator.takes_text,
+        takes_empty_text=translator.takes_empty_text,
+        limits=service.control.limits,
+        http=service.http_limits,
+    )
 
 
 def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:

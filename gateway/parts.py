@@ -146,3 +146,11 @@ def next_part(blocks: Iterator[bytes]) -> bytes:
         if num_bytes >= PART_BYTES:
             break
     return b"".join(found)
+
+
+LEAST = -9999.0  # stands for minus infinity, which JSON does not have, as in OpenAI's API and vLLM
+
+
+def finite(logprob: float) -> float:
+    """The number for JSON."""
+    return max(logprob, LEAST)

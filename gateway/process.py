@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
+from gateway.admission import Admission
 from gateway.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.control import Control, ControlSocket
 from gateway.grammar_checks import GrammarChecks
@@ -19,11 +20,12 @@ from gateway.http_app import build_app
 from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
 from gateway.membership import Membership
-from gateway.metrics import Metrics, add_control
+from gateway.metrics import Metrics
+from gateway.metrics_page import add_control
 from gateway.model_folder import model_facts, read_model_folder
 from gateway.retries import RetryRules
 from gateway.role_metrics import add_roles
-from gateway.service import Admission, ModelNames, Service
+from gateway.service import ModelNames, Service
 from gateway.tokenizer import TextTokenizer, load_tokenizer
 from gateway.translate import Translator
 from gateway.trial_child import TrialChild, trial_command

@@ -1,39 +1,11 @@
-"""What an answer tells of its prompt: the text before the answer, and log-probabilities of the prompt's tokens."""
+"""The log-probabilities of a prompt's own tokens, as far as workers have told them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from gateway.choice_text import Detokenizer
-from gateway.logprobs import ScoredToken, SharedTokens, finite
 from protocol.errors import WireError
 from protocol.logprobs import Logprobs, PromptLogprobsAsked, TokenLogprob, check_tokens, unpacked
 from protocol.messages_gateway import PromptLogprobs
-
-
-@dataclass(frozen=True)
-class Echo:
-    """The text before the answer. `offsets`: its characters before each token of the prompt, if these are told with
-    their log-probabilities and those of `num_top` likeliest tokens; None: they are not told."""
-
-    text: str
-    offsets: tuple[int, ...] | None = None
-    num_top: int = 0
-
-
-def echo_of(text: str | None, token_ids: Sequence[int], detokenizer: Detokenizer, num_top: int | None) -> Echo:
-    """The echo of a prompt that came as `text`, or as ids alone. `num_top`: see Echo; None: no tokens are told."""
-    parts, offsets, num_chars = list[str](), list[int](), 0
-    if text is None or num_top is not None:
-        for token_id in token_ids:
-            offsets.append(num_chars)
-            parts.append(detokenizer.feed(token_id))
-            num_chars += len(parts[-1])
-    if text is None:
-        text = "".join(parts)  # a character that is not complete is shown with the answer
-    if num_top is None:
-        return Echo(text)
-    return Echo(text, tuple(min(offset, len(text)) for offset in offsets), num_top)
 
 
 @dataclass
@@ -81,47 +53,3 @@ class PromptPart:
     def __len__(self) -> int:
         """Tokens of the prompt."""
         return len(self.token_ids)
-
-
-@dataclass(frozen=True)
-class EchoedTokens(SharedTokens):
-    """The tokens of an echo. They are unpacked where they are read."""
-
-    part: PromptPart
-    echo: Echo
-    is_shared: bool = False
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def __iter__(self) -> Iterator[ScoredToken]:
-        scores = self.part.tokens(self.echo.num_top)
-        return map(ScoredToken, self.part.token_ids, self.echo.offsets or (), scores)
-
-    def __contains__(self, token: object) -> bool:
-        return token in list(self)
-
-
-@dataclass(frozen=True)
-class PromptWriter:
-    """Writes the field `prompt_logprobs` as vLLM does. `bytes_of`: as in LogprobWriter."""
-
-    num_top: int
-    bytes_of: Callable[[int], bytes | None]
-
-    def entries(self, part: PromptPart) -> Iterator[dict[str, Any] | None]:
-        """For each token of the prompt null, or an object by token id: the token itself first, then the likeliest."""
-        for token_id, scored in zip(part.token_ids, part.tokens(self.num_top), strict=True):
-            yield None if scored is None else self._entry(token_id, scored)
-
-    def _entry(self, token_id: int, scored: TokenLogprob) -> dict[str, Any]:
-        ranked = [(token_id, scored.logprob, scored.rank)]
-        ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(scored.top, 1) if other != token_id]
-        return {
-            str(each): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._text(each)}
-            for each, logprob, rank in ranked
-        }
-
-    def _text(self, token_id: int) -> str | None:
-        raw = self.bytes_of(token_id)
-        return None if raw is None else raw.decode(errors="replace")

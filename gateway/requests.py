@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.members import WorkerKey
 from gateway.pairing import NO_LOAD, Load, Need
+from gateway.prompt import Prompt
 from gateway.prompt_part import PromptPart
-from gateway.translate import Prompt
 from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError, WorkerLeft
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked, TokenLogprob, checked
 from protocol.messages_gateway import (

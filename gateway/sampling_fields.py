@@ -105,3 +105,17 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
     def num_choices(self) -> int:
         """Choices of each prompt."""
         return self.n or 1
+
+
+MAX_SALT_CHARS = 256
+
+
+# Prompts: one or several, as text or as token ids.
+Text = Annotated[str, shown(minLength="least_chars")]
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), shown(maxItems="http.max_prompts")]
+PromptIds = Annotated[Ids, Field(min_length=1), shown(maxItems="longest_prompt")]
+SeveralIds = Annotated[
+    list[Annotated[Ids, shown(minItems=1, maxItems="longest_prompt")]],
+    Field(min_length=1, fail_fast=True),
+    shown(maxItems="http.max_prompts"),
+]

@@ -1,50 +1,48 @@
-"""From the bytes of a body to a checked request: strict JSON, and the fields with their types and ranges.
+"""The bodies of completions and chats: the fields with their types and ranges, and rules between them.
 
-JSON: UTF-8, no NaN, no lone surrogates, no key twice in an object, bounded depth, containers and strings. Types are
-strict (no bool for an int), and null means absent. unsupported.py refuses fields that Baton does not support,
-complaints.py says what is wrong with a value, and translate.py checks the model's limits.
+Types are strict (no bool for an int), and null means absent. unsupported.py refuses fields that Baton does not support,
+validation.py says what is wrong with a value, and translate.py checks the model's limits.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-import jiter
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.complaints import bad_request, short
+from gateway.complaints import short
 from gateway.grammar_fields import GrammarFields
+from gateway.json_body import validated
 from gateway.prompt_fields import PromptFields, check_prompt_fields
-from gateway.sampling_fields import INT32, MAX_STOP_CHARS, Ids, Least, Positive, SamplingFields, Seed, shown, told
+from gateway.sampling_fields import (
+    INT32,
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    Ids,
+    Least,
+    Positive,
+    PromptIds,
+    SamplingFields,
+    Seed,
+    SeveralIds,
+    Text,
+    Texts,
+    shown,
+    told,
+)
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop, PromptLogprobsAsked
 from protocol.messages_gateway import Priority
 from runtime.settings import HttpLimits
 
-MAX_DEPTH = 200  # jiter's own limit
-MAX_CONTAINERS = 100_000  # "[" and "{" in a body, those inside strings too: each may become a Python object
-MAX_STRINGS = 100_000  # pairs of quotes, without escaped ones
 MAX_BAD_WORDS = 1024
 MAX_MESSAGES = 10_000
 NEED_CONTENT = ("system", "developer", "user", "tool")  # an assistant may have called a tool and said nothing
 KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
-_TWICE = re.compile(r'Detected duplicate key "(.*)" at line (\d+) column (\d+)', re.DOTALL)
 
-MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_EFFORT_CHARS = 64
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-
-# Prompts: one or several, as text or as token ids.
-Text = Annotated[str, shown(minLength="least_chars")]
-Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True), shown(maxItems="http.max_prompts")]
-PromptIds = Annotated[Ids, Field(min_length=1), shown(maxItems="longest_prompt")]
-SeveralIds = Annotated[
-    list[Annotated[Ids, shown(minItems=1, maxItems="longest_prompt")]],
-    Field(min_length=1, fail_fast=True),
-    shown(maxItems="http.max_prompts"),
-]
 
 
 class StreamOptions(BaseModel, strict=True):
@@ -284,45 +282,6 @@ class ChatRequest(GenerationRequest):
 
 AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
-M = TypeVar("M", bound=BaseModel)
-
-
-def parse_json(raw: bytes) -> Any:
-    """The parsed body. BadRequest names the fault and its place. 1e999 parses as infinity; the field refuses it."""
-    containers = raw.count(b"[") + raw.count(b"{")
-    if containers > MAX_CONTAINERS:
-        raise BadRequest(f"the body has {containers} opening brackets, expected at most {MAX_CONTAINERS}")
-
-    strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
-    if strings > MAX_STRINGS:
-        raise BadRequest(f"the body has {strings} strings, expected at most {MAX_STRINGS}")
-
-    try:
-        return jiter.from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
-    except ValueError as error:
-        raise _bad_json(str(error)) from error
-
-
-def _bad_json(message: str) -> BadRequest:
-    twice = _TWICE.match(message)
-    if twice is not None:
-        key = twice[1] if len(twice[1]) <= 80 else twice[1][:77] + "..."
-        return BadRequest(
-            f"{key}: appears twice in one object, at line {twice[2]} column {twice[3]}, expected once", param=key
-        )
-    if message.startswith("recursion limit exceeded"):
-        return BadRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
-    return BadRequest(f"the body is not valid JSON: {message[:200]}")
-
-
-def validated(kind: type[M], body: Any) -> M:
-    """A JSON body as a model. BadRequest names the field, its value and what was expected."""
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body is {_type_name(body)}, expected a JSON object")
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise bad_request(error) from error
 
 
 def parse(kind: type[R], body: Any) -> R:
@@ -361,7 +320,3 @@ def check_counts(request: GenerationRequest, limits: HttpLimits, num_prompts: in
             f"expected at most {limits.max_choices_in_flight} in all",
             param="n",
         )
-
-
-def _type_name(value: Any) -> str:
-    return {list: "an array", str: "a string", type(None): "null", bool: "a boolean"}.get(type(value), "a number")

@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.schemas import ChatMessage, parse_json
+from gateway.schemas import ChatMessage
+from gateway.strict_json import parse_json
 from protocol.errors import BadRequest
 
 

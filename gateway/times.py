@@ -6,7 +6,7 @@ from typing import Any
 from gateway.attempts import GATEWAY
 from gateway.choice_text import ChoiceText
 from gateway.metrics import Metrics
-from gateway.translate import Prompt
+from gateway.prompt import Prompt
 from protocol.worker_facts import Stamp
 from runtime.clock import Clock
 

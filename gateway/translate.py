@@ -8,27 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.chat_template import ChatTemplates
+from gateway.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
 from gateway.choice_text import Detokenizer
+from gateway.echo import Echo, echo_of
 from gateway.grammars import asked
-from gateway.limits import (
-    Limits,
-    check_drawable,
-    check_ids,
-    field_of,
-    max_tokens,
-    prompt_too_long,
-    refuse,
-    too_long,
-)
+from gateway.limits import Limits, field_of, too_long
 from gateway.logit_rules import rules_of
 from gateway.model_folder import ModelFolder
-from gateway.prompt_part import Echo, echo_of
+from gateway.prompt import Prompt
 from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.stop_strings import StopSet
 from gateway.template_messages import for_template
 from gateway.tokenizer import TextTokenizer
 from protocol.grammar import grammar_name
-from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
+from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
@@ -38,18 +31,11 @@ MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One prompt, ready to be assigned: rules for the tokens of each choice, and for its text."""
+class PreparedPrompt(Prompt):
+    """One prompt, with the rules for the text of its choices."""
 
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    num_choices: int
     stops: StopSet = NO_STOPS
     skip_special: bool = True
-    cache_salt: str = ""
-    priority: int = 0
-    grammar: str = ""  # the text of the grammar that its answers follow
-    prompt_logprobs: PromptLogprobsAsked | None = None  # of its own tokens
     echo: Echo | None = None
     is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
     num_scores: int = 0  # log-probabilities of its own tokens, as often as its choices tell them
@@ -89,7 +75,9 @@ class Translator:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
-    def all_prompts(self, requests: Sequence[AnyRequest], limits: Limits, grammars: Sequence[str]) -> list[Prompt]:
+    def all_prompts(
+        self, requests: Sequence[AnyRequest], limits: Limits, grammars: Sequence[str]
+    ) -> list[PreparedPrompt]:
         """Each prompt of requests that are answered together and have as many choices a prompt. `grammars`: the text
         of the grammar of each request. BadRequest if a prompt could never be served, or if the prompts are more than
         workers can hold together."""
@@ -121,7 +109,7 @@ class Translator:
         limits: Limits,
         grammar: str = "",
         known_stops: dict[tuple[str, ...], StopSet] | None = None,
-    ) -> list[Prompt]:
+    ) -> list[PreparedPrompt]:
         """Each prompt with its rules. `grammar`: the text of the one that the request asks for. `known_stops`: those
         of requests before; this one's are added. BadRequest if one of them could never be served."""
         if isinstance(request, ChatRequest):
@@ -134,7 +122,7 @@ class Translator:
         check_drawable(rules, limits)
         field = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         asked: int | None = getattr(request, field)
-        prompts: list[Prompt] = []
+        prompts: list[PreparedPrompt] = []
         for where, ids in found.items():
             check_ids(ids, where, limits)
             if (scored := request.prompt_logprobs_asked) is not None and scored.start > len(ids):
@@ -146,16 +134,16 @@ class Translator:
                 what = f"got {rules.min_tokens}, expected at most max_tokens, which is {num_tokens}"
                 refuse("min_tokens", what)
             prompts.append(
-                Prompt(
+                PreparedPrompt(
                     tuple(ids),
                     replace(rules, max_tokens=max(num_tokens, 1)),
                     num_choices,
-                    stops,
-                    request.skip_special_tokens is not False,
                     request.cache_salt or "",
                     request.priority or 0,
                     grammar,
-                    prompt_logprobs=scored,
+                    scored,
+                    stops=stops,
+                    skip_special=request.skip_special_tokens is not False,
                     echo=self._echo(request, len(prompts), ids) if request.echo else None,
                     is_echoed_only=num_tokens == 0,
                     num_scores=request.num_prompt_scores(len(ids)),

@@ -2,14 +2,8 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
-
-T = TypeVar("T")
 
 
 class Turns:
@@ -60,22 +54,3 @@ class Turns:
                 turn.set_result(None)
                 return
         self._is_taken = False
-
-
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. It is cancelled when the client leaves, or the caller is; ClientDisconnect if the client has.
-    The client's body was read before."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    doing, leaving = asyncio.create_task(work), asyncio.create_task(leave())
-    try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientDisconnect
-        return doing.result()
-    finally:
-        doing.cancel()
-        leaving.cancel()

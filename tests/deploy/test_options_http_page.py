@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway import http_protocol, sampling_fields, schemas, service
+from gateway import admission, http_protocol, sampling_fields, schemas, strict_json
 from gateway.http_errors import FAULTS
 from protocol.messages_gateway import FIRST_PRIORITY, LAST_PRIORITY
 from runtime.settings import Group
@@ -29,9 +29,9 @@ def test_every_flag_has_a_row_with_its_default() -> None:
 def test_what_is_fixed() -> None:
     found = {row[0]: row[1].replace(",", "") for row in rows("Limits") if not row[0].startswith(("`--", "-"))}
     for name, value in (
-        ("depth of the JSON", schemas.MAX_DEPTH),
-        ("`[` and `{` in the body", schemas.MAX_CONTAINERS),
-        ("strings in the body", schemas.MAX_STRINGS),
+        ("depth of the JSON", strict_json.MAX_DEPTH),
+        ("`[` and `{` in the body", strict_json.MAX_CONTAINERS),
+        ("strings in the body", strict_json.MAX_STRINGS),
         ("messages of a conversation", schemas.MAX_MESSAGES),
         ("characters of a stop string", sampling_fields.MAX_STOP_CHARS),
         ("`stop_token_ids`", sampling_fields.MAX_STOP_TOKEN_IDS),
@@ -42,7 +42,7 @@ def test_what_is_fixed() -> None:
     ):
         assert found[name] == str(value), name
     bodies = found["bytes of all bodies that are being read, parsed or tokenised"]
-    assert bodies == f"{service.BODIES} times `--max-body-bytes`"
+    assert bodies == f"{admission.BODIES} times `--max-body-bytes`"
 
 
 def test_every_status_has_a_row() -> None:

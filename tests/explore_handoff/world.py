@@ -16,8 +16,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gateway.members import HowLost
+from gateway.prompt import Prompt
 from gateway.retries import MOST_ENDED_WORKERS
-from gateway.translate import Prompt
 from protocol.errors import BatonError, GrammarFault, LaunchFailed, Overloaded, PrefillQueueFull, QueueFull, Retraction
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda

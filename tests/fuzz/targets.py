@@ -21,8 +21,10 @@ from gateway.http_protocol import BoundedHttp
 from gateway.limits import Limits
 from gateway.model_folder import ModelFolder
 from gateway.native import native_call
-from gateway.schemas import ChatRequest, CompletionRequest, parse_json
-from gateway.service import Call, openai_call
+from gateway.openai_routes import openai_call
+from gateway.respond import Call
+from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.strict_json import parse_json
 from gateway.tokenizer import TextTokenizer
 from gateway.translate import Translator
 from protocol.errors import BatonError

@@ -6,8 +6,8 @@ from typing import cast
 from gateway.control import Control, ControlSocket
 from gateway.members import WorkerKey
 from gateway.membership import Membership
+from gateway.prompt import Prompt
 from gateway.retries import RetryRules
-from gateway.translate import Prompt
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import (
     Assign,

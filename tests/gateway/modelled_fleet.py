@@ -16,9 +16,9 @@ from random import Random
 from gateway.dispatch import Dispatch
 from gateway.members import WorkerKey
 from gateway.membership import Membership
+from gateway.prompt import Prompt
 from gateway.requests import Delivery
 from gateway.retries import RetryRules
-from gateway.translate import Prompt
 from protocol.errors import BatonError, KvNotDelivered, WorkerLost
 from protocol.fingerprint import pack_weights
 from protocol.kv_layout import KvLayout

@@ -16,7 +16,7 @@ from gateway.long_answers import LongAnswers
 from gateway.metrics import Metrics
 from gateway.openai_answer import ChunkWriter, ResponseHead
 from gateway.times import Times
-from gateway.translate import Prompt
+from gateway.translate import PreparedPrompt
 from protocol.messages_gateway import ChoiceTokens, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from testkit.fake_worker import PATIENCE_S
@@ -31,7 +31,7 @@ class Call:
 
     def __init__(self) -> None:
         self.bench, self.metrics = ControlBench("u0"), Metrics("story")
-        prompt = Prompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
+        prompt = PreparedPrompt((1, 2), SamplingParams(max_tokens=MAX_TOKENS), 1)
         times = Times(MonotonicClock(), self.metrics, received_at=0.0)
         self.generation = Generation("r", [prompt], lambda *_: Detokenizer(), self.bench.dispatch, times)
         with suppress(StopIteration):  # one prompt is assigned without a wait

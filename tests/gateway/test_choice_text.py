@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.choice_text import ByteDetokenizer, ChoiceText, Detokenizer, Piece, TokenBytes, WindowDetokenizer
+from gateway.choice_text import ByteDetokenizer, ChoiceText, Detokenizer, TokenBytes, WindowDetokenizer
+from gateway.pieces import Piece
 from gateway.stop_strings import StopSet
 from protocol.messages_gateway import FinishReason
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, piece_tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.translate import Prompt
+from gateway.prompt import Prompt
 from protocol.errors import Unavailable
 from protocol.messages_gateway import Assign, Leaving, Left, Role
 from runtime.settings import GatewaySettings, HttpLimits

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from gateway.choice_text import Piece
+from gateway.call_prompts import EchoedTokens
+from gateway.echo import Echo
 from gateway.gathered import Gathered
-from gateway.logprobs import ScoredToken
-from gateway.prompt_part import Echo, EchoedTokens, PromptPart
+from gateway.pieces import Piece, ScoredToken
+from gateway.prompt_part import PromptPart
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs
 

@@ -12,7 +12,7 @@ from gateway.generation import ABORT, TURN_TOKENS, Batch, Generation
 from gateway.metrics import Metrics
 from gateway.requests import Delivery, Listener, RequestRecord
 from gateway.times import Times
-from gateway.translate import Prompt
+from gateway.translate import PreparedPrompt
 from protocol.errors import Unavailable
 from protocol.messages_gateway import FinishReason, SamplingParams
 from runtime.clock import MonotonicClock
@@ -27,7 +27,7 @@ class Places:
         self.cancelled: list[tuple[str, int]] = []
         self._room, self._loses, self._listeners = room, loses, list[Listener]()
 
-    def assign(self, request_id: str, prompt: Prompt, listener: Listener, *_: Any) -> RequestRecord:
+    def assign(self, request_id: str, prompt: PreparedPrompt, listener: Listener, *_: Any) -> RequestRecord:
         if len(self.assigned) == self._room:
             raise Unavailable("full")
         for each in self._listeners if self._loses else ():
@@ -43,7 +43,7 @@ class Places:
 def generation_of(
     dispatch: Places, num_prompts: int, length: int = 2, n: int = 1, text: type[Detokenizer] = Detokenizer
 ) -> Generation:
-    prompt = Prompt((1,) * length, SamplingParams(max_tokens=3), n)
+    prompt = PreparedPrompt((1,) * length, SamplingParams(max_tokens=3), n)
     times = Times(MonotonicClock(), Metrics("story"), received_at=0.0)
     return Generation("r", [prompt] * num_prompts, lambda *_: text(), cast(Dispatch, dispatch), times)
 

@@ -5,18 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_template import ChatTemplates
-from gateway.limits import (
-    UNKNOWN_REST,
-    ContextLengthExceeded,
-    Limits,
-    check_list,
-    limits_of,
-    max_tokens,
-    prompt_too_long,
-)
+from gateway.checks import UNKNOWN_REST, max_tokens, prompt_too_long
+from gateway.json_body import check_list
+from gateway.limits import ContextLengthExceeded, Limits
 from gateway.members import Member
 from gateway.model_folder import read_model_folder
 from gateway.pairing import Need
+from gateway.pool_limits import limits_of
 from gateway.schemas import CompletionRequest
 from gateway.translate import Translator
 from protocol.errors import BadRequest

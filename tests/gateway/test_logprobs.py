@@ -2,8 +2,10 @@
 
 import random
 
-from gateway.choice_text import ByteDetokenizer, ChoiceText, Piece, TokenBytes
-from gateway.logprobs import LogprobWriter, PackedTokens, ScoredToken
+from gateway.choice_text import ByteDetokenizer, ChoiceText, TokenBytes
+from gateway.gathered import PackedTokens
+from gateway.logprobs import LogprobWriter
+from gateway.pieces import Piece, ScoredToken
 from gateway.stop_strings import StopSet
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.members import Member
-from gateway.metrics import WorkerCollector, shown
+from gateway.metrics_page import WorkerCollector, shown
 from protocol.messages_gateway import Role
 from protocol.messages_group import GroupPlace
 from protocol.worker_facts import KvPages, TimeSpread, WorkerStats

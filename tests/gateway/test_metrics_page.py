@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import metrics
+from gateway import metrics_page
 from protocol.messages_gateway import Heartbeat, Left, Role
 from protocol.worker_facts import TimeSpread
 from runtime.settings import GatewaySettings
@@ -37,7 +37,7 @@ COUNTERS = {
     "refused_connections_key": 1.0,
     "refused_connections_handshake": 2.0,
 }
-TIMES = {phase: TimeSpread((0, 2, *[0] * 14), 1.5) for phase in metrics.TIMES}
+TIMES = {phase: TimeSpread((0, 2, *[0] * 14), 1.5) for phase in metrics_page.TIMES}
 ONLY_WITH_KEYS = {"baton_connections_refused_total"}
 
 

@@ -3,11 +3,12 @@ from typing import Any
 
 import pytest
 
+from gateway.json_body import validated
 from gateway.limits import NO_LIMITS
 from gateway.native import native_call
 from gateway.native_schemas import ANY_JSON, EACH, GenerateRequest
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING, refuse_unsupported_native
-from gateway.schemas import CompletionRequest, validated
+from gateway.schemas import CompletionRequest
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from gateway.chat_template import ChatTemplates
-from gateway.limits import Limits, check_list
+from gateway.json_body import check_list
+from gateway.limits import Limits
 from gateway.model_folder import ModelFolder
 from gateway.native import native_call
 from gateway.native_unsupported import OF_BODY, OF_SAMPLING
@@ -24,7 +25,7 @@ from gateway.schemas import AnyRequest, ChatRequest, CompletionRequest, check_co
 from gateway.service import ModelNames
 from gateway.tokenizer import SpecialTokens, TextTokenizer
 from gateway.translate import Translator
-from gateway.unsupported import NEUTRAL, refuse_misspelt, refuse_unsupported
+from gateway.unsupported import NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
@@ -87,7 +88,6 @@ class World:
     def _openai(self, name: str, body: Any) -> AnyRequest:
         if isinstance(body, dict):
             refuse_unsupported(body)
-            refuse_misspelt(body)
             check_list(body.get("prompt"), self.limits)
         request: AnyRequest = parse(KINDS[name], body)
         check_counts(request, HTTP)

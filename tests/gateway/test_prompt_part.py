@@ -2,8 +2,11 @@
 
 import pytest
 
+from gateway.call_prompts import EchoedTokens
 from gateway.choice_text import ByteDetokenizer, Detokenizer, TokenBytes
-from gateway.prompt_part import EchoedTokens, PromptPart, PromptWriter, echo_of
+from gateway.echo import echo_of
+from gateway.logprobs import PromptWriter
+from gateway.prompt_part import PromptPart
 from protocol.errors import WireError
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs

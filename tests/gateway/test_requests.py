@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.members import WorkerKey
 from gateway.pairing import Need
+from gateway.prompt import Prompt
 from gateway.requests import Delivery, RequestRecord, Requests
-from gateway.translate import Prompt
 from protocol.errors import BatonError, WireError
 from protocol.logprobs import LogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import ChoiceTokens, FinishReason, SamplingParams

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.schemas import MAX_DEPTH, ChatRequest, CompletionRequest, check_counts, parse, parse_json
+from gateway.schemas import ChatRequest, CompletionRequest, check_counts, parse
+from gateway.strict_json import MAX_DEPTH, parse_json
 from protocol.errors import BadRequest
 from runtime.settings import HttpLimits
 

@@ -2,7 +2,9 @@ from typing import Any
 
 import pytest
 
-from gateway.unsupported import KNOWN, MAX_UNKNOWN, NEUTRAL, refuse_marked, refuse_misspelt, refuse_unsupported
+from gateway.refusals import MAX_UNKNOWN, refuse_misspelt
+from gateway.router_marks import refuse_marked
+from gateway.unsupported import KNOWN, NEUTRAL, refuse_unsupported
 from protocol.errors import BadRequest
 
 P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
@@ -52,7 +54,7 @@ def test_a_request_id_that_a_router_has_marked(mark: str) -> None:
 
 def is_misspelt(body: dict[str, Any]) -> bool:
     try:
-        refuse_misspelt(body)
+        refuse_misspelt(body, KNOWN, NEUTRAL)
     except BadRequest:
         return True
     return False

@@ -6,9 +6,10 @@ from typing import cast
 
 import pytest
 
+from gateway.admission import BODIES, Admission
 from gateway.control import Control
 from gateway.limits import Limits
-from gateway.service import BODIES, HUGE_BODY_BYTES, LONG_BODY_BYTES, Admission
+from gateway.respond import HUGE_BODY_BYTES, LONG_BODY_BYTES
 from gateway.tokenizer import TextTokenizer
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Scope
 
+from gateway.bodies import read_body
 from gateway.http_protocol import Exchange, Gate
-from gateway.service import read_body
 from runtime.settings import HttpLimits
 
 LIMITS = HttpLimits(max_body_bytes=10, body_timeout_s=60)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gateway.respond import ECHO_WORK, LONG_BODY_BYTES, work_of
 from gateway.schemas import AnyRequest, CompletionRequest, parse
-from gateway.service import ECHO_WORK, LONG_BODY_BYTES, work_of
 from gateway.text_lengths import MAX_GROWTH
 from gateway.translate import Translator
 from tests.gateway.conftest import Setting

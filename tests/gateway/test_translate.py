@@ -11,7 +11,7 @@ from gateway.limits import Limits
 from gateway.model_folder import read_model_folder
 from gateway.schemas import ChatRequest, CompletionRequest
 from gateway.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
-from gateway.translate import Prompt, Translator
+from gateway.translate import PreparedPrompt, Translator
 from protocol.errors import BadRequest
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason
@@ -36,7 +36,7 @@ def chat(content: str = "Hi", **fields: Any) -> ChatRequest:
     return ChatRequest(messages=messages, **fields)
 
 
-def prompt_of(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> Prompt:
+def prompt_of(path: Path, request: CompletionRequest | ChatRequest, limits: Limits = LIMITS) -> PreparedPrompt:
     [only] = translator(path).prompts(request, limits)
     return only
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from gateway.turns import Turns, unless_left
+from gateway.respond import unless_left
+from gateway.turns import Turns
 
 
 async def turns() -> None:

@@ -118,7 +118,7 @@ FIELD = (
     ),
     Mutant(
         "the times of a worker's phases are not shown",
-        "gateway/metrics.py _times",
+        "gateway/metrics_page.py _times",
         "family.add_metric(_labels(member), __buckets, spread.seconds)",
         "pass",
         "nobody sees how long KV travels",

@@ -10,9 +10,9 @@ from typing import Any, Literal, cast
 from gateway.control import Control, ControlSocket
 from gateway.members import WorkerKey
 from gateway.membership import Membership
+from gateway.prompt import Prompt
 from gateway.requests import Delivery
 from gateway.retries import RetryRules
-from gateway.translate import Prompt
 from model.runner import Runner
 from prefill.worker import PrefillWorker
 from protocol.errors import BatonError

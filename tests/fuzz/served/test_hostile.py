@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.grammars import Asked, asked
-from gateway.schemas import ChatRequest, parse, parse_json
+from gateway.schemas import ChatRequest, parse
+from gateway.strict_json import parse_json
 from gateway.trial_child import TrialChild, trial_command
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
