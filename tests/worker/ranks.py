@@ -87,10 +87,11 @@ class Rank:
             forward=InlineStream(),
             schedule=InlineStream(),
             debug=True,
-            agreement=self.agreement,
+            rank=rank,
+            num_ranks=size,
         )
         self.core = UnifiedWorker(
-            Planner(book, self.executor, layout, runner.config.vocab_size),
+            Planner(book, self.executor, layout, runner.config.vocab_size, agreement=self.agreement),
             self.name,
             group.clock,
             overlap=overlap,
@@ -116,8 +117,7 @@ class Rank:
         )
 
     def serve(self, clock: VirtualClock) -> None:
-        """Begins to agree on steps, as a worker does when it has loaded."""
-        self.agreement.begin()
+        """Begins to hear of steps, as a worker does when it has loaded."""
         self.link = GroupLink(self.sockets, self.agreement, clock, lambda: self.executor.running_step)
         stop: Any = self.stop
         self.loop = WorkerLoop(
