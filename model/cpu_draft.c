@@ -89,17 +89,20 @@ int draft_likeliest(const draft *t, kv *pages, const token_places *at, decodes *
     return 1;
 }
 
-// tokens (steps, rows): the proposals of each step. The first reads the tokens `ids` and `hidden` states, each later one
-// the token and the hidden state of the step before. `at` and d have steps times `rows` rows, step after step.
+// tokens (1 + steps, rows): `ids`, then the proposals of each step. The first reads the tokens `ids`, or 0 where one is
+// below, and `hidden` states, each later one the token and the hidden state of the step before. `at` and d have steps times `rows` rows, step after step.
 // `scratch`: `rows` rows each of embedded tokens and of two hidden states, and what a step needs.
 int draft_chain(const draft *t, kv *pages, const token_places *at, decodes *d, const int64_t *ids, const act *hidden,
                 int64_t *tokens, act *scratch, int64_t rows, int64_t steps, int threads) {
     const int64_t size = t->layer.output.outputs, half_dim = d->head_dim / 2;
     act *read = scratch, *given = read + rows * size, *before = given + rows * size, *rest = before + rows * size;
-    if (!embed(t, ids, read, rows)) return 0;
+    for (int64_t row = 0; row < rows; row++) tokens[row] = ids[row] < 0 ? 0 : ids[row];
+    if (!embed(t, tokens, read, rows)) return 0;
+    memcpy(tokens, ids, rows * sizeof *ids);
     locate(at, d, rows * steps, threads);
     memcpy(before, hidden, rows * size * sizeof(act));
-    for (int64_t step = 0; step < steps; step++, tokens += rows) {
+    for (int64_t step = 0; step < steps; step++) {
+        tokens += rows;
         embedded_rows(t, pages, d, read, before, given, rest, rows, threads);
         propose(t, given, d->eps, tokens, rest, rows, threads);
         embed(t, tokens, read, rows);  // it knows them all: see CpuDraft.of

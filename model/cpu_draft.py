@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
-from model.cpu_layers import CLayer, address, decodes_in_c, numbers_of_a_row
+from model.cpu_layers import CLayer, address, decodes_in_c, numbers_of_a_row, places_in_c
 from model.cpu_products import Bfloat16Linear, CLinear
 from model.cpu_structs import check_struct
 from model.inputs import ModelInput
@@ -67,12 +67,6 @@ class DraftParts:
         )  # fmt: skip
 
 
-class _TokenPlaces(ctypes.Structure):
-    """`token_places` of cpu_layers.h."""
-
-    _fields_ = tuple((name, _POINTER) for name in ("positions", "slots", "inv_freq_F", "room"))
-
-
 @dataclass(frozen=True)
 class CpuDraft:
     """One layer of a draft, which is `layer` in KV. Whoever holds it holds the tensors of the layer, too."""
@@ -89,11 +83,10 @@ class CpuDraft:
         cls, kernels: CpuKernels, parts: DraftParts, in_c: CLayer, dtype: torch.dtype, inv_freq_F: Tensor, layer: int
     ) -> "CpuDraft":
         """InternalError if C has another form of the structs."""
-        for name, struct in (("layer", CLayer), ("draft", CDraft), ("token_places", _TokenPlaces)):
+        for name, struct in (("layer", CLayer), ("draft", CDraft)):
             check_struct(kernels.library, name, struct)
         assert parts.embedding_VE.is_contiguous() and parts.embedding_VE.dtype == dtype
         assert parts.target_ids_N is not None or parts.head.outputs <= parts.embedding_VE.shape[0]
-        assert inv_freq_F.is_contiguous() and inv_freq_F.dtype == torch.float32
         return cls(kernels, parts, parts.in_c(in_c), dtype, inv_freq_F, layer)
 
     def run(self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, plan: CpuPlan) -> Tensor:
@@ -119,13 +112,13 @@ class CpuDraft:
         return tokens_L, kept_LE
 
     def chain(self, inp: ModelInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv, plan: CpuPlan) -> Tensor:
-        """(S, B): the likeliest token behind each of these tokens, the likeliest behind that, and so on. `inp` has
-        S * B decodes, step after step; its page table has B rows."""
+        """(1 + S, B): see Draft.chain. `inp` has S * B decodes, step after step; its page table has B rows."""
         num_rows, size = hidden_BE.shape
-        tokens_SB = torch.empty((inp.num_decodes // num_rows, num_rows), dtype=torch.int64)
+        num_steps = inp.num_decodes // num_rows
+        tokens_SB = torch.empty((1 + num_steps, num_rows), dtype=torch.int64)
         scratch = num_rows * (3 * size + self.in_c.head.outputs + self._of_a_row)
-        sizes = (_LONG(num_rows), _LONG(tokens_SB.shape[0]))
-        inp = replace(inp, input_ids_T=tokens_B)
+        sizes = (_LONG(num_rows), _LONG(num_steps))
+        inp = replace(inp, input_ids_T=tokens_B.contiguous())
         self._call("draft_chain", inp, hidden_BE, kv, plan, (tokens_SB.data_ptr(),), sizes, scratch)
         return tokens_SB
 
@@ -143,13 +136,13 @@ class CpuDraft:
         """Calls a function of cpu_draft.c, with room for `scratch` numbers."""
         kernels, ids, hidden = self.kernels, inp.input_ids_T, hidden.contiguous()
         assert hidden.dtype == self.dtype and hidden.shape[0] == ids.shape[0]
-        assert ids.is_contiguous() and inp.positions_T.is_contiguous() and inp.slots_T.is_contiguous()
-        room = torch.empty(inp.positions_T.shape[0] * (4 + kernels.head_dim))
+        assert ids.is_contiguous()
+        places, _room = places_in_c(kernels, inp, self.inv_freq_F)
         numbers = torch.empty(scratch, dtype=self.dtype)
-        where = (inp.positions_T.data_ptr(), inp.slots_T.data_ptr(), self.inv_freq_F.data_ptr(), room.data_ptr())
+        kernels.threads.before_long_call()
         knows = kernels.library[name](
-            ctypes.byref(self.in_c), _POINTER(kv.layer(self.layer).data_ptr()), ctypes.byref(_TokenPlaces(*where)),
-            ctypes.byref(decodes_in_c(kernels, (None,) * 4, kv, plan)), _POINTER(ids.data_ptr()),
+            ctypes.byref(self.in_c), _POINTER(kv.layer(self.layer).data_ptr()), ctypes.byref(places),
+            ctypes.byref(decodes_in_c(kernels, kv, plan)), _POINTER(ids.data_ptr()),
             _POINTER(hidden.data_ptr()), *map(_POINTER, outputs), _POINTER(numbers.data_ptr()), *sizes,
             kernels.threads.for_rows(ids.shape[0]),
         )  # fmt: skip

@@ -72,11 +72,13 @@ void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, a
 
 // x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. Of the layers `noted`, in
 // ascending order, the inputs go to `inputs`, (rows, hidden) each.
-void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const decodes *d, act *x, act *scratch,
-                   int64_t rows, const int64_t *noted, int64_t num_noted, act *const *inputs, int threads) {
+void decode_layers(const layer *layers, kv *const *pages, int64_t num_layers, const token_places *at, decodes *d, act *x,
+                   act *scratch, int64_t rows, const int64_t *noted, int64_t num_noted, act *const *inputs,
+                   int threads) {
+    locate(at, d, rows, threads);
     const int64_t bytes = rows * layers[0].output.outputs * sizeof(act);
-    for (int64_t i = 0, at = 0; i < num_layers; i++) {
-        if (at < num_noted && noted[at] == i) memcpy(inputs[at++], x, bytes);
+    for (int64_t i = 0, next = 0; i < num_layers; i++) {
+        if (next < num_noted && noted[next] == i) memcpy(inputs[next++], x, bytes);
         run_layer(&layers[i], pages[i], d, 0, x, scratch, rows, threads);
     }
 }

@@ -93,7 +93,8 @@ class Draft(Protocol):
         ...
 
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
-        """(S, B): what the first layer proposes as likeliest behind `tokens_B`, then what it proposes behind that."""
+        """(1 + S, B): `tokens_B`, what the first layer proposes as likeliest behind them, what it proposes behind that,
+        and so on. A token below 0 is none; what follows it is of no use."""
         ...
 
     def logits(self, hidden_LE: Tensor) -> Tensor:
@@ -120,7 +121,8 @@ def likeliest_by_logits(
 
 def chain_by_steps(draft: Draft, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
     """See Draft.chain. One forward for each step."""
-    proposed = []
+    proposed = [tokens_B]
+    tokens_B = tokens_B.clamp(min=0)
     for index in range(steps.positions_SB.shape[0]):
         tokens_B, hidden_BE = likeliest_by_logits(draft, steps.step(index, tokens_B), hidden_BE, kv)
         proposed.append(tokens_B)

@@ -102,7 +102,7 @@ class LoadedDraft:
         return likeliest_by_logits(self, inp, hidden_TE, kv, on_layer)
 
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
-        """(S, B): the likeliest proposals; see Draft.chain."""
+        """(1 + S, B): the likeliest proposals; see Draft.chain."""
         if self.at_once and (plan := self._plan_at_once(inp := steps.in_one_call, kv)) is not None:
             return self.at_once[0].chain(inp, tokens_B, hidden_BE, kv, plan)
         return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)

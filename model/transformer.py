@@ -87,14 +87,13 @@ class Decoder:
         in_one_call = on_layer is None and not inp.extend_lens
         if self.at_once is not None and not in_one_call:
             self.at_once.kernels.threads.before_long_call()
-        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
-        if self.at_once is not None and in_one_call and is_decodes(through.plan):
-            of = (through.rotation, through.rows, kv, through.plan)
-            x_TE, inputs = self.at_once.run(x_TE, *of, feature_layers)
+        if self.at_once is not None and in_one_call and is_decodes(plan := attention.plan(inp, kv.layout.layer(0))):
+            x_TE, inputs = self.at_once.run(x_TE, inp, kv, plan, feature_layers)
             x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
             return self.passes.rms_norm(x_LE, self.final_norm_E), inputs
 
+        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and self.layers[last].feed.is_alone
         next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)
@@ -133,19 +132,20 @@ def load_decoder(
     head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
 
     layers = tuple(weights.layer(f"model.layers.{index}", layer) for index, layer in enumerate(config.layers))
+    inv_freq_F = inverse_frequencies(config.rope, config.head_dim).to(to_device)
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
         layers=layers,
         final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
         head=weights.finished(head_linear),
-        inv_freq_F=inverse_frequencies(config.rope, config.head_dim).to(to_device),
+        inv_freq_F=inv_freq_F,
         passes=passes,
-        at_once=_at_once(layers, passes),
+        at_once=_at_once(layers, passes, inv_freq_F),
     )
 
 
-def _at_once(layers: Sequence[DecoderLayer], passes: Passes) -> CpuLayers | None:
+def _at_once(layers: Sequence[DecoderLayer], passes: Passes, inv_freq_F: Tensor) -> CpuLayers | None:
     """The layers for cpu_layers.c, if they have what it computes with."""
     if not isinstance(passes, CpuKernels):
         return None
@@ -155,4 +155,4 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes) -> CpuLayers | None
         return None
     output = layers[0].mixer.output
     assert isinstance(output, Bfloat16Linear)
-    return CpuLayers.of(passes, found, output.dtype)
+    return CpuLayers.of(passes, found, output.dtype, inv_freq_F)
