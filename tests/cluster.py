@@ -111,7 +111,7 @@ class Cluster:
         self.retried: frozenset[str] = frozenset()  # codes of failures after which a request begins again
         self._num_served = num_served
         self._next, self._clock = 0, clock or MonotonicClock()
-        self._overlap, self._chunk_size, self._policies = overlap, chunk_size, policies
+        self._policies = replace(policies, overlap=overlap, chunk_size=chunk_size)
         self._decode_page_size = decode_page_size or page_size
         self._prefill_runner, self._may_lack_draft = prefill_runner or runner, may_lack_draft
         self._woken, self._has_threads = threading.Event(), streams is None  # set when a stream has reached an event
@@ -174,9 +174,7 @@ class Cluster:
             address,
             runner.fingerprint(),
             self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
-            chunk_size=self._chunk_size,
+            self._policies,
         )
         self.addresses[instance] = address
         self.prefills[instance] = worker
@@ -193,8 +191,7 @@ class Cluster:
             address,
             self.runner.fingerprint(),
             self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
+            self._policies,
             reservations_from=(instance << 32) + 1,
             may_lack_draft=self._may_lack_draft,
         )
@@ -204,14 +201,7 @@ class Cluster:
 
     def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
         """One more worker."""
-        worker = UnifiedWorker(
-            self._planner("U"),
-            worker_id,
-            self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
-            chunk_size=self._chunk_size,
-        )
+        worker = UnifiedWorker(self._planner("U"), worker_id, self._clock, self._policies)
         self.addresses[instance] = WorkerAddress(worker_id, instance)
         self.unifieds.append(worker)
         return worker

@@ -8,7 +8,7 @@ the ranks of a group do meanwhile.
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -69,8 +69,8 @@ HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; al
 log = get_log("worker")
 
 
-def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs one worker process, and ends it with its exit status.
+def main(builds: Mapping[Role, BuildRole], argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs one worker process of one of these roles, and ends it with its exit status.
 
     It ends while it still holds everything. What Python would free first may wait for a broken device, or in a
     collective for a rank that has ended.
@@ -83,7 +83,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
         settings, status_fd = read_arguments(WorkerSettings, argv)
         status = StatusPipe(status_fd)
         start_log(settings.worker_id, settings.log_level)
-        _serve(settings, status, build)
+        _serve(settings, status, builds[settings.role])
     except BatonError as error:
         end_process(_tell(error, status))
 

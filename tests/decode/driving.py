@@ -169,7 +169,7 @@ class Phase(Enum):
 def decode_phase(cluster: Cluster, name: str) -> Phase | None:
     """The phase of a request at its decode worker, or None when the worker knows it no more."""
     for worker in cluster.decodes.values():
-        if (request := worker._requests.by_key.get((name, 0))) is not None:
+        if (request := worker.served.by_key.get((name, 0))) is not None:
             return phase_of(request)
     return None
 
@@ -177,7 +177,7 @@ def decode_phase(cluster: Cluster, name: str) -> Phase | None:
 def job_phase(cluster: Cluster, name: str) -> Phase | None:
     """The phase of a request's job at its prefill worker, or None when there is none."""
     for worker in cluster.prefills.values():
-        for job in worker._jobs.values():
+        for job in worker.served.by_key.values():
             if job.assign.request_id == name:
                 return phase_of(job)
     return None
@@ -229,12 +229,17 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
         assert (counts := worker.planner.book.counts()).free == counts.total, counts
         assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner.copies) == 0
     for prefill in cluster.prefills.values():
-        assert (prefill._jobs, prefill._job_of, [*prefill._waiting], prefill._computing) == ({}, {}, [], {})
+        assert (prefill.served.by_key, prefill.served.of, [*prefill.prompts.waiting], prefill.prompts.computing) == (
+            {},
+            {},
+            [],
+            {},
+        )
         counters = prefill._sender.counters
         assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
         assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0
     for decode in cluster.decodes.values():
-        assert decode._requests.by_key == {} and decode._receiver.counters["reservations_now"] == 0
+        assert decode.served.by_key == {} and decode._receiver.counters["reservations_now"] == 0
         for instance in cluster.prefills:
             peer = decode._peers.by_instance.get(instance)
             assert peer is None or not peer.accepted or not peer.queued

@@ -41,7 +41,7 @@ def with_company(n: int, state: Phase | None = None, overlap: bool = True) -> Dr
 def test_cancel_in_every_state(state: Phase, n: int, overlap: bool) -> None:
     cluster = with_company(n, state, overlap)
     record = Recorder(cluster)
-    held = cluster.decode._requests.by_key.get(("victim", 0))
+    held = cluster.decode.served.by_key.get(("victim", 0))
     cluster.cancel("victim")
     assert decode_phase(cluster, "victim") is None
     cluster.cancel("victim")  # again: nothing

@@ -89,7 +89,7 @@ def two_pairs() -> Driven:
     cluster = make_cluster("2P1D", network=slow_network())
     cluster.ask("r", 61, PARAMS, 2)
     cluster.ask("other", 40, PARAMS)
-    requests = cluster.decode._requests.by_key
+    requests = cluster.decode.served.by_key
     assert requests["r", 0].prefill != requests["other", 0].prefill
     return cluster
 
@@ -97,7 +97,7 @@ def two_pairs() -> Driven:
 @pytest.mark.parametrize("state", [phase for phase in Phase if phase is not Phase.DELIVERED], ids=str)
 def test_prefill_is_lost_in_every_state(state: Phase) -> None:
     cluster = two_pairs()
-    instance = cluster.decode._requests.by_key["r", 0].prefill.instance
+    instance = cluster.decode.served.by_key["r", 0].prefill.instance
     drive_to(cluster, "r", state)
     cluster.lose_prefill(instance)
     failed = [] if state is Phase.RUNNING else ["r"]
@@ -115,7 +115,7 @@ def test_prefill_drops_every_job_of_a_lost_decode_worker(state: Phase) -> None:
     cluster.ask("r", 61, PARAMS)
     cluster.ask("other", 40, PARAMS)
     drive_to(cluster, "r", state)
-    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker._requests.by_key)
+    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker.served.by_key)
     cluster.lose_decode(instance)
     assert job_phase(cluster, "r") is None
     cluster.run()
@@ -155,7 +155,7 @@ def test_another_prefill_worker_cannot_end_a_request() -> None:
     (decode,) = cluster.decodes.values()
     cluster.ask("r", 61, PARAMS)
     cluster.ask("other", 61, PARAMS)
-    request = decode._requests.by_key["r", 0]
+    request = decode.served.by_key["r", 0]
     stranger = next(instance for instance in cluster.prefills if instance != request.prefill.instance)
     drive_to(cluster, "r", Phase.RECEIVING)
     decode.on_peer(stranger, JobFinishedEarly(request.reservation, (1,)))
@@ -168,7 +168,7 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster = make_cluster()
     cluster.ask("r", 61, PARAMS)
     drive_to(cluster, "r", Phase.RECEIVING)
-    request = cluster.decode._requests.by_key["r", 0]
+    request = cluster.decode.served.by_key["r", 0]
     token = FakeRunner(vocab_size=VOCAB).expected_tokens(cluster.asked["r"][0], 1)[0]
     cluster.decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, (token,)))
     assert decode_phase(cluster, "r") is None
@@ -183,7 +183,7 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
 
 def test_the_same_request_again_is_a_new_attempt(cluster: Driven) -> None:
     cluster.ask("r", 61, PARAMS)
-    prefill = cluster.decode._requests.by_key["r", 0].prefill
+    prefill = cluster.decode.served.by_key["r", 0].prefill
     drive_to(cluster, "r", Phase.RECEIVING)
     cluster.cancel("r")
     cluster.decode.on_gateway(Assign("r", 1, tuple(cluster.asked["r"][0]), PARAMS, 1, prefill))

@@ -1,6 +1,7 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,11 +33,11 @@ def decoding(worker: UnifiedWorker) -> list[Req]:
 
 
 def is_waiting(worker: UnifiedWorker) -> bool:
-    return any(request.assign.request_id == "victim" for request in worker._waiting)
+    return any(request.assign.request_id == "victim" for request in worker.prompts.waiting)
 
 
 def is_computing(worker: UnifiedWorker) -> bool:
-    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker._computing)
+    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker.prompts.computing)
 
 
 def is_relayed(worker: UnifiedWorker) -> bool:
@@ -75,10 +76,10 @@ def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]
     cluster = three(3)
     cluster.run(lambda: stage(cluster.unified))
     for choice in (0, 2, 1):
-        assert ("victim", 0) in cluster.unified._requests
+        assert ("victim", 0) in cluster.unified.served.by_key
         cluster.cancel("victim", choice)
         cluster.step()
-    assert ("victim", 0) not in cluster.unified._requests
+    assert ("victim", 0) not in cluster.unified.served.by_key
     cluster.run()
     cluster.expect_end("victim")
 
@@ -113,14 +114,12 @@ def test_full_prompt_pages_are_counted_once() -> None:
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
     turns, cancels = [], []
     for num_requests in (20, 200):
-        worker = UnifiedWorker(
-            make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=4
-        )
+        worker = UnifiedWorker(make_planner(make_executor(ManualStream())), "u", VirtualClock(), Policies(chunk_size=4))
         for index in range(num_requests):
             worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
         for _ in range(4):
             worker.step()  # until two launches are in flight
-        assert len(worker._waiting) == num_requests - 2  # the others would not be computed yet
+        assert len(worker.prompts.waiting) == num_requests - 2  # the others would not be computed yet
         turns.append(instructions(worker.step))
         cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r9", 0, 1))))  # type: ignore[misc]
         cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
@@ -131,17 +130,17 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
 def waiting(policies: Policies = DEFAULTS) -> UnifiedWorker:
     """A worker whose rows are all taken."""
     worker = UnifiedWorker(
-        make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies
+        make_planner(make_executor(ManualStream())), "u", VirtualClock(), replace(policies, chunk_size=64)
     )
     for index in range(8):
         worker.on_gateway(Assign(f"first{index}", 0, (1,) * 3, greedy(5), 1, None))
         worker.step()
-    assert not worker._waiting
+    assert not worker.prompts.waiting
     return worker
 
 
 def names(worker: UnifiedWorker) -> list[str]:
-    return [request.assign.request_id for request in worker._waiting]
+    return [request.assign.request_id for request in worker.prompts.waiting]
 
 
 def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
@@ -162,8 +161,7 @@ def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> 
 
 def test_requests_that_come_together_are_not_refused_while_there_is_room() -> None:
     planner = make_planner(make_executor(ManualStream()))
-    policies = Policies(max_queued_requests=1)
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(max_queued_requests=1, chunk_size=64))
     for index in range(10):  # before the worker's next step; there are eight rows
         worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
     assert names(worker) == ["8"]
@@ -174,7 +172,7 @@ def test_requests_that_come_together_are_not_refused_while_there_is_room() -> No
 def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     """It sleeps then."""
     planner = make_planner(make_executor(ManualStream()))
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
     assert not worker.step()
     worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
     assert worker.step()

@@ -28,16 +28,16 @@ def come_back(cluster: Driven) -> Planner:
     old.reset()
     cluster.run(lambda: not old.loop.busy)
     planner = old.planner
-    cluster.unifieds[:] = [UnifiedWorker(planner, "unified-0", VirtualClock(), overlap=cluster._overlap, chunk_size=7)]
+    cluster.unifieds[:] = [UnifiedWorker(planner, "unified-0", VirtualClock(), cluster._policies)]
     return planner
 
 
 def is_waiting(worker: UnifiedWorker) -> bool:
-    return len(worker._waiting) > 0
+    return len(worker.prompts.waiting) > 0
 
 
 def is_computing(worker: UnifiedWorker) -> bool:
-    return any(0 < request.reqs[0].num_computed < request.prompt_len for request in worker._computing)
+    return any(0 < request.reqs[0].num_computed < request.prompt_len for request in worker.prompts.computing)
 
 
 def is_decoding(worker: UnifiedWorker) -> bool:

@@ -44,6 +44,7 @@ from worker.gateway_link import GatewayLink
 from worker.group_link import GroupLink
 from worker.loop import WorkerLoop
 from worker.parts import PeerLink
+from worker.policies import Policies
 from worker.rank_sockets import RankSockets
 
 EPOCH = 4
@@ -93,8 +94,7 @@ class Rank:
             Planner(book, self.executor, layout, runner.config.vocab_size),
             self.name,
             group.clock,
-            overlap=overlap,
-            chunk_size=32,
+            Policies(overlap, 32),
         )
         self.link: PeerLink | None = None
         self.identity = f"{self.name}#{100 + rank}".encode()

@@ -94,7 +94,8 @@ def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device_or_group(
 BREAKS = """
 import sys
 from scheduler.execution.streams import DeviceBroken
-from unified.__main__ import build
+from protocol.messages_gateway import Role
+from unified.start import build
 from worker.boot import main
 from worker.parts import PeerLink
 
@@ -109,7 +110,7 @@ def breaking(started):
     core.step = step
     return core, Link(), address
 
-main(breaking)
+main({Role.UNIFIED: breaking})
 """
 
 
