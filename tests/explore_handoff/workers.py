@@ -58,6 +58,7 @@ from worker.gateway_link import GatewayLink
 from worker.known_gateway import KnownGateway
 from worker.loop import WorkerLoop
 from worker.parts import RefusedByGateway, WorkerBroken
+from worker.parts import Surroundings as WorkerSurroundings
 from worker.policies import Policies
 
 GATEWAY_ENDPOINT = "tcp://gateway:1"
@@ -204,12 +205,10 @@ class WorkerProcess:
             link,
             gateway,
             self._register(address),
-            cast(Any, _Wake()),
-            cast(StopSignal, self._stop),
-            clock,
+            WorkerSurroundings(
+                cast(StopSignal, self._stop), cast(Any, _Wake()), clock, ranks=self._ranks, known=self._known
+            ),
             on_ready=lambda: None,
-            ranks=self._ranks,
-            known=self._known,
         )
         loop.gateway.begin()
         self.wake()

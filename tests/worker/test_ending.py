@@ -23,7 +23,7 @@ from tests.doubles.cuda_recorder import ASSERTED, MORE_LINES
 from worker.ending import close_all
 from worker.gateway_link import GatewayLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink, WorkerBroken
+from worker.parts import PeerLink, Surroundings, WorkerBroken
 
 PROJECT = Path(__file__).resolve().parents[2]
 REGISTER = Register(
@@ -53,9 +53,9 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
     core: Any = SimpleNamespace(step=step)
     unused: Any = SimpleNamespace()
     stop: Any = SimpleNamespace(received=None)
-    loop = WorkerLoop(
-        core, PeerLink(), GatewayLink(gateway, VirtualClock()), REGISTER, unused, stop, VirtualClock(), lambda: None
-    )
+    clock = VirtualClock()
+    around = Surroundings(stop, unused, clock)
+    loop = WorkerLoop(core, PeerLink(), GatewayLink(gateway, clock), REGISTER, around, lambda: None)
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()

@@ -88,7 +88,7 @@ def test_while_its_launches_end_it_gives_signs_of_life_and_hears_nobody(context:
         nonlocal beats
         beats += bench.core.num_resets
 
-    bench.loop.on_turn = on_turn
+    bench.status.alive = on_turn  # type: ignore[method-assign]
     step = asleep.launches.step
 
     def late() -> bool:
@@ -179,7 +179,7 @@ def life(
             bench.stop()
 
     bench = Bench(context, play)
-    bench.core.book, bench.loop.known = book, known
+    bench.core.book, bench.loop.around = book, replace(bench.loop.around, known=known)
     bench.peers.receive = lambda: found.append(book.num_cached(CacheKey(IDS, "")))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
