@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     RankEndpoint,
     RequestFailed,
     Retracted,
+    Role,
     SamplingParams,
     ToGateway,
     Tokens,
@@ -210,6 +211,12 @@ class Cluster:
     def workers(self) -> list[Worker]:
         """Every worker."""
         return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
+
+    def of_role(self, role: Role) -> Sequence[Worker]:
+        """Every worker of a role."""
+        if role is Role.UNIFIED:
+            return self.unifieds
+        return [*(self.prefills if role is Role.PREFILL else self.decodes).values()]
 
     @property
     def computing(self) -> list[PrefillWorker | UnifiedWorker]:

@@ -1,6 +1,5 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +7,8 @@ import pytest
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
-from scheduler.planning.req import Req
 from tests.counting import instructions
-from tests.decode.driving import Driven, Recorder, greedy, make_cluster
+from tests.decode.driving import Driven, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
@@ -26,62 +24,6 @@ def three(n: int, **options: Any) -> Driven:
     for name, length, num_choices in (("before", 9, 1), ("victim", 33, n), ("after", 21, 2)):
         cluster.ask(name, length, PARAMS, num_choices)
     return cluster
-
-
-def decoding(worker: UnifiedWorker) -> list[Req]:
-    return list(worker.planner.roster.all)
-
-
-def is_waiting(worker: UnifiedWorker) -> bool:
-    return any(request.assign.request_id == "victim" for request in worker.prompts.waiting)
-
-
-def is_computing(worker: UnifiedWorker) -> bool:
-    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker.prompts.computing)
-
-
-def is_relayed(worker: UnifiedWorker) -> bool:
-    """In the running batch, while the first tokens are still on their way."""
-    return any(req.request_id == "victim" and not req.outputs for req in decoding(worker))
-
-
-def is_running(worker: UnifiedWorker) -> bool:
-    return any(req.request_id == "victim" and len(req.outputs) > 2 for req in decoding(worker))
-
-
-STAGES = [is_waiting, is_computing, is_relayed, is_running]
-
-
-@pytest.mark.parametrize("choice", [-1, 0, 1, 2])
-@pytest.mark.parametrize(
-    "stage,overlap",
-    # Without overlap the first tokens are there before the next step: nothing is relayed.
-    [(stage, overlap) for stage in STAGES for overlap in (True, False) if overlap or stage is not is_relayed],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_cancel_at_every_stage(stage: Callable[[UnifiedWorker], bool], choice: int, overlap: bool) -> None:
-    cluster = three(3, overlap=overlap)
-    cluster.run(lambda: stage(cluster.unified))
-    record = Recorder(cluster)
-    cluster.cancel("victim", choice)
-    cluster.cancel("victim", choice)
-    cluster.run()
-    gone = [("victim", c) for c in ((0, 1, 2) if choice == -1 else (choice,))]
-    assert [record.of(*each) for each in gone] == [[]] * len(gone)
-    cluster.expect_end(*gone)
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]) -> None:
-    cluster = three(3)
-    cluster.run(lambda: stage(cluster.unified))
-    for choice in (0, 2, 1):
-        assert ("victim", 0) in cluster.unified.served.by_key
-        cluster.cancel("victim", choice)
-        cluster.step()
-    assert ("victim", 0) not in cluster.unified.served.by_key
-    cluster.run()
-    cluster.expect_end("victim")
 
 
 def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
