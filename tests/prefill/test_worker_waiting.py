@@ -33,7 +33,7 @@ def crowded(policies: Policies = DEFAULTS) -> Bench:
 
 def order(bench: Bench) -> list[int]:
     """The reservations of those that wait, in their order, as the first of the line leaves one by one."""
-    line, found = bench.worker._waiting, list[int]()
+    line, found = bench.worker.prompts.waiting, list[int]()
     while (job := line.first()) is not None:
         found.append(job.target.reservation)
         bench.worker.on_peer(7, CancelJob(job.target.reservation))

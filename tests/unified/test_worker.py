@@ -1,15 +1,14 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
-from scheduler.planning.req import Req
 from tests.counting import instructions
-from tests.decode.driving import Driven, Recorder, greedy, make_cluster
+from tests.decode.driving import Driven, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
@@ -25,62 +24,6 @@ def three(n: int, **options: Any) -> Driven:
     for name, length, num_choices in (("before", 9, 1), ("victim", 33, n), ("after", 21, 2)):
         cluster.ask(name, length, PARAMS, num_choices)
     return cluster
-
-
-def decoding(worker: UnifiedWorker) -> list[Req]:
-    return list(worker.planner.roster.all)
-
-
-def is_waiting(worker: UnifiedWorker) -> bool:
-    return any(request.assign.request_id == "victim" for request in worker._waiting)
-
-
-def is_computing(worker: UnifiedWorker) -> bool:
-    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker._computing)
-
-
-def is_relayed(worker: UnifiedWorker) -> bool:
-    """In the running batch, while the first tokens are still on their way."""
-    return any(req.request_id == "victim" and not req.outputs for req in decoding(worker))
-
-
-def is_running(worker: UnifiedWorker) -> bool:
-    return any(req.request_id == "victim" and len(req.outputs) > 2 for req in decoding(worker))
-
-
-STAGES = [is_waiting, is_computing, is_relayed, is_running]
-
-
-@pytest.mark.parametrize("choice", [-1, 0, 1, 2])
-@pytest.mark.parametrize(
-    "stage,overlap",
-    # Without overlap the first tokens are there before the next step: nothing is relayed.
-    [(stage, overlap) for stage in STAGES for overlap in (True, False) if overlap or stage is not is_relayed],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_cancel_at_every_stage(stage: Callable[[UnifiedWorker], bool], choice: int, overlap: bool) -> None:
-    cluster = three(3, overlap=overlap)
-    cluster.run(lambda: stage(cluster.unified))
-    record = Recorder(cluster)
-    cluster.cancel("victim", choice)
-    cluster.cancel("victim", choice)
-    cluster.run()
-    gone = [("victim", c) for c in ((0, 1, 2) if choice == -1 else (choice,))]
-    assert [record.of(*each) for each in gone] == [[]] * len(gone)
-    cluster.expect_end(*gone)
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]) -> None:
-    cluster = three(3)
-    cluster.run(lambda: stage(cluster.unified))
-    for choice in (0, 2, 1):
-        assert ("victim", 0) in cluster.unified._requests
-        cluster.cancel("victim", choice)
-        cluster.step()
-    assert ("victim", 0) not in cluster.unified._requests
-    cluster.run()
-    cluster.expect_end("victim")
 
 
 def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
@@ -113,14 +56,12 @@ def test_full_prompt_pages_are_counted_once() -> None:
 def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
     turns, cancels = [], []
     for num_requests in (20, 200):
-        worker = UnifiedWorker(
-            make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=4
-        )
+        worker = UnifiedWorker(make_planner(make_executor(ManualStream())), "u", VirtualClock(), Policies(chunk_size=4))
         for index in range(num_requests):
             worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
         for _ in range(4):
             worker.step()  # until two launches are in flight
-        assert len(worker._waiting) == num_requests - 2  # the others would not be computed yet
+        assert len(worker.prompts.waiting) == num_requests - 2  # the others would not be computed yet
         turns.append(instructions(worker.step))
         cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r9", 0, 1))))  # type: ignore[misc]
         cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
@@ -131,17 +72,17 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
 def waiting(policies: Policies = DEFAULTS) -> UnifiedWorker:
     """A worker whose rows are all taken."""
     worker = UnifiedWorker(
-        make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies
+        make_planner(make_executor(ManualStream())), "u", VirtualClock(), replace(policies, chunk_size=64)
     )
     for index in range(8):
         worker.on_gateway(Assign(f"first{index}", 0, (1,) * 3, greedy(5), 1, None))
         worker.step()
-    assert not worker._waiting
+    assert not worker.prompts.waiting
     return worker
 
 
 def names(worker: UnifiedWorker) -> list[str]:
-    return [request.assign.request_id for request in worker._waiting]
+    return [request.assign.request_id for request in worker.prompts.waiting]
 
 
 def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
@@ -162,8 +103,7 @@ def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> 
 
 def test_requests_that_come_together_are_not_refused_while_there_is_room() -> None:
     planner = make_planner(make_executor(ManualStream()))
-    policies = Policies(max_queued_requests=1)
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(max_queued_requests=1, chunk_size=64))
     for index in range(10):  # before the worker's next step; there are eight rows
         worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
     assert names(worker) == ["8"]
@@ -174,7 +114,7 @@ def test_requests_that_come_together_are_not_refused_while_there_is_room() -> No
 def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     """It sleeps then."""
     planner = make_planner(make_executor(ManualStream()))
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
     assert not worker.step()
     worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
     assert worker.step()
