@@ -47,6 +47,13 @@ class Part(NamedTuple):
     size: int
 
 
+class Taken(NamedTuple):
+    """What a model holds of a tensor."""
+
+    numbers: int  # how many: fewer than the tensor has if only a part of it was taken
+    dtype: torch.dtype
+
+
 class SafetensorsFile:
     """Entries and mapped tensors of one file. The mapping lives as long as any tensor made from it."""
 
@@ -160,7 +167,7 @@ class Checkpoint:
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
             name: file.entries[name] for name, file in files.items()
         }
-        self.taken: set[str] = set()  # names of the tensors that a model has
+        self.taken: dict[str, Taken] = {}  # the tensors that a model has, by name
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -184,11 +191,13 @@ class Checkpoint:
     ) -> Tensor:
         """The tensor `name`: a view over the mapped file if device and dtype allow it, else a converted copy.
 
-        `shape` is that of the whole tensor, also where only a `part` is taken. The rest is not read then.
+        `shape` is that of the whole tensor, also where only a `part` is taken. The rest is not read then. On the device
+        meta no number is read: only `taken` tells what was asked for.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
         found = self._find(name, shape, tuple(SERVED_DTYPES), part)
-        if self._check_values and (num_bad := count_not_finite(found)):
+        self.taken[name] = Taken(found.numel(), dtype)
+        if self._check_values and device.type != "meta" and (num_bad := count_not_finite(found)):
             raise CheckpointError(
                 f"{self._files[name].path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected"
                 " finite numbers"
@@ -197,7 +206,9 @@ class Checkpoint:
 
     def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
-        return self._find(name, shape, INTEGER_DTYPES).long()
+        found = self._find(name, shape, INTEGER_DTYPES).long()
+        self.taken[name] = Taken(found.numel(), found.dtype)
+        return found
 
     def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...], part: Part | None = None) -> Tensor:
         file = self._files.get(name)
@@ -208,7 +219,6 @@ class Checkpoint:
             raise CheckpointError(f"{file.path}: {name}: got shape {list(held)}, config.json implies {list(shape)}")
         if kind not in kinds:
             raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(kinds)}")
-        self.taken.add(name)
         return file.tensor(name, part)
 
 

@@ -131,7 +131,7 @@ def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
     """Bytes of one token in a forward. Norms and rope hold float32 copies; gate, up and their product live together."""
     heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     attention = (4 * config.hidden_size + 3 * heads_width) * (item_bytes + 4)
-    return attention + 3 * config.intermediate_size * item_bytes
+    return attention + 3 * max(layer.feed.active_width for layer in config.layers) * item_bytes
 
 
 def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
@@ -154,8 +154,9 @@ def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudg
 
 def token_flops(config: ModelConfig) -> int:
     """Operations of one prompt token in a forward: two for each weight that it is multiplied with."""
-    projections = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim + 3 * config.intermediate_size
-    return 2 * config.num_layers * config.hidden_size * projections
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    projections = sum(attention + 3 * layer.feed.active_width for layer in config.layers)
+    return 2 * config.hidden_size * projections
 
 
 def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:

@@ -18,10 +18,10 @@ from model.cpu_kernels import CpuKernels
 from model.cpu_layers import is_decodes
 from model.draft import chain_by_steps, likeliest_by_logits
 from model.inputs import ChainInput, ModelInput
+from model.layer import DecoderLayer, LayerPass
 from model.linear import AnyLinear
 from model.paged_kv import PagedKv
 from model.passes import Passes
-from model.transformer import DecoderLayer, LayerPass
 from protocol.kv_layout import LayerGroup
 from runtime.draft_config import DraftConfig
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from runtime.model_config import RopeConfig
+from runtime.model_parts import RopeConfig
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
 Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes

@@ -142,6 +142,7 @@ class PrefillWorker:
 
     def launch(self) -> bool:
         """Launches chunks of the prompts that were admitted first, up to the chunk size and the budget of a launch."""
+        self._admit()  # what the results of this turn have made room for
         jobs = [job for job in going_on(self._computing, self.planner) if job.prompt_left]
         budget, lookahead = self._policies.max_prefill_tokens, self.planner.book.lookahead
         chunks = next_chunks(jobs, self._chunk_size, max_tokens=budget, lookahead=lookahead)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.errors import CheckpointError
+from runtime.families import FAMILIES, find_family
 from runtime.files import JsonFields, read_fields
-from runtime.model_config import FAMILIES, ModelConfig, config_facts, find_family, read_config
+from runtime.model_config import ModelConfig, config_facts, read_config
 
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 NUM_FUSED: Final = 3  # features of the target that EAGLE-3 fuses
@@ -38,7 +39,8 @@ class DraftConfig:
 
 def load_mtp_config(folder: Path, target: ModelConfig) -> DraftConfig:
     """The draft layers that the target's own config.json in `folder` names. CheckpointError if there are none."""
-    return DraftConfig("mtp", replace(target, num_layers=num_mtp_layers(folder)), target.vocab_size)
+    layers = target.layers[-1:] * num_mtp_layers(folder)
+    return DraftConfig("mtp", replace(target, layers=layers), target.vocab_size)
 
 
 def num_mtp_layers(folder: Path) -> int:
@@ -72,9 +74,10 @@ def load_draft_config(folder: Path, algorithm: str, target: ModelConfig) -> Draf
         raise config.refuse("architectures", f"one of {', '.join(FAMILIES)}, also with Eagle or Eagle3 in the name")
     fields = JsonFields(config.values | {"architectures": plain_names}, config.where)
     layer = read_config(fields, find_family(fields), target.context_length, ())
-    layer = replace(layer, qkv_bias=config.boolean("qkv_bias", layer.qkv_bias))
     if layer.num_layers != 1:
         raise config.refuse("num_hidden_layers", "1, as EAGLE and EAGLE-3 have")
+    mixer = replace(layer.attention, qkv_bias=config.boolean("qkv_bias", layer.attention.qkv_bias))
+    layer = replace(layer, layers=(replace(layer.layers[0], mixer=mixer),))
     target_hidden_size = config.integer("target_hidden_size", layer.hidden_size)
     for name, own, targets in (
         ("hidden_size", layer.hidden_size, target.hidden_size),

@@ -121,6 +121,7 @@ class Cluster:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=self._woken.set) if streams is None else streams()
             runner, agreement = seat(kind, runner, forward)
+            rank, num_ranks = (agreement.rank, agreement.size) if agreement else (0, 1)
             stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
             book = KvBook(
                 num_pages,
@@ -145,11 +146,13 @@ class Cluster:
                 host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
-                agreement=agreement,
+                rank=rank,
+                num_ranks=num_ranks,
                 grammars=grammars(runner),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
+            how |= {"agreement": agreement, "max_graphed": runner.max_graphed}
             self._executors[made := Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)] = executor
             return made
 

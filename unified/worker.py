@@ -100,6 +100,7 @@ class UnifiedWorker:
 
         Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
         """
+        self._admit()  # what the results of this turn have made room for
         for req in self._tokens.retract(self.planner.make_room()):
             del self._requests[req.key]
         decodes = self.planner.decodes()
@@ -181,6 +182,8 @@ class UnifiedWorker:
     def _admit(self) -> None:
         """Admits requests in the order of the line. One that is too early, or does not fit yet, holds the later ones
         back."""
+        if not self._waiting:
+            return
         decode_tokens = self.planner.speculation.most_tokens(len(self.planner.decodes()))
         budget = self._policies.launch_tokens(self._chunk_size, decode_tokens)
         while (request := self._waiting.first()) is not None:

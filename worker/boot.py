@@ -39,7 +39,6 @@ from runtime.native_stack import pool_with_stack
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
 from runtime.vocabulary import load_vocabulary
-from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
@@ -117,7 +116,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     if not group.compare(runner):
         end_process(0)
     status.loading("KV memory")
-    executor, book = build_executor(runner, settings, wake.set, group.agreement)
+    executor, book = build_executor(runner, settings, wake.set)
     status.loading("warming up")
     executor.warm_up(draft_shape(runner, settings))
     choose_decode_threads(runner, executor, settings)
@@ -132,6 +131,8 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         has_twin=is_mirrored,
         costs=costs,
         speculation=speculation_of(runner, executor, settings),
+        agreement=group.agreement,
+        max_graphed=runner.max_graphed,
     )
 
     asked = WarmUp.of(runner.device, settings.max_running_requests)
@@ -261,9 +262,7 @@ def draft_source(settings: WorkerSettings) -> DraftSource | None:
     return DraftSource(algorithm, Path(folder), settings.speculative_num_steps)
 
 
-def build_executor(
-    runner: Runner, settings: WorkerSettings, wake: Callable[[], None], agreement: Agreement | None = None
-) -> tuple[Executor, KvBook]:
+def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
     """The executor, with KV memory sized by the available memory, and its books. ConfigError if there is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
@@ -317,7 +316,8 @@ def build_executor(
         host=HostCopies(kv, num_slots) if num_slots else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
         launches=launches_for(runner.draft, draft_shape(runner, settings)),
-        agreement=agreement,
+        rank=settings.place.rank,
+        num_ranks=settings.place.size,
         grammars=answer_grammars(runner, settings, wake),
     )
     return executor, book
@@ -325,7 +325,7 @@ def build_executor(
 
 def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSettings) -> None:
     """Measures how many threads small decodes use, and logs it. All ranks of a group do so, whatever each one has."""
-    num_ranks = executor.agreement.size
+    num_ranks = executor.num_ranks
     decides = torch.get_num_threads() > 1 or num_ranks > 1
     if not isinstance(runner, ModelRunner) or runner.device.type != "cpu":
         return

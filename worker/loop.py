@@ -2,7 +2,7 @@
 
     gateway <-> GatewayLink <-> core.on_gateway / outbox.gateway
     peers   <-> PeerLink    <-> core.on_peer / outbox.prefill, outbox.decode
-    ranks   <-> GroupLink   <-> the executor's Agreement
+    ranks   <-> GroupLink   <-> the planner's Agreement
 
 It joins the gateway, sends heartbeats, and leaves on a signal (departure.py). This is one life of a worker (lives.py):
 it ends early if the gateway declares the worker lost while its process lives.

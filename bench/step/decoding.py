@@ -20,6 +20,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, RequestFailed
 from runtime.clock import Clock
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
@@ -267,7 +268,7 @@ def executor_on(
     shape: DraftShape = NO_DRAFT,
     **more: Any,
 ) -> Executor:
-    """An executor on `kv`. `shape`: of its draft. `more`: the executor's grammars or agreement, if it has any."""
+    """An executor on `kv`. `shape`: of its draft. `more`: the executor's grammars, if it has any, or its rank."""
     return Executor(
         runner,
         kv,
@@ -280,7 +281,9 @@ def executor_on(
     )
 
 
-def planner_of(executor: Executor, speculation: Speculation | None = None) -> Planner:
+def planner_of(
+    executor: Executor, speculation: Speculation | None = None, agreement: Agreement | None = None
+) -> Planner:
     """A planner that feeds the executor."""
     kv, (num_rows, max_pages) = executor.kv, executor.page_table.req_to_page.shape
     layout = kv.layout
@@ -291,7 +294,8 @@ def planner_of(executor: Executor, speculation: Speculation | None = None) -> Pl
         max_context=max_pages * layout.page_size,
         lookahead=layout.lookahead,
     )
-    return Planner(book, executor, layout, executor.runner.config.vocab_size, speculation=speculation)
+    vocab_size = executor.runner.config.vocab_size
+    return Planner(book, executor, layout, vocab_size, speculation=speculation, agreement=agreement)
 
 
 def pin(cores: set[int]) -> None:

@@ -89,7 +89,6 @@ def agree(order: Order) -> dict[str, float]:
     sockets = RankSockets(place, order.folder)
     assert sockets.meet("", stop, clock)
     agreement = Agreement(place.epoch, place.rank, place.size)
-    agreement.begin()
     link = GroupLink(sockets, agreement, clock, lambda: 0)
     poller = zmq.Poller()
     for each in link.pollables():
@@ -120,13 +119,15 @@ def serve(order: Order) -> dict[str, float]:
     runner = _runner(order, together)
 
     max_context = CONTEXT + WARM + order.steps + 16
-    agreement = Agreement(place.epoch, place.rank, place.size)
     forward = HostStream("forward", wake.set, FORWARD_NICENESS)
-    executor = executor_of(runner, order.batch, max_context, forward, agreement=agreement)
+    executor = executor_of(runner, order.batch, max_context, forward, rank=place.rank, num_ranks=place.size)
     executor.warm_up()
-    agreement.begin()
-    link = None if sockets is None else GroupLink(sockets, agreement, clock, lambda: executor.running_step)
-    worker = UnifiedWorker(planner_of(executor), f"rank-{place.rank}", clock, overlap=True, chunk_size=EVERY_TOKEN)
+    agreement = None if is_alone else Agreement(place.epoch, place.rank, place.size)
+    link = None
+    if sockets is not None and agreement is not None:
+        link = GroupLink(sockets, agreement, clock, lambda: executor.running_step)
+    planner = planner_of(executor, agreement=agreement)
+    worker = UnifiedWorker(planner, f"rank-{place.rank}", clock, overlap=True, chunk_size=EVERY_TOKEN)
     if order.all_busy or place.rank == 0:
         for index in range(order.batch):
             prompt = tuple(random.Random(index).choices(range(worker.planner.vocab_size), k=CONTEXT))

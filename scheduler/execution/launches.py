@@ -19,7 +19,7 @@ from model.sampler import sample_scored
 from model.sampling_input import AllowedTokens
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
-from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
+from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn
 from scheduler.execution.device import Device
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
@@ -103,7 +103,7 @@ class PlainLaunches:
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and one of each row."""
-        return tokens_of(plan, 1)
+        return plan.num_tokens(1)
 
     def write_draft(self) -> None:
         """There is none."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
-from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
+from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn
 from scheduler.execution.future_rows import DraftInput
 from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
@@ -98,7 +98,7 @@ class DraftLaunches:
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and those of each row that its mode verifies."""
-        return tokens_of(plan, self._mode(plan).num_verified(plan))
+        return plan.num_tokens(self._mode(plan).num_verified(plan))
 
     def _mode(self, plan: Plan) -> AnyMode:
         return self._proposing if plan.num_steps else self._quiet

@@ -85,7 +85,7 @@ def _check_running(planner: Planner, executor: Executor) -> None:
     batch.check_mirrors()
     assert not table.req_to_page[0].any(), "padding has pages"
     plans = [operation for operation in executor.submitted if isinstance(operation, Plan)]
-    if any(plan is not executor._applied for plan in plans):
+    if planner.steps._waiting or any(plan is not executor._applied for plan in plans):
         return  # the executor does not know of this plan yet
     decoding = [
         (draw, length)

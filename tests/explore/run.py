@@ -321,8 +321,7 @@ class Run:
 
         def submitting(plan: Plan) -> None:
             planner = next(each.planner for each in self.cluster.workers if self.cluster.executor(each) is executor)
-            launched = planner.in_flight[-1]
-            assert launched.ticket == plan.ticket
+            launched = next(each for each in planner.in_flight if each.ticket == plan.ticket)
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
         name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail

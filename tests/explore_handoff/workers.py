@@ -158,11 +158,21 @@ class WorkerProcess:
             host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
             launches=launches_for(self.runner.draft, shape),
-            agreement=self._seat.agreement,
+            rank=self._seat.place.rank if self._seat.place else 0,
+            num_ranks=self._seat.place.size if self._seat.place else 1,
             grammars=grammars_for(self.runner),
         )
         speculation = Speculation(shape, begins_with(draft)) if draft else None
-        self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
+        self.planner = Planner(
+            book,
+            self.executor,
+            layout,
+            VOCAB,
+            costs=scenario.costs,
+            speculation=speculation,
+            agreement=self._seat.agreement,
+            max_graphed=self.runner.max_graphed,
+        )
         if speculation is not None:
             Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
         world.vintages.watch(self.planner, lambda: self.instance, is_prefill=role is Role.PREFILL)

@@ -17,6 +17,7 @@ from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import (
     CASES,
@@ -52,9 +53,8 @@ def kernels_for(
 def config_of(heads: tuple[int, int], head_dim: int) -> ModelConfig:
     """A config with these sizes, of which the kernels read no others."""
     num_heads, num_kv_heads = heads
-    return replace(
-        FakeRunner().config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rms_norm_eps=EPS
-    )
+    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim), MlpConfig(1))
+    return replace(FakeRunner().config, layers=(layer,), rms_norm_eps=EPS)
 
 
 def attended(case: Case, kernels: CpuKernels) -> Tensor:

@@ -1,7 +1,6 @@
 """Structs that Python and C share: a difference is found when the library is loaded."""
 
 import ctypes
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +14,7 @@ from model.cpu_structs import check_struct, places_in_c, places_in_python
 from model.fake import FakeRunner
 from protocol.errors import InternalError
 
-CONFIG = replace(FakeRunner().config, head_dim=16)
+CONFIG = FakeRunner(head_dim=16).config
 STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft, "token_places": _TokenPlaces}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.collectives import Collectives
 from model.inputs import ModelInput
-from model.mlp import Mlp, ShardedMlp
+from model.mlp import Mlp, Sharded
 from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
@@ -165,8 +165,8 @@ def test_a_draft_has_a_whole_mlp_and_enters_no_collective(tmp_path: Path, kind: 
     def main(ranks: MetCollectives) -> None:
         runner = ModelRunner.load(tmp_path / "target", device="cpu", collectives=ranks, draft=source)
         assert runner.draft is not None
-        assert all(isinstance(layer.mlp, Mlp) for layer in runner.draft.layers)
-        assert all(isinstance(layer.mlp, ShardedMlp) for layer in runner.decoder.layers)
+        assert all(isinstance(layer.feed, Mlp) for layer in runner.draft.layers)
+        assert all(isinstance(layer.feed, Sharded) for layer in runner.decoder.layers)
 
         script = Script(runner, ranks.rank)
         inp = replace(script.input("prompt"), step=StepShape(1, (7, 10)))

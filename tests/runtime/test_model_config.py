@@ -1,14 +1,15 @@
 """A config is read as transformers reads it, and what cannot be computed is refused by name."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, RopeConfig, config_facts, facts_digest, load_config
+from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config
+from runtime.model_parts import AttentionConfig, MlpConfig, RopeConfig
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,
@@ -37,9 +38,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
     assert (config.head_dim, config.context_length, config.rms_norm_eps) == (16, 8192, 1e-6)
     assert config.rope == RopeConfig(10_000.0) and config.checkpoint_dtype is None
-    assert not (
-        config.tie_word_embeddings or config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm
-    )
+    assert not config.tie_word_embeddings
+    assert {layer.mixer for layer in config.layers} == {AttentionConfig(4, 2, 16)}
+    assert {layer.feed for layer in config.layers} == {MlpConfig(96)}
     assert load_config(write(tmp_path, without=("num_key_value_heads",))).num_kv_heads == 4
     assert load_config(write(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
     assert load_config(write(tmp_path, "qwen3")).head_dim == 128
@@ -56,7 +57,7 @@ def test_what_the_architectures_differ_by(tmp_path: Path) -> None:
     flags = {}
     for arch in ARCHITECTURE:
         c = load_config(write(tmp_path, arch, attention_bias=True, mlp_bias=True))
-        flags[arch] = (c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm)
+        flags[arch] = (c.attention.qkv_bias, c.attention.output_bias, c.layers[1].feed.bias, c.attention.qk_norm)
     assert flags == {
         "llama": (True, True, True, False),
         "mistral": (False, False, False, False),
@@ -113,6 +114,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_size": 63}, "hidden_size: got 63, expected a multiple"),
     ("llama", {"head_dim": 15}, "head_dim: got 15, expected an even number"),
     ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
+    ("llama", {"num_hidden_layers": 4097}, "num_hidden_layers: got 4097, expected at most 4096"),
     ("llama", {"max_position_embeddings": 1}, "max_position_embeddings: got 1, expected an integer of at least 2"),
     ("llama", {"vocab_size": True}, "vocab_size: got True"),
     ("llama", {"vocab_size": None}, "vocab_size: got None, expected an integer"),
@@ -174,8 +176,18 @@ def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> 
 def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path) -> None:
     facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
     named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"}
-    assert set(facts) == named | {f"rope.{each.name}" for each in fields(RopeConfig)}
-    assert (facts["num_layers"], facts["rope.theta"], len(facts["eos_token_ids"])) == ("2", "5.0", 32)  # a digest
+    parts = {"rope": RopeConfig, "layer.mixer": AttentionConfig, "layer.feed": MlpConfig}
+    assert set(facts) == named | {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
+    assert (facts["rope.theta"], facts["layer.feed.width"], facts["layers"]) == ("5.0", "96", "[[0, 2]]")
+    assert len(facts["eos_token_ids"]) == 32  # a digest
+
+
+def test_layers_of_other_kinds_are_other_facts(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path))
+    wider = replace(config.layers[0], feed=MlpConfig(128))
+    facts = config_facts(replace(config, layers=(*config.layers, wider, config.layers[0])))
+    assert facts["layers"] == "[[0, 2], [1, 1], [0, 1]]"
+    assert (facts["layer.feed.width"], facts["layer1.feed.width"]) == ("96", "128")
 
 
 def test_the_digest_covers_configuration_and_dtype(tmp_path: Path) -> None:
