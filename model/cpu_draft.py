@@ -98,16 +98,16 @@ class CpuDraft:
         return out_TE
 
     def likeliest(self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, plan: CpuPlan) -> tuple[Tensor, Tensor]:
-        """What `run` gives at the wanted rows (L, E), and before that the likeliest tokens (L,) behind them."""
-        num_rows, wanted_L = inp.input_ids_T.shape[0], inp.logit_indices_L
-        num_wanted, size = wanted_L.shape[0], hidden_TE.shape[1]
-        tokens_L, kept_LE = (
-            torch.empty(num_wanted, dtype=torch.int64),
-            torch.empty((num_wanted, size), dtype=self.dtype),
-        )
-        scratch = num_rows * (self._of_a_row + size) + num_wanted * (size + self.in_c.head.outputs)
+        """What `run` gives at the wanted rows (L, E), and before that the likeliest tokens (L,) behind them. Of the
+        other rows only K and V are computed."""
+        num_rows, wanted_L, num_wanted = inp.input_ids_T.shape[0], inp.logit_indices_L, inp.logit_indices_L.shape[0]
         assert wanted_L.is_contiguous()
-        outputs = (wanted_L.data_ptr(), num_wanted, tokens_L.data_ptr(), kept_LE.data_ptr())
+        tokens_L = torch.empty(num_wanted, dtype=torch.int64)
+        kept_LE = torch.empty((num_wanted, hidden_TE.shape[1]), dtype=self.dtype)
+        room = torch.empty(num_wanted * (3 + inp.page_table_BP.shape[1]), dtype=torch.int64)
+        outputs = (wanted_L.data_ptr(), num_wanted, tokens_L.data_ptr(), kept_LE.data_ptr(), room.data_ptr())
+        scratch = num_rows * (kept_LE.shape[1] + self._of_a_row)
+        scratch += num_wanted * (self._of_a_row + self.in_c.head.outputs)
         self._call("draft_likeliest", inp, hidden_TE, kv, plan, outputs, (_LONG(num_rows),), scratch)
         return tokens_L, kept_LE
 

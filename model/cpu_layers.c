@@ -50,20 +50,33 @@ void locate(const token_places *p, decodes *d, int64_t rows, int threads) {
 // `scratch` has room for the widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
                int threads) {
-    const int64_t hidden = l->output.outputs, width = l->qkv.outputs, inner = l->down.inputs;
+    act *q = scratch, *rest = q + rows * d->num_heads * d->head_dim;
+    place_layer(l, pages, d, inputs, x, q, rest, rows, threads);
+    finish_layer(l, pages, d, q, x, rest, rows, threads);
+}
+
+void place_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, const act *x, act *q, act *scratch,
+                 int64_t rows, int threads) {
+    const int64_t hidden = l->output.outputs, width = l->qkv.outputs;
     const int64_t q_size = d->num_heads * d->head_dim, kv_size = d->num_kv_heads * d->head_dim;
-    act *normed = scratch, *qkv = normed + rows * hidden, *q = qkv + rows * width, *attended = q + rows * q_size;
+    act *normed = scratch, *qkv = normed + rows * hidden;
 
     if (!inputs && l->input_norm) rms_norm(x, l->input_norm, normed, rows, hidden, d->eps, threads);
     const act *read = inputs ? inputs : l->input_norm ? normed : x;
     product(&l->qkv, read, 0, qkv, rows, threads);
     place(qkv, width, qkv + q_size, width, qkv + q_size + kv_size, width, l->qk_norm, d->eps, d->cos_TF, d->sin_TF,
           d->k_rows, d->v_rows, q, pages, rows, d->num_heads, d->num_kv_heads, threads);
+}
+
+void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *q, act *x, act *scratch, int64_t rows,
+                  int threads) {
+    const int64_t hidden = l->output.outputs, inner = l->down.inputs;
+    act *attended = scratch, *normed = scratch, *gate_up = normed + rows * hidden;
+    act *inner_values = gate_up + 2 * rows * inner;
+
     attend(q, pages, d->tables, d->table_stride, d->lengths, d->tree_starts, d->tree_bits, attended, rows, d->num_heads,
            d->num_kv_heads, d->page_size, threads);
     product(&l->output, attended, x, x, rows, threads);
-
-    act *gate_up = normed + rows * hidden, *inner_values = gate_up + 2 * rows * inner;
     rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
     product(&l->gate_up, normed, 0, gate_up, rows, threads);
     gated(gate_up, gate_up + inner, inner_values, rows, inner, 2 * inner, threads);

@@ -53,4 +53,11 @@ void locate(const token_places *p, decodes *d, int64_t rows, int threads);
 // x (rows, hidden) becomes the output of the layer. Attention reads `inputs`, or the input norm of x if it is NULL.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
                int threads);
+
+// Its two parts: writes K and V and gives q (rows, num_heads, head_dim); then x becomes the output. The second may have
+// fewer rows than the first.
+void place_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, const act *x, act *q, act *scratch,
+                 int64_t rows, int threads);
+void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *q, act *x, act *scratch, int64_t rows,
+                  int threads);
 #endif

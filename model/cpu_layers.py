@@ -142,8 +142,8 @@ def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
 
 def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
     """How many numbers of one row a layer holds at a time, at most."""
-    attention = layer.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
-    return int(layer.output.outputs + max(attention, 3 * layer.down.inputs))
+    q_size = kernels.num_heads * kernels.head_dim
+    return int(q_size + max(layer.output.outputs + max(layer.qkv.outputs, 3 * layer.down.inputs), q_size))
 
 
 def address(tensor: Tensor | None) -> int | None:
