@@ -53,7 +53,7 @@ def page_of(runs: Sequence[Measured], about: Mapping[str, Any], search: Sequence
         parts += _run(run)
     parts += [
         "<h2>Environment</h2>",
-        _facts(about),
+        facts(about),
         "<footer>Definitions: docs/bench.md of Baton.</footer></body></html>",
     ]
     return "\n".join(parts)
@@ -144,7 +144,8 @@ def _two_lines(at_s: Sequence[float], p50: Sequence[float], p99: Sequence[float]
     return [Line("p50", at_s, p50), Line("p99", at_s, p99)]
 
 
-def _facts(about: Mapping[str, Any]) -> str:
+def facts(about: Mapping[str, Any]) -> str:
+    """A table of names and values."""
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in _flat(about))
     return f"<table class='facts'>{rows}</table>"
 

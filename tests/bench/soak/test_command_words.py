@@ -6,7 +6,7 @@ from bench.soak.__main__ import Outcome, last_line, main, serve_flags
 from bench.soak.faults import Fault, Hit
 from bench.soak.run import Findings, describe
 from bench.soak.watch import Growth
-from bench.soak.work import Verdict
+from loadtest.verify.judge import Verdict
 
 
 @pytest.mark.parametrize(
