@@ -117,7 +117,7 @@ def test_the_turn_whose_results_make_room_launches_the_job_that_waited_for_it(ov
     for reservation in (1, 2):
         bench.job(reservation, sampling=greedy(1))
     assert bench.worker.step() and bench.worker.stats().waiting == 1
-    bench.executor.device.forward.synchronize()
+    bench.stream.synchronize()
     assert bench.worker.step()
     assert (bench.worker.stats().waiting, bench.planner.num_launches) == (0, 2)
     bench.run()

@@ -178,10 +178,10 @@ def test_the_turn_whose_results_make_room_launches_the_request_that_waited_for_i
     """There is one row."""
     stream = ManualStream()
     planner = make_planner(make_executor(stream, max_requests=1))
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
     for name in ("a", "b"):
         worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(1), 1, None))
-    assert worker.step() and len(worker._waiting) == 1
+    assert worker.step() and worker.num_waiting == 1
     stream.synchronize()
     assert worker.step()
-    assert len(worker._waiting) == 0 and planner.num_launches == 2
+    assert worker.num_waiting == 0 and planner.num_launches == 2
