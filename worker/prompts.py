@@ -75,6 +75,8 @@ class Prompts(Generic[A]):
         the later ones back."""
         self.learning.settle(self._queue, self._served.fail)
         admitted = list[A]()
+        if not self.waiting:
+            return admitted
         budget = self._policies.launch_tokens(self._decode_tokens(len(self._planner.decodes())))
         while (request := self.waiting.first()) is not None:
             if self._is_too_early(request, budget) or not self._seat(request):

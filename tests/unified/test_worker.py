@@ -1,18 +1,16 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
-from tests.counting import instructions
+from protocol.messages_gateway import Assign
 from tests.decode.driving import Driven, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
-from worker.policies import DEFAULTS, Policies
+from worker.policies import Policies
 
 PARAMS = greedy(12)
 LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
@@ -51,63 +49,6 @@ def test_full_prompt_pages_are_counted_once() -> None:
     assert cluster.unified.planner.book.pages.counts().owned == 9 + 2
     cluster.run()
     cluster.expect_end()
-
-
-def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
-    turns, cancels = [], []
-    for num_requests in (20, 200):
-        worker = UnifiedWorker(make_planner(make_executor(ManualStream())), "u", VirtualClock(), Policies(chunk_size=4))
-        for index in range(num_requests):
-            worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
-        for _ in range(4):
-            worker.step()  # until two launches are in flight
-        assert len(worker.prompts.waiting) == num_requests - 2  # the others would not be computed yet
-        turns.append(instructions(worker.step))
-        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r9", 0, 1))))  # type: ignore[misc]
-        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
-    assert turns[0] == turns[1] > 0
-    assert cancels[:2] == cancels[2:]
-
-
-def waiting(policies: Policies = DEFAULTS) -> UnifiedWorker:
-    """A worker whose rows are all taken."""
-    worker = UnifiedWorker(
-        make_planner(make_executor(ManualStream())), "u", VirtualClock(), replace(policies, chunk_size=64)
-    )
-    for index in range(8):
-        worker.on_gateway(Assign(f"first{index}", 0, (1,) * 3, greedy(5), 1, None))
-        worker.step()
-    assert not worker.prompts.waiting
-    return worker
-
-
-def names(worker: UnifiedWorker) -> list[str]:
-    return [request.assign.request_id for request in worker.prompts.waiting]
-
-
-def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
-    worker = waiting()
-    for name, resumes, priority in (("a", False, -1), ("b", True, 0), ("c", True, -1), ("d", False, -2)):
-        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes, priority=priority))
-    assert names(worker) == ["b", "c", "d", "a"]
-
-
-def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> None:
-    worker = waiting(Policies(max_queued_requests=1))
-    for name, resumes in (("a", False), ("b", False), ("c", True)):
-        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes))
-    assert names(worker) == ["c", "a"]
-    (failed,) = [message for message in worker.outbox.gateway if isinstance(message, RequestFailed)]
-    assert (failed.request_id, failed.code) == ("b", "queue_full")
-
-
-def test_requests_that_come_together_are_not_refused_while_there_is_room() -> None:
-    planner = make_planner(make_executor(ManualStream()))
-    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(max_queued_requests=1, chunk_size=64))
-    for index in range(10):  # before the worker's next step; there are eight rows
-        worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
-    assert names(worker) == ["8"]
-    assert [each.request_id for each in worker.outbox.gateway if isinstance(each, RequestFailed)] == ["9"]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
