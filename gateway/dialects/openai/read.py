@@ -1,6 +1,6 @@
 """From a completion or a chat to what it asks for, and how the client writes each place of that."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from gateway.dialects.openai.fields import AnyRequest, ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
 from gateway.dialects.shared.grammar_fields import only_grammar
@@ -56,12 +56,7 @@ def _of_completion(request: CompletionRequest) -> Ask:
     lists = (request.prompt_logprobs, request.logprobs if request.echo else None)
     told = [each for each in lists if each is not None]  # each choice has all these lists
     scores = PromptScores(max(told), 0, request.num_choices * sum(1 + each for each in told)) if told else None
-    return replace(
-        _shared(request, prompts, origins),
-        default_tokens=DEFAULT_COMPLETION_TOKENS,
-        scores=request.logprobs,
-        prompt_scores=scores,
-    )
+    return _ask(request, prompts, origins, DEFAULT_COMPLETION_TOKENS, request.logprobs, scores)
 
 
 def _of_chat(request: ChatRequest) -> Ask:
@@ -73,11 +68,9 @@ def _of_chat(request: ChatRequest) -> Ask:
         request.add_special_tokens is True,
     )
     num_top = request.prompt_logprobs
-    return replace(
-        _shared(request, (conversation,), OF_CHATS),
-        scores=(request.top_logprobs or 0) if request.logprobs else None,
-        prompt_scores=None if num_top is None else PromptScores(num_top, 0, 1 + num_top),
-    )
+    prompt_scores = None if num_top is None else PromptScores(num_top, 0, 1 + num_top)
+    scores = (request.top_logprobs or 0) if request.logprobs else None
+    return _ask(request, (conversation,), OF_CHATS, None, scores, prompt_scores)
 
 
 def turn_of(message: ChatMessage) -> Turn:
@@ -90,29 +83,34 @@ def turn_of(message: ChatMessage) -> Turn:
     return Turn(message.role, parts, message.model_extra or {})
 
 
-def _shared(request: GenerationRequest, prompts: Prompts, origins: Origins) -> Ask:
-    """What completions and chats have in common."""
+def _ask(
+    request: GenerationRequest,
+    prompts: Prompts,
+    origins: Origins,
+    default_tokens: int | None,
+    scores: int | None,
+    prompt_scores: PromptScores | None,
+) -> Ask:
+    """The Ask of prompts. What is not given here has the same fields in completions and chats."""
     max_tokens = request.max_tokens
     if request.max_completion_tokens:
         max_tokens, origins = request.max_completion_tokens, {**origins, MAX_TOKENS: field("max_completion_tokens")}
     asked = only_grammar(request.grammars())
-    sampling = replace(
-        request.sampling(request.seed),
-        allowed_token_ids=request.allowed_token_ids,
-        bad_words=request.bad_words or (),
-    )
     return Ask(
         prompts=prompts,
         origins=origins if asked is None else {**origins, **asked.origins()},
         model=request.model,
         num_choices=request.num_choices,
-        sampling=sampling,
+        sampling=request.sampling(request.seed, request.allowed_token_ids, request.bad_words or ()),
         max_tokens=max_tokens,
+        default_tokens=default_tokens,
         min_tokens=request.min_tokens or 0,
         stops=request.stops,
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=request.ignore_eos is True,
         shape=None if asked is None else asked.grammar,
+        scores=scores,
+        prompt_scores=prompt_scores,
         echo=request.echo is True,
         keep_special=request.skip_special_tokens is False,
         cache_salt=request.cache_salt or "",

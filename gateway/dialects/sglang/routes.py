@@ -3,11 +3,9 @@
 read.py says what a body asks for, write.py how it is answered.
 """
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from fastapi import FastAPI, Request, Response
 
@@ -24,21 +22,17 @@ from gateway.dialects.shared.counts import check_counts
 from gateway.dialects.shared.documents import body_of, errors, generation_responses
 from gateway.dialects.shared.json_body import check_list, validated
 from gateway.generation.generation import Generation
-from gateway.generation.tallies import Metrics
-from gateway.generation.times import Times
 from gateway.http.errors import json_response
 from gateway.serving.answering import StreamedAnswer, WholeAnswer
 from gateway.serving.bodies import check_content, read_body
+from gateway.serving.probe import Probe
 from gateway.serving.respond import respond
 from gateway.serving.service import Service
 from gateway.words.limits import Limits
-from gateway.words.request import Ask, PromptIds, Sampling
+from gateway.words.request import Ask
 from gateway.words.strict_json import parse_json
-from protocol.errors import BadRequest, Overloaded, Unavailable
+from protocol.errors import BadRequest, Overloaded
 from runtime.settings import HttpLimits
-
-PROBE_S: Final = 20.0  # as long as SGLang's probe waits
-LOOK_S: Final = 0.25  # how often a probe that waits looks whether others get tokens
 
 
 @dataclass(frozen=True)
@@ -94,44 +88,9 @@ def native_call(raw: bytes, limits: Limits, http_limits: HttpLimits) -> NativeCa
     return NativeCall(parsed, asks, response_id, parsed.names(response_id))
 
 
-async def _probe(service: Service, unseen: Metrics) -> None:
-    """Has workers generate one token. Raises what went wrong. `unseen`: what counts it, and nobody reads."""
-    ask = Ask([PromptIds([0])], max_tokens=1, sampling=Sampling(temperature=0.0))
-    prompts = service.translator.prompts(ask, service.control.limits)
-    times = Times(service.clock, unseen, service.clock.now())
-    response_id = f"probe-{secrets.token_hex(16)}"
-    generation = Generation(response_id, prompts, service.translator.new_detokenizer, service.control.dispatch, times)
-    try:
-        await generation.start()
-        async for _ in generation.batches():
-            pass
-    finally:
-        generation.abandon()
-    if generation.error is not None:
-        raise generation.error
-
-
-async def _works(service: Service, unseen: Metrics) -> bool:
-    """Whether workers generate: a token for this call, or for any other meanwhile, since a probe may wait behind them.
-    Raises what went wrong."""
-    num_before = service.metrics.num_generation_tokens
-    probe = asyncio.create_task(_probe(service, unseen))
-    try:
-        async with asyncio.timeout(PROBE_S):
-            while not (await asyncio.wait({probe}, timeout=LOOK_S))[0]:
-                if service.metrics.num_generation_tokens > num_before:
-                    return True
-    except TimeoutError:
-        return False
-    finally:
-        probe.cancel()
-    probe.result()
-    return True
-
-
 def add_native(app: FastAPI, service: Service) -> None:
     """Adds the routes of SGLang's native API."""
-    unseen = Metrics(service.names.first)
+    probe = Probe(service)
 
     @app.put("/generate", include_in_schema=False)
     @app.post(
@@ -148,15 +107,10 @@ def add_native(app: FastAPI, service: Service) -> None:
     async def health_generate() -> Response:
         """200 when workers have generated a token since this call. Also when they have no room for it: then they
         work."""
-        missing = service.control.membership.missing
-        if missing is not None:
-            raise Unavailable(missing)
         try:
-            works = await _works(service, unseen)
+            await probe.check()
         except Overloaded as error:
             return json_response({"status": "busy", "why": error.message})
-        if not works:
-            raise Unavailable(f"workers have generated no token within {PROBE_S:g} s")
         return json_response({"status": "ok"})
 
     @app.post("/abort_request", openapi_extra=body_of(AbortRequest, {"rid": "request-7"}), responses=errors(415, 429))

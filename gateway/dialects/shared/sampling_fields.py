@@ -3,6 +3,7 @@
 OpenAI's API has them beside the other fields, SGLang's in an object of their own.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -112,8 +113,10 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def sampling(self, seed: int | None) -> Sampling:
-        """How tokens are drawn."""
+    def sampling(
+        self, seed: int | None, allowed_token_ids: list[int] | None = None, bad_words: Sequence[str] = ()
+    ) -> Sampling:
+        """How tokens are drawn. What is given here has other names elsewhere, or is in one API alone."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -124,6 +127,8 @@ class SamplingFields(BaseModel, strict=True, allow_inf_nan=False):
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias or {},
+            allowed_token_ids=allowed_token_ids,
+            bad_words=bad_words,
         )
 
 

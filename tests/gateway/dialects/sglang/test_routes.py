@@ -1,4 +1,4 @@
-"""SGLang's native routes over HTTP: names, shapes, probes and aborts."""
+"""SGLang's native routes over HTTP: names, shapes and aborts."""
 
 import asyncio
 import json
@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.dialects.sglang import routes as native
+from gateway.dialects.sglang.routes import native_call
 from gateway.words.limits import Limits
-from protocol.errors import QueueFull
-from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import Setting, events, running, wait_until
@@ -50,55 +48,12 @@ async def test_grammars_are_those_of_completions(setting: Setting) -> None:
         assert bound.sampling.grammar == first.sampling.grammar
 
 
-# ---- probes ----
-
-
-async def test_a_probe_generates_a_token(setting: Setting) -> None:
-    response = await setting.client.get("/health_generate")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
-    decode = setting.workers[1]
-    assert [(each.prompt_ids, each.sampling.max_tokens) for each in decode.assigned] == [((0,), 1)]
-
-
-async def test_a_probe_is_not_counted(setting: Setting) -> None:
-    names = ("baton_requests", "baton_prompt_tokens", "baton_generation_tokens", "baton_time_to_first_token")
-    before = [line for line in await setting.metrics() if line.startswith(names)]
-    await setting.client.get("/health_generate")
-    assert before and [line for line in await setting.metrics() if line.startswith(names)] == before
-
-
-async def test_tokens_of_others_answer_a_probe_that_waits(tmp_path: Path) -> None:
-    """Its own prompt waits behind them."""
-    async with running(write_folder(tmp_path / "story", byte_tokenizer())) as setting:
-        worker = await setting.add_pair(Behaviour(script=lambda assign, _: () if assign.prompt_ids == (0,) else [65]))
-        probe = asyncio.create_task(setting.client.get("/health_generate"))
-        await worker.until(lambda: len(worker.assigned) == 1)
-        await generate(setting, input_ids=[7], sampling_params={"max_new_tokens": 1})
-        assert (await probe).json() == {"status": "ok"}
-        await wait_until(lambda: len(worker.cancelled) == 1)
-
-
-async def test_a_probe_that_gets_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PROBE_S", 0.05)
-    async with running(write_folder(tmp_path / "story", byte_tokenizer())) as setting:
-        await setting.add_pair(Behaviour(stop_after=0, first_token_late=True, script=lambda *_: ()))
-        response = await setting.client.get("/health_generate")
-        assert response.status_code == 503 and "no token within 0.05 s" in response.json()["error"]["message"]
-
-
-async def test_a_probe_for_which_workers_have_no_room_succeeds(tmp_path: Path) -> None:
-    async with running(write_folder(tmp_path / "story", byte_tokenizer())) as setting:
-        await setting.add(Role.UNIFIED, behaviour=Behaviour(fail_after=0, fail_code=QueueFull.code))
-        response = await setting.client.get("/health_generate")
-        assert (response.status_code, response.json()["status"]) == (200, "busy")
-
-
 # ---- aborts ----
 
 
 def test_what_each_id_means() -> None:
     body = {"input_ids": [[1], [2]], "rid": "r", "sampling_params": {"n": 2}}
-    call = native.native_call(json.dumps(body).encode(), Limits(), HttpLimits())
+    call = native_call(json.dumps(body).encode(), Limits(), HttpLimits())
     of_prompts = {"r_0": range(2), "r_1": range(2, 4)}
     of_choices = {f"r_{p}_{c}": range(2 * p + c, 2 * p + c + 1) for p in range(2) for c in range(2)}
     assert call.ids == {**of_choices, **of_prompts, "r": range(4), call.response_id: range(4)}

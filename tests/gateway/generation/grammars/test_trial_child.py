@@ -58,7 +58,7 @@ def test_one_process_takes_job_after_job(child: TrialChild) -> None:
     assert isinstance(child.check(GOOD), str)
     pid = child.pid
     told = refused(child.check(Grammar("regex", "(")))
-    assert told.startswith("structured_outputs.regex: cannot be followed")
+    assert told.startswith("shape.source: cannot be followed")
     assert isinstance(child.check(GOOD), str) and child.pid == pid and child.num_starts == 1
 
 
@@ -68,7 +68,7 @@ def test_a_grammar_that_kills_the_process_is_refused_with_the_signal_and_the_nex
 ) -> None:
     assert isinstance(fragile.check(GOOD), str)
     told = refused(fragile.check(CHAIN))
-    assert told == "guided_grammar: cannot be followed: it ended the process that tried it (SIGSEGV)"
+    assert told == "shape.source: cannot be followed: it ended the process that tried it (SIGSEGV)"
     assert fragile.pid is None
     assert isinstance(fragile.check(GOOD), str) and fragile.num_starts == 2
 
