@@ -1,8 +1,11 @@
 """Jobs that wait at a prefill worker: their order, how many there may be, and what they cost."""
 
+import pytest
+
 from protocol.messages_handoff import CancelJob, JobFailed
 from tests.counting import instructions
 from tests.prefill.driving import PROMPT, Bench
+from tests.scheduler.building import greedy
 from worker.policies import DEFAULTS, Policies
 
 
@@ -105,3 +108,17 @@ def test_prompts_share_a_launch_within_its_budget() -> None:
     bench.worker.step()
     (launched,) = bench.planner.in_flight
     assert [(chunk.start, chunk.end) for chunk in launched.chunks] == [(0, 4), (0, 4), (0, 2)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_turn_whose_results_make_room_launches_the_job_that_waited_for_it(overlap: bool) -> None:
+    """Its first token ends the job before it, which gives its pages back."""
+    bench = Bench(num_pages=4, chunk_size=16, overlap=overlap)  # three pages: one prompt of ten tokens
+    for reservation in (1, 2):
+        bench.job(reservation, sampling=greedy(1))
+    assert bench.worker.step() and bench.worker.stats().waiting == 1
+    bench.stream.synchronize()
+    assert bench.worker.step()
+    assert (bench.worker.stats().waiting, bench.planner.num_launches) == (0, 2)
+    bench.run()
+    assert bench.at_rest()

@@ -231,3 +231,17 @@ def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.Mo
     cluster.run()
     times = worker.stats().times
     assert times["queue_time"].seconds == 0.0 and times["prefill_time"].seconds >= 1.0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_turn_whose_results_make_room_launches_the_request_that_waited_for_it(overlap: bool) -> None:
+    """There is one row."""
+    stream = ManualStream()
+    planner = make_planner(make_executor(stream, max_requests=1))
+    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    for name in ("a", "b"):
+        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(1), 1, None))
+    assert worker.step() and len(worker._waiting) == 1
+    stream.synchronize()
+    assert worker.step()
+    assert len(worker._waiting) == 0 and planner.num_launches == 2
