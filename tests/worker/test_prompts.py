@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from protocol.errors import BatonError
 from protocol.messages_gateway import Assign, FinishReason
+from scheduler.plan import GrammarLearnt
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import greedy
@@ -26,9 +28,10 @@ class Role:
         self.planner, self.executor = made
         self.served: Served[Assigned] = Served(self, policies)
         self.prompts = Prompts(self.planner, VirtualClock(), policies, self.served, self._seat)
+        self.errors: dict[str, BatonError] = {}
 
-    def ask(self, name: str, prompt: tuple[int, ...], n: int = 1) -> Assigned:
-        request = Assigned(Assign(name, 0, prompt, greedy(2), n, None))
+    def ask(self, name: str, prompt: tuple[int, ...], n: int = 1, grammar: str = "") -> Assigned:
+        request = Assigned(Assign(name, 0, prompt, replace(greedy(2), grammar=grammar), n, None))
         self.served.take(request)
         self.prompts.add(request)
         return request
@@ -43,7 +46,8 @@ class Role:
         self.prompts.admit()
 
     def ended(self, request: Assigned, error: BatonError | None) -> None:
-        assert error is None
+        if error is not None:
+            self.errors[request.assign.request_id] = error
         self.prompts.drop(request)
         self.planner.release(request.prompt)
 
@@ -106,6 +110,22 @@ def test_the_last_chunk_draws_for_each_choice_that_goes_on() -> None:
     request.reqs[1].finish = FinishReason.CANCELLED
     (chunk,) = role.prompts.next_chunks()
     assert (chunk.start, chunk.end, chunk.samples) == (4, 6, (request.reqs[0], request.reqs[2]))
+
+
+@pytest.mark.parametrize("fault", ["", "no answer can follow it"])
+def test_a_request_waits_for_its_grammar_unless_it_leaves(fault: str) -> None:
+    role = Role(Policies(chunk_size=64), make())
+    stays, leaves = [role.ask(name, (1,) * 4, grammar="slow") for name in ("stays", "leaves")]
+    plain = role.ask("plain", (2,) * 4)
+    assert role.prompts.admit() == [plain] and role.prompts.num_waiting == 2
+    role.served.drop(leaves)
+    assert role.prompts.num_waiting == 1
+
+    role.executor.outcomes.append(GrammarLearnt("slow", fault))
+    role.planner.poll()
+    assert role.prompts.admit() == ([] if fault else [stays])
+    assert {name: error.message for name, error in role.errors.items()} == ({"stays": fault} if fault else {})
+    assert role.prompts.num_waiting == 0 and set(role.served.by_key.values()) == {plain, *([] if fault else [stays])}
 
 
 @pytest.mark.parametrize("seed", range(10))
