@@ -231,7 +231,7 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """The process of a worker."""
     environment = thread_environment(settings.threads) | _ucx_environment(settings)
-    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus, settings.group)
+    return ProcessSpec(settings.worker_id, _python("deploy.worker", settings), environment, cpus, settings.group)
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:

@@ -35,6 +35,7 @@ from scheduler.plan import Draw
 from testkit.checkpoints import ARCHITECTURES, Architecture
 from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
 from unified.worker import UnifiedWorker
+from worker.policies import Policies
 
 GREEDY: Final = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 SEEDED: Final = SamplingParams(
@@ -131,7 +132,7 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
     executor = executor_on(kv, graphed, MAX_REQUESTS, MAX_CONTEXT, stream, schedule)
     if graphs:
         executor.warm_up()
-    worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), overlap=overlap, chunk_size=CHUNK_SIZE)
+    worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), Policies(overlap, CHUNK_SIZE))
     try:
         found = answers(worker, stream.idle, wanted)
     finally:

@@ -30,6 +30,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.modes import launches_for
 from unified.worker import UnifiedWorker
+from worker.policies import Policies
 
 K = TypeVar("K", bound=Hashable)
 PAGE_SIZE = 16
@@ -152,7 +153,7 @@ class Decoding:
     ) -> "Decoding":
         """A worker on the executor whose forward stream is `stream`. `speculation`: of the executor's draft."""
         planner = planner_of(executor, speculation)
-        worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
+        worker = UnifiedWorker(planner, "bench", clock, Policies(overlap, EVERY_TOKEN))
         return Decoding(worker, executor, clock, stream.idle)
 
     def start(

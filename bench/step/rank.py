@@ -35,6 +35,7 @@ from scheduler.agreement import Agreement
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream
 from unified.worker import UnifiedWorker
 from worker.group_link import GroupLink
+from worker.policies import Policies
 from worker.rank_sockets import RankSockets
 
 WARM: Final = 20  # steps that do not count
@@ -126,8 +127,9 @@ def serve(order: Order) -> dict[str, float]:
     link = None
     if sockets is not None and agreement is not None:
         link = GroupLink(sockets, agreement, clock, lambda: executor.running_step)
-    planner = planner_of(executor, agreement=agreement)
-    worker = UnifiedWorker(planner, f"rank-{place.rank}", clock, overlap=True, chunk_size=EVERY_TOKEN)
+    worker = UnifiedWorker(
+        planner_of(executor, agreement=agreement), f"rank-{place.rank}", clock, Policies(chunk_size=EVERY_TOKEN)
+    )
     if order.all_busy or place.rank == 0:
         for index in range(order.batch):
             prompt = tuple(random.Random(index).choices(range(worker.planner.vocab_size), k=CONTEXT))

@@ -45,17 +45,17 @@ def page_of(runs: Sequence[Measured], about: Mapping[str, Any], search: Sequence
         heading = f"Run {place + 1} of {len(runs)}: {run.load.arrivals.words()}" if len(runs) > 1 else "Figures"
         parts.append(f"<h2>{escape(heading)}</h2>")
         parts += _run(run)
-    return document(title, [*parts, "<h2>Environment</h2>", _facts(about)])
+    return document(title, [*parts, "<h2>Environment</h2>", facts(about)])
 
 
-def document(title: str, parts: Sequence[str]) -> str:
+def document(title: str, parts: Sequence[str], footer: str = "Definitions: docs/bench.md of Baton.") -> str:
     """A whole page with these parts, in the style of all pages."""
     head = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
     )
-    return "\n".join([*head, *parts, "<footer>Definitions: docs/bench.md of Baton.</footer></body></html>"])
+    return "\n".join([*head, *parts, f"<footer>{footer}</footer></body></html>"])
 
 
 def grid_of(plots: Sequence[Plot]) -> str:
@@ -135,7 +135,8 @@ def _two_lines(at_s: Sequence[float], p50: Sequence[float], p99: Sequence[float]
     return [Line("p50", at_s, p50), Line("p99", at_s, p99)]
 
 
-def _facts(about: Mapping[str, Any]) -> str:
+def facts(about: Mapping[str, Any]) -> str:
+    """A table of names and values."""
     return f"<table class='facts'>{_rows(_flat(about))}</table>"
 
 

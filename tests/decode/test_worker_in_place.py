@@ -73,7 +73,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Driven, clock: Virtu
     cluster.ask("victim", 61, PARAMS)
     drive_to(cluster, "victim", Phase.COMPUTING)
     prefill, decode = cluster.prefill, cluster.decode
-    reservation = decode._requests.by_key["victim", 0].reservation
+    reservation = decode.served.by_key["victim", 0].reservation
     cluster.cancel("victim")
     cluster.step()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]

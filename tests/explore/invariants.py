@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
 from scheduler.execution.executor import Executor
 from scheduler.plan import Plan
@@ -30,11 +29,10 @@ def check_invariants(cluster: Cluster) -> None:
 def _reqs(worker: Worker) -> Iterator[Req]:
     """Everybody whom the worker knows."""
     if isinstance(worker, PrefillWorker):
-        for job in worker._jobs.values():
+        for job in worker.served.by_key.values():
             yield job.prompt
     else:
-        requests = worker._requests.by_key if isinstance(worker, DecodeWorker) else worker._requests
-        for request in requests.values():
+        for request in worker.served.by_key.values():
             yield from request.reqs
 
 

@@ -106,8 +106,8 @@ HANDOFF = (
     Mutant(
         "prefill keeps the jobs of a decode worker that is lost",
         "PrefillWorker.on_session_lost",
-        "owner == instance",
-        "owner < 0",
+        "job.target.peer.instance == instance",
+        "job.target.peer.instance < 0",
         "their pages wait for a word that nobody will say",
         worlds=WORLDS,
     ),

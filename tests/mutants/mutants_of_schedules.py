@@ -302,7 +302,7 @@ SCHEDULES = (
     ),
     Mutant(
         "a middle chunk samples",
-        "next_chunks",
+        "Prompts.next_chunks",
         "end == prompt.prompt_len",
         "True",
         "a first token before the prompt has ended",

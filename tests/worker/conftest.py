@@ -26,7 +26,7 @@ from protocol.messages_gateway import (
 )
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.bus import Dealer, Router, Wake
-from runtime.process_life import StopSignal
+from runtime.process_life import StatusPipe, StopSignal
 from runtime.session import Envelope, Session, open_envelope
 from scheduler.planning.kv_book import CacheKey, KvBook
 from scheduler.planning.planner import Planner
@@ -35,7 +35,7 @@ from tests.runtime.rebinding import bound_again
 from tests.worker.stopping import Stop
 from worker.gateway_link import GatewayLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink
+from worker.parts import PeerLink, Surroundings
 from worker.requests import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
@@ -110,6 +110,7 @@ class Bench:
         self.core = Core(lambda: play(self, self.heard()))
         self.peers = Peers(self.core)
         self.num_ready = 0
+        self.status = StatusPipe()  # of no launcher
         self._stop, self._wake = Stop(), Wake()
         self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
         self.loop = WorkerLoop(
@@ -117,9 +118,7 @@ class Bench:
             self.peers,
             GatewayLink(self._dealer, self.clock),
             replace(REGISTER, device=device),
-            self._wake,
-            cast(StopSignal, self._stop),
-            self.clock,
+            Surroundings(cast(StopSignal, self._stop), self._wake, self.clock, self.status),
             self._ready,
         )
 

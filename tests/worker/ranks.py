@@ -43,7 +43,8 @@ from unified.worker import UnifiedWorker
 from worker.gateway_link import GatewayLink
 from worker.group_link import GroupLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink
+from worker.parts import PeerLink, Surroundings
+from worker.policies import Policies
 from worker.rank_sockets import RankSockets
 
 EPOCH = 4
@@ -94,8 +95,7 @@ class Rank:
             Planner(book, self.executor, layout, runner.config.vocab_size, agreement=self.agreement),
             self.name,
             group.clock,
-            overlap=overlap,
-            chunk_size=32,
+            Policies(overlap, 32),
         )
         self.link: PeerLink | None = None
         self.identity = f"{self.name}#{100 + rank}".encode()
@@ -112,11 +112,8 @@ class Rank:
             PeerLink(),
             GatewayLink(self.gateway, clock),
             self._register,
-            self.wake,
-            stop,
-            clock,
+            Surroundings(stop, self.wake, clock, ranks=self.link),
             lambda: None,
-            ranks=self.link,
         )
         self.loop.gateway.begin()
 
@@ -193,7 +190,7 @@ class Group:
         others = [each for each in self.ranks if each is not rank]
         while rank.sockets.num_received < sum(each.sockets.sent.total() for each in others):
             assert rank.sockets.inbox.poll(60_000)
-            rank.loop.ranks.receive()
+            rank.loop.around.ranks.receive()
 
     def run_until_rest(self) -> None:
         """Until every rank has launched the same steps and has heard of no other one."""

@@ -22,7 +22,7 @@ from tests.worker.conftest import REGISTER
 from worker.ending import close_all
 from worker.gateway_link import GatewayLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink, WorkerBroken
+from worker.parts import PeerLink, Surroundings, WorkerBroken
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -48,8 +48,10 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
     core: Any = SimpleNamespace(step=step)
     unused: Any = SimpleNamespace()
     stop: Any = SimpleNamespace(received=None)
-    register, link = replace(REGISTER, device="cuda:1"), GatewayLink(gateway, VirtualClock())
-    loop = WorkerLoop(core, PeerLink(), link, register, unused, stop, VirtualClock(), lambda: None)
+    clock = VirtualClock()
+    around = Surroundings(stop, unused, clock)
+    register = replace(REGISTER, device="cuda:1")
+    loop = WorkerLoop(core, PeerLink(), GatewayLink(gateway, clock), register, around, lambda: None)
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()
@@ -88,7 +90,8 @@ def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device_or_group(
 BREAKS = """
 import sys
 from scheduler.execution.streams import DeviceBroken
-from unified.__main__ import build
+from protocol.messages_gateway import Role
+from unified.start import build
 from worker.boot import main
 from worker.parts import PeerLink
 
@@ -103,7 +106,7 @@ def breaking(started):
     core.step = step
     return core, Link(), address
 
-main(breaking)
+main({Role.UNIFIED: breaking})
 """
 
 

@@ -58,7 +58,7 @@ def run(
     bench, events = Bench(context, told), list[tuple[int, float]]()
     bench.core.stats = lambda: replace(STATS, running=running, waiting=waiting)  # type: ignore[method-assign]
     bench.loop.departure = Departure(bound_s)
-    bench.loop.on_leaving = lambda num, bound_s: events.append((num, bound_s))
+    bench.status.leaving = lambda num_requests, bound_s: events.append((num_requests, bound_s))  # type: ignore[method-assign]
     bench.loop.run()
     while hears_end and not told.said(Left):
         assert bench.router.socket.poll(60_000)

@@ -89,7 +89,7 @@ def test_while_its_launches_end_it_gives_signs_of_life_and_hears_nobody(context:
         nonlocal beats
         beats += bench.core.num_resets
 
-    bench.loop.on_turn = on_turn
+    bench.status.alive = on_turn  # type: ignore[method-assign]
     asleep.launches.on_step = lambda: bench.clock.advance(HEARTBEAT_S)
     assert bench.loop.run() is Ending.LOST
     assert beats == 8
@@ -152,7 +152,7 @@ def life(
             bench.stop()
 
     bench = Bench(context, Welcoming(on_beat, welcome, *map(FlushCache, range(flushes))))
-    bench.core.book, bench.loop.known = book, known
+    bench.core.book, bench.loop.around = book, replace(bench.loop.around, known=known)
     bench.peers.receive = lambda: found.append(book.num_cached(PROMPT))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
