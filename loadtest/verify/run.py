@@ -64,7 +64,11 @@ class Run:
             result.unsure.append("the quiet server gave no answer that can be judged")
             return result
 
-        for phase in rounds(self._known, plan.seed, client.bounds.together, self._names(), plan.churn):
+        if not (names := self._names()):
+            result.unsure.append(f"this server cannot be asked as the phase {plan.only} asks")
+            return result
+
+        for phase in rounds(self._known, plan.seed, client.bounds.together, names, plan.churn):
             result.stopped = client.spent.suffering()
             result.ended = client.over
             if result.stopped or result.ended:
@@ -78,7 +82,8 @@ class Run:
         names = [self._plan.only] if self._plan.only else [*CALM, *self._plan.extra]
         noises = [self.result.noises[scorer.name] for scorer in self._scorers]
         can_sample = any(noise.has_drift and not noise.why for noise in noises)
-        return [name for name in names if name != "sampled" or can_sample]
+        left_out = {"sampled": not can_sample, "choices": not self._client.dialect.has_choices}
+        return [name for name in names if not left_out.get(name)]
 
     # ---- quiet ----
 
@@ -174,8 +179,10 @@ class Run:
 
     def _judged(self, step: Step, heard: Heard, *, is_excused: bool) -> Judged:
         if step.is_judged:
-            tau = self.result.noises[REPEAT].tau
-            return judge(heard, step.right(self._known), tau, is_excused=is_excused)
+            noise = self.result.noises[REPEAT]
+            judged = judge(heard, step.right(self._known), noise.tau, is_excused=is_excused)
+            is_by_tokens = judged.place is not None and judged.verdict in (Verdict.WRONG, Verdict.SUSPECT)
+            return replace(judged, verdict=Verdict.CANNOT_JUDGE) if noise.why and is_by_tokens else judged
         return judge_alone(heard, step.ask.max_tokens, may_stop=self._may_stop, is_excused=is_excused)
 
     async def _scored(self, step: Step, heard: Heard, judged: Judged) -> Judged:
@@ -206,14 +213,15 @@ class Run:
 
     async def _fault(self, phase: Phase) -> None:
         """Runs the user's command beside requests. They may end in errors, and never in wrong tokens."""
-        words = shlex.split(self._plan.fault)
+        client, words = self._client, shlex.split(self._plan.fault)
         try:
             child = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL)
         except OSError as error:
             raise ConfigError(f"--fault: cannot run {brief(words[0])}: {error}", param="fault") from error
         ending = asyncio.create_task(child.wait())
-        while not ending.done() and not self._client.over:
+        while not ending.done() and not client.over:
             await self._phase(phase, is_excused=True)
+        await asyncio.wait({ending}, timeout=max(0.0, client.bounds.seconds - (client.clock.now() - client.began_s)))
         if not ending.done():
             child.kill()
         if status := await ending:
