@@ -16,7 +16,17 @@ from loadtest.verify.bounds import Pace
 from loadtest.verify.canary import Canary
 from loadtest.verify.client import Client
 from loadtest.verify.findings import Finding, Result, curl, parted
-from loadtest.verify.judge import DEFECTS, UNCLEAR, Judged, Place, Verdict, judge, judge_alone, judge_scored
+from loadtest.verify.judge import (
+    DEFECTS,
+    UNCLEAR,
+    Judged,
+    Place,
+    Verdict,
+    after_scoring,
+    judge,
+    judge_alone,
+    judge_scored,
+)
 from loadtest.verify.phases import CALM, Known, Made, Phase, Step, rounds
 from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, hung_after, unsettled
 from loadtest.verify.scoring import Scorer
@@ -104,7 +114,8 @@ class Run:
 
         self.result.noises = noises
         self._client.hung_s = hung_after(tried, self._client.bounds.hung_s)
-        self._may_stop = any(choice.finish == "stop" for each in tried for choice in each.answers)
+        has_stopped = any(choice.finish == "stop" for each in tried for choice in each.answers)
+        self._may_stop = has_stopped or "ignore_eos" in self._client.dialect.refused
         for each in tried:
             self._know(each)
 
@@ -131,7 +142,7 @@ class Run:
             if judged.verdict is Verdict.EXACT and choice is not None:
                 judged = self._by_scores(choice, tried)
                 if judged.verdict is Verdict.EXACT and right is not None:
-                    judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau)
+                    judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau, may_stop=self._may_stop)
                 elif judged.verdict is Verdict.EXACT:
                     right = choice
             if others and not self._scorers and judged.verdict is Verdict.WRONG:
@@ -180,7 +191,7 @@ class Run:
     def _judged(self, step: Step, heard: Heard, *, is_excused: bool) -> Judged:
         if step.is_judged:
             noise = self.result.noises[REPEAT]
-            judged = judge(heard, step.right(self._known), noise.tau, is_excused=is_excused)
+            judged = judge(heard, step.right(self._known), noise.tau, may_stop=self._may_stop, is_excused=is_excused)
             is_by_tokens = judged.place is not None and judged.verdict in (Verdict.WRONG, Verdict.SUSPECT)
             return replace(judged, verdict=Verdict.CANNOT_JUDGE) if noise.why and is_by_tokens else judged
         return judge_alone(heard, step.ask.max_tokens, may_stop=self._may_stop, is_excused=is_excused)
@@ -194,13 +205,7 @@ class Run:
                 if scored := await self._score(scorer, step.ask.prompt, choice):
                     found = judge_scored(choice, scored, noise.tau, is_greedy=is_greedy, has_drift=noise.has_drift)
                     said.append(replace(found, choice=number, why=f"{scorer.name}: {found.why}"))
-        if bad := [found for found in said if found.verdict is not Verdict.EXACT]:
-            return next((found for found in bad if found.verdict is Verdict.WRONG), bad[0])
-        if said and step.is_judged:
-            return replace(judged, verdict=Verdict.TIED)
-        if step.is_judged:
-            return judged
-        return Judged(Verdict.EXACT) if said else Judged(Verdict.CANNOT_JUDGE, "no oracle scored it")
+        return after_scoring(judged, said, is_known=step.is_judged)
 
     async def _score(self, scorer: Scorer, prompt: Sequence[int], choice: Choice) -> list[Place] | None:
         ids = [token for token in choice.tokens if isinstance(token, int)]
