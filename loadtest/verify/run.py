@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.drive.server import metrics
+from loadtest.shown.environment import words_of
 from loadtest.verify.answers import Choice, Heard
 from loadtest.verify.books import Gauges, at_rest, leaks
 from loadtest.verify.bounds import Pace
@@ -26,7 +27,7 @@ from loadtest.verify.judge import (
     judge,
     judge_alone,
     judge_scored,
-)
+)  # fmt: skip
 from loadtest.verify.phases import CALM, Known, Made, Phase, Step, rounds
 from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, hung_after, unsettled
 from loadtest.verify.scoring import Scorer
@@ -100,7 +101,7 @@ class Run:
     async def _learn(self) -> None:
         """Known answers and near ties. With a calibration each request is asked once."""
         given = self._plan.noises
-        tried = [await self._try(made, 1 if given else 3) for made in self._plan.made]
+        tried = [await self._try(made, 1 if given else 3) for made in self._plan.made if not self._client.over]
         names = [scorer.name for scorer in self._scorers]
         noises = given or calibrate(tried, names)
         for _ in range(_PASSES - 1):
@@ -135,7 +136,7 @@ class Run:
         """Judges the quiet answers to one request. The first one that is right is the known one."""
         number, ask = len(self._known), tried.made.ask
         right: Choice | None = None
-        others = [id(choice) for choice in contradictions(tried.answers)] if tried.answers else []
+        is_alone = not self._scorers and bool(contradictions(tried.answers))  # which one is right, nothing tells
         for heard in tried.heards:
             judged = judge_alone(heard, ask.max_tokens, may_stop=True)
             choice = heard.answer().get(0)
@@ -145,7 +146,7 @@ class Run:
                     judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau, may_stop=self._may_stop)
                 elif judged.verdict is Verdict.EXACT:
                     right = choice
-            if others and not self._scorers and judged.verdict is Verdict.WRONG:
+            if is_alone and judged.verdict is Verdict.WRONG:
                 judged = replace(judged, verdict=Verdict.CANNOT_JUDGE)
             self._note(QUIET, Step(ask, number), heard, judged, right)
         if right is not None:
@@ -247,11 +248,8 @@ class Run:
         finding = None
         if judged.verdict in BAD_ANSWERS:
             got = heard.answer().get(judged.choice, Choice(()))
-            url = f"http{'s' * self._client.server.tls}://{self._client.server.host}:{self._client.server.port}"
-            again = curl(
-                url + self._client.server.path, self._client.dialect.body(step.ask, step.stream, ""),
-                bool(self._client.server.key),
-            )  # fmt: skip
+            server, body = self._client.server, self._client.dialect.body(step.ask, step.stream, "")
+            again = curl(words_of(server), body, bool(server.key))
             words = parted(got, known, judged.place)
             finding = Finding(judged.verdict, phase, judged.why, judged.place, judged.margin, *words, again)
         self.result.add(phase, judged, finding)
