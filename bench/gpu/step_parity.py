@@ -34,7 +34,7 @@ from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
-from testkit.checkpoints import ARCHITECTURES, Architecture
+from testkit.checkpoints import DENSE, Architecture
 from testkit.inputs import decodes
 from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
 from unified.worker import UnifiedWorker
@@ -63,7 +63,7 @@ class Size:
 
 
 SIZES: Final = {
-    "cuda": Size(ARCHITECTURES, EVERY, num_seeded=4, context=512, batches=(2, 4, 8, 16, 32, 64)),
+    "cuda": Size(DENSE, EVERY, num_seeded=4, context=512, batches=(2, 4, 8, 16, 32, 64)),
     "cpu": Size(("qwen3",), 3, num_seeded=1, context=20, batches=(2, 4)),
 }
 
