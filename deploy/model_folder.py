@@ -7,8 +7,7 @@ import sysconfig
 from pathlib import Path
 
 from protocol.errors import CheckpointError, ConfigError, brief
-from runtime.files import read_fields
-from runtime.model_config import read_basics, served_context
+from runtime.model_config import load_config, read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
@@ -138,9 +137,10 @@ def longest_context(folder: Path) -> int | None:
         return None
 
 
-def mlp_width(folder: Path) -> int | None:
-    """The width of the model's MLP; None if config.json does not tell."""
+def shared_widths(folder: Path) -> dict[str, int]:
+    """The widths of the model's MLPs and experts, by the field of config.json that has it; none if it does not tell."""
     try:
-        return read_fields(folder / "config.json").integer("intermediate_size")
-    except CheckpointError:
-        return None
+        layers = load_config(folder, context_length=2).layers  # shorter than any sliding window
+    except (CheckpointError, ConfigError):
+        return {}
+    return {mlp.field: mlp.width for layer in set(layers) for mlp in layer.feed.shared_out}

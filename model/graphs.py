@@ -253,10 +253,8 @@ class GraphedRunner:
         self.runner = runner
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
-        self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
-        self.logits = runner.logits
+        self.kv_layout, self.fingerprint, self.logits = runner.kv_layout, runner.fingerprint, runner.logits
         self.collectives = runner.collectives
-
         self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
         self.longest_at_once = runner.longest_at_once
@@ -313,6 +311,8 @@ class GraphedRunner:
     def _capture_target(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
         """In a group it raises NoGraph, on every rank, or GroupBroken: behind another failure of one rank, ranks would
         enter different collectives."""
+        if self.config.has_experts:
+            raise NoGraph("the host reads how many tokens each expert has")
         try:
             self._graphs.capture(kv, lanes, sizes)
         except (ConfigError, NoGraph, GroupBroken):

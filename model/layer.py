@@ -23,11 +23,12 @@ from protocol.messages_group import StepShape
 
 @dataclass(frozen=True)
 class Attention:
-    """A mixer: each token attends to those before it. `qk_norm_ND` is None in architectures without a q/k norm."""
+    """A mixer: each token attends to those before it. q and k of each head may have a norm, or all heads together."""
 
     qkv: ParallelLinears
-    qk_norm_ND: Tensor | None  # N = H + K: the q norm for every query head, then the k norm for every kv head
     output: AnyLinear
+    qk_norm_ND: Tensor | None = None  # N = H + K: the q norm for every query head, then the k norm for every kv head
+    norms_of_all: tuple[Tensor, Tensor] | None = None  # of all query heads (H * D), and of all kv heads (K * D)
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -37,11 +38,23 @@ class Attention:
     def place(self, inputs_TI: Tensor, through: "LayerPass", index: int) -> Tensor:
         """q (T, H, D). Writes K and V of layer `index`."""
         qkv = self.qkv(inputs_TI)
+        if self.norms_of_all is not None:
+            qkv = _normed(qkv, self.norms_of_all, through.passes)
         return through.passes.place(qkv, self.qk_norm_ND, through.rotation, through.kv, index, through.rows)
 
     def attend(self, q_THD: Tensor, through: "LayerPass", index: int) -> Tensor:
         """(T, H * D), over the K and V of layer `index`."""
         return through.attention.attend(q_THD, through.kv.layer(index), through.plan).flatten(1)
+
+
+def _normed(qkv: tuple[Tensor, ...], norms: tuple[Tensor, Tensor], passes: Passes) -> tuple[Tensor, ...]:
+    """q, k and v, with norms of q and k. `qkv` is these, or the three side by side."""
+    q_norm_N, k_norm_N = norms
+    if len(qkv) == 1:
+        sizes = q_norm_N.numel(), k_norm_N.numel(), k_norm_N.numel()
+        qkv = tuple(part_TN.contiguous() for part_TN in qkv[0].split(sizes, dim=-1))
+    q_TN, k_TN, v_TN = qkv
+    return passes.rms_norm(q_TN, q_norm_N), passes.rms_norm(k_TN, k_norm_N), v_TN
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ class DecoderLayer:
     @property
     def in_c(self) -> CLayer | None:
         """The layer for cpu_layers.c, if it has what that computes with. It is valid as long as this object lives."""
-        if self.feed.linears is None:
+        if self.feed.linears is None or self.mixer.norms_of_all is not None:
             return None
         linears = (*self.mixer.linears, *self.feed.linears)
         products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]

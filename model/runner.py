@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
-from model.checkpoint import SERVED_DTYPES, Checkpoint, Taken, full_digests, open_checkpoint, sampled_digests
+from model.checkpoint import Checkpoint, Taken, folded, full_digests, open_checkpoint, sampled_digests
 from model.collectives import Collectives
 from model.cpu_build import NoKernels
 from model.cpu_kernels import CpuKernels, load_kernels
@@ -40,7 +40,12 @@ from runtime.log import get_log
 from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, tokenizer_digest
 
 log = get_log("model")
-_NOT_NARROW = ("embed_tokens.weight", "norm.weight", ".bias")  # float32 in memory, where linears are bfloat16
+_NOT_NARROW = (
+    "embed_tokens.weight",
+    "norm.weight",
+    "bias",
+    ".gate.weight",
+)  # float32 in memory, where linears are bfloat16
 
 
 class Runner(Protocol):
@@ -258,19 +263,19 @@ class ModelRunner:
 
     def _digests(self, checkpoint: Checkpoint) -> tuple[dict[str, bytes], dict[str, bytes] | None]:
         """By tensor: digests of samples, and of all bytes if weights are checked."""
-        return sampled_digests(checkpoint), full_digests(checkpoint) if self.check_weights else None
+        return folded(sampled_digests(checkpoint)), folded(full_digests(checkpoint)) if self.check_weights else None
 
     @property
     def mapped_weight_bytes(self) -> int:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
-        if self.device.type != "cpu" or self.packed:
+        if self.packed:
             return 0
-        return sum(taken.numbers * taken.dtype.itemsize for _, taken, is_view in self._taken if is_view)
+        return sum(taken.numbers * taken.dtype.itemsize for _, taken in self._taken if taken.is_view)
 
     @property
     def private_weight_bytes(self) -> int:
         """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
-        total = sum(taken.numbers * self._item_bytes(name, taken) for name, taken, _ in self._taken)
+        total = sum(taken.numbers * self._item_bytes(name, taken) for name, taken in self._taken)
         return total - self.mapped_weight_bytes
 
     def _item_bytes(self, name: str, taken: Taken) -> int:
@@ -278,12 +283,10 @@ class ModelRunner:
         return ITEM_BYTES[self.dtype] if self.narrow and not name.endswith(_NOT_NARROW) else taken.dtype.itemsize
 
     @property
-    def _taken(self) -> Iterator[tuple[str, Taken, bool]]:
-        """(name, what this worker has of it, whether that has the file's dtype) of every tensor of model and draft."""
+    def _taken(self) -> Iterator[tuple[str, Taken]]:
+        """Every tensor of model and draft by name, and what this worker has of it."""
         for checkpoint in filter(None, (self.checkpoint, self.draft_checkpoint)):
-            for name, taken in checkpoint.taken.items():
-                kind, _ = checkpoint.tensors[name]
-                yield name, taken, TORCH_DTYPES.get(SERVED_DTYPES.get(kind, "")) is taken.dtype
+            yield from checkpoint.taken.items()
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32; see Runner.forward."""

@@ -39,6 +39,11 @@ class DraftConfig:
 
 def load_mtp_config(folder: Path, target: ModelConfig) -> DraftConfig:
     """The draft layers that the target's own config.json in `folder` names. CheckpointError if there are none."""
+    if target.has_experts:
+        raise CheckpointError(
+            f"{folder}: --speculative-algorithm: got mtp, but draft layers with experts are not supported; eagle and"
+            " eagle3 take a draft from a folder of its own"
+        )
     layers = target.layers[-1:] * num_mtp_layers(folder)
     return DraftConfig("mtp", replace(target, layers=layers), target.vocab_size)
 
@@ -74,6 +79,8 @@ def load_draft_config(folder: Path, algorithm: str, target: ModelConfig) -> Draf
         raise config.refuse("architectures", f"one of {', '.join(FAMILIES)}, also with Eagle or Eagle3 in the name")
     fields = JsonFields(config.values | {"architectures": plain_names}, config.where)
     layer = read_config(fields, find_family(fields), target.context_length, ())
+    if layer.has_experts:
+        raise config.refuse("architectures", "one without experts, as drafts have")
     if layer.num_layers != 1:
         raise config.refuse("num_hidden_layers", "1, as EAGLE and EAGLE-3 have")
     mixer = replace(layer.attention, qkv_bias=config.boolean("qkv_bias", layer.attention.qkv_bias))

@@ -109,6 +109,14 @@ class JsonFields:
         """A string."""
         return str(self._get(name, "a string", lambda value: isinstance(value, str), default))
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; empty if the field is absent or null."""
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list) and all(map(_is_integer, value))
+
+        return tuple(self._get(name, "a list of integers", is_right, []))
+
     def text_list(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the field is absent or null."""
 

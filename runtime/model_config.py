@@ -54,6 +54,11 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def has_experts(self) -> bool:
+        """Whether a layer is a mixture of experts."""
+        return any(layer.feed.num_scores for layer in self.layers)
+
+    @property
     def attention(self) -> AttentionConfig:
         """The mixer of every layer."""
         return self.layers[0].mixer
@@ -119,15 +124,16 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
 
     max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
+    layers = family.layers(config)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=family.layers(config),
+        layers=layers,
         max_position_embeddings=max_position_embeddings,
         context_length=served,
-        rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6),
-        rope=_read_rope(config, max_position_embeddings),
+        rms_norm_eps=config.positive_number("rms_norm_eps", family.default_eps),
+        rope=_read_rope(config, family, layers[0].mixer.head_dim, max_position_embeddings),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         checkpoint_dtype=_checkpoint_dtype(config),
         eos_token_ids=tuple(
@@ -211,7 +217,7 @@ def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> N
         )
 
 
-def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+def _read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """The rope of a config.json, in the old form (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`)."""
     fields = config.nested("rope_scaling")
     if not fields.values:
@@ -219,17 +225,14 @@ def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     for name, value in fields.values.items():
         if isinstance(value, dict):
             raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
-    for holder in (fields, config):
-        if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
-
-    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
+    num_rotated = _num_rotated(config, fields, family, head_dim)
+    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", family.default_theta))
     name = "rope_type" if fields.has("rope_type") else "type"
     kind = fields.text(name, "default")
     if kind == "default":
-        return RopeConfig(theta)
+        return RopeConfig(theta, num_rotated=num_rotated)
     if kind == "linear":
-        return RopeConfig(theta, kind, fields.positive_number("factor"))
+        return RopeConfig(theta, kind, fields.positive_number("factor"), num_rotated=num_rotated)
     if kind != "llama3":
         raise fields.refuse(name, SUPPORTED_ROPE)
 
@@ -237,7 +240,20 @@ def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     if high <= low:
         raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
     original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original, num_rotated)
+
+
+def _num_rotated(config: JsonFields, rope: JsonFields, family: Family, head_dim: int) -> int | None:
+    """How many numbers of a head are rotated; None: all."""
+    name, supports = "partial_rotary_factor", family.rotated_share
+    holder = rope if rope.has(name) else config
+    share = holder.positive_number(name, 1.0 if supports is None else supports(config))
+    if supports is None and share != 1.0:
+        raise holder.refuse(name, "1 (a model of this architecture with partial rotation is not supported)")
+    count = int(head_dim * share)
+    if not 2 <= count <= head_dim or count % 2:
+        raise holder.refuse(name, f"a share of head_dim, which is {head_dim}, that is an even number, at least 2")
+    return None if count == head_dim else count
 
 
 def _checkpoint_dtype(config: JsonFields) -> str | None:

@@ -32,7 +32,7 @@ from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
-from testkit.checkpoints import ARCHITECTURES, Architecture
+from testkit.checkpoints import DENSE, Architecture
 from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
 from unified.worker import UnifiedWorker
 from worker.policies import Policies
@@ -59,7 +59,7 @@ class Size:
 
 
 SIZES: Final = {
-    "cuda": Size(ARCHITECTURES, EVERY, num_seeded=4),
+    "cuda": Size(DENSE, EVERY, num_seeded=4),
     "cpu": Size(("qwen3",), 3, num_seeded=1),
 }
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.drive.server import metrics
-from loadtest.shown.environment import words_of
 from loadtest.verify.answers import Choice, Heard
 from loadtest.verify.books import Gauges, at_rest, leaks
 from loadtest.verify.bounds import Pace
@@ -249,7 +248,7 @@ class Run:
         if judged.verdict in BAD_ANSWERS:
             got = heard.answer().get(judged.choice, Choice(()))
             server, body = self._client.server, self._client.dialect.body(step.ask, step.stream, "")
-            again = curl(words_of(server), body, bool(server.key))
+            again = curl(str(server), body, bool(server.key))
             words = parted(got, known, judged.place)
             finding = Finding(judged.verdict, phase, judged.why, judged.place, judged.margin, *words, again)
         self.result.add(phase, judged, finding)

@@ -18,7 +18,7 @@ from model.transformer import load_decoder
 from model.weights import Cut, Weights
 from protocol.messages_group import StepShape
 from runtime.model_config import load_config
-from testkit.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from testkit.checkpoints import DENSE, OF_EXPERTS, Architecture, make_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -75,18 +75,11 @@ def test_the_shares_of_all_ranks_are_the_whole_linear(
         assert not biases or cut is Cut.WHOLE or torch.equal(torch.cat(biases), bias_O)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", DENSE)
 def test_only_gate_up_and_down_are_shared_out(tmp_path: Path, arch: Architecture) -> None:
     more: dict[str, Any] = {"mlp_bias": True, "attention_bias": True} if arch == "llama" else {}
-    config = load_config(make_checkpoint(tmp_path, arch, **more))
-    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
-
-    def taken(ranks: Collectives | None) -> dict[str, Taken]:
-        checkpoint = open_checkpoint(tmp_path)
-        load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=CPU, collectives=ranks)
-        return checkpoint.taken
-
-    whole, share = taken(None), taken(Place(1, 4))
+    make_checkpoint(tmp_path, arch, **more)
+    whole, share = taken(tmp_path, None), taken(tmp_path, Place(1, 4))
     assert whole.keys() == share.keys() and len(whole) > 25
     shared = {name for name in whole if share[name] != whole[name]}
     ends = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "gate_proj.bias", "up_proj.bias")
@@ -94,8 +87,29 @@ def test_only_gate_up_and_down_are_shared_out(tmp_path: Path, arch: Architecture
     assert all(4 * share[name].numbers == whole[name].numbers for name in shared)
 
 
-def test_on_the_device_meta_no_number_is_read_and_the_same_is_noted(tmp_path: Path) -> None:
-    config = load_config(make_checkpoint(tmp_path, "qwen3"))
+@pytest.mark.parametrize("arch", OF_EXPERTS)
+def test_each_expert_is_shared_out_and_its_router_is_whole(tmp_path: Path, arch: Architecture) -> None:
+    make_checkpoint(tmp_path, arch)
+    whole, share = taken(tmp_path, None), taken(tmp_path, Place(3, 4))
+    assert whole.keys() == share.keys() == set(open_checkpoint(tmp_path)), "no tensor is left out"
+    whole_ones = {name for name in whole if share[name] == whole[name]}
+    not_feeds = ("embed_tokens.", "lm_head.", "norm.", "self_attn.", ".gate.", "correction_bias")
+    assert whole_ones == {name for name in whole if any(part in name for part in not_feeds)}
+    assert all(4 * share[name].numbers == whole[name].numbers for name in whole.keys() - whole_ones)
+    assert sum(".experts." in name for name in whole) >= 2 * 4 * 3, "experts, layers, linears"
+
+
+def taken(folder: Path, ranks: Collectives | None) -> dict[str, Taken]:
+    """What a rank, or a worker alone, takes of the tensors."""
+    config, checkpoint = load_config(folder), open_checkpoint(folder)
+    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
+    load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=CPU, collectives=ranks)
+    return checkpoint.taken
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "minimax_m2"])
+def test_on_the_device_meta_no_number_is_read_and_the_same_is_noted(tmp_path: Path, arch: Architecture) -> None:
+    config = load_config(make_checkpoint(tmp_path, arch))
     passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
     noted = []
     for device in (CPU, torch.device("meta")):
@@ -104,5 +118,5 @@ def test_on_the_device_meta_no_number_is_read_and_the_same_is_noted(tmp_path: Pa
             checkpoint, config, passes, to_dtype=torch.float32, to_device=device, collectives=Place(0, 2)
         )
         assert decoder.embedding_VE.device.type == device.type
-        noted.append(checkpoint.taken)
+        noted.append({name: (each.numbers, each.dtype) for name, each in checkpoint.taken.items()})
     assert noted[0] == noted[1]
