@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-commits bench-gateway bench-memory bench-step bench-trace bench-transfer soak check test \
   test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars fuzz-schemas mutants gpu test-gpu \
-  format clean check-format check-lint check-pages check-measured check-types check-imports check-unit
+  format largest clean check-format check-lint check-pages check-measured check-types check-imports check-unit
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -166,6 +166,9 @@ format: $(READY) ## format, apply the linter's fixes, and write the lists of fil
 	@$(TOOLS) ruff check --fix --quiet . || true
 	@$(TOOLS) ruff format .
 	@$(TOOLS) tests.pages
+
+largest: $(READY) ## print the ten largest files and classes of the product, with their lines
+	@$(TOOLS) tests.largest
 
 clean: ## remove the virtual environment, caches and build leftovers
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,11 +15,8 @@ from pathlib import Path
 from bench.programs import run_program
 from bench.rounds import compared, spread, turns
 from bench.sheet import Printed
-from loadtest.deployment import deployed
-from loadtest.http_exchange import Server
-from loadtest.load import failures, plain_load, run_load
+from loadtest.load import plain_load, run_deployed
 from loadtest.measure import Load
-from runtime.clock import MonotonicClock
 
 HERE = Path(__file__).parents[1]
 
@@ -44,11 +41,7 @@ def command_in(tree: Path) -> tuple[str, ...]:
 
 async def tokens_per_s(tree: Path, flags: Sequence[str], load: Load) -> float:
     """Served by a deployment of its own. RuntimeError if a request fails."""
-    async with deployed(flags, command_in(tree)) as url:
-        found = await run_load(Server.at(url, None), MonotonicClock(), load)
-    if why := failures(found):
-        raise RuntimeError(why)
-    return found.figures.tokens_per_s
+    return (await run_deployed(flags, load, command_in(tree))).figures.tokens_per_s
 
 
 async def compare(before: Path, rounds: int, flags: Sequence[str], load: Load, sheet: Printed) -> None:

@@ -13,17 +13,12 @@ T = TypeVar("T")
 RESAMPLES = 2000
 
 
-def in_turn(sides: Iterable[T], number: int) -> list[T]:
-    """The sides in the order of round `number`: every second round begins with the last side."""
-    ordered = list(sides)
-    return ordered if number % 2 == 0 else ordered[::-1]
-
-
 def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T, int]]:
-    """Each side once a round, and the round's number. Those before round 0 warm up, and do not count."""
+    """Each side once a round, and the round's number; every second round begins with the last side. Rounds before round
+    0 warm up, and do not count."""
     ordered = list(sides)
     for turn in range(-warm_up, rounds):
-        for side in in_turn(ordered, turn):
+        for side in ordered if turn % 2 == 0 else ordered[::-1]:
             yield side, turn
 
 

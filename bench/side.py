@@ -19,12 +19,10 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """One streamed answer. `arrivals` are seconds since the request was sent; `ids` is empty unless they were asked
-    for."""
+    """One streamed answer. `arrivals` are seconds since the request was sent."""
 
     sent_at: float
     arrivals: tuple[float, ...]
-    ids: tuple[int, ...]
     num_prompt: int
     num_cached: int
     num_tokens: int
@@ -45,13 +43,18 @@ class Side:
     model: str
     clock: Clock
 
-    async def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
-        """A completion of token ids: greedy and of exactly `max_tokens` tokens, unless `fields` say otherwise."""
+    async def complete(
+        self, prompt: Sequence[int], max_tokens: int, on_first: Callable[[], None] = lambda: None, **fields: Any
+    ) -> Answer:
+        """A completion of token ids: greedy and of exactly `max_tokens` tokens, unless `fields` say otherwise. Calls
+        `on_first` when its answer begins. Lines are read when all have come, so that it costs little meanwhile."""
         asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         asked |= {"stream": True, "stream_options": {"include_usage": True}, **fields}
         lines: list[tuple[float, bytes]] = []
 
         def keep(now: float, line: bytes) -> bool:
+            if not lines:
+                on_first()
             lines.append((now, line))
             return line != b"data: [DONE]"
 
@@ -87,7 +90,6 @@ class Side:
 def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
     """Reads the lines of a stream, each with its arrival. RuntimeError when it did not end as it should."""
     arrivals: list[float] = []
-    ids: list[int] = []
     usage: dict[str, Any] = {}
     moments: dict[str, float] = {}
     for now, line in lines:
@@ -102,13 +104,12 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
             new = choice.get("token_ids")
             if new is None or new:  # without ids, each chunk counts
                 arrivals.append(now - sent_at)
-                ids += new or ()
 
     if not arrivals or not usage or lines[-1][1] != b"data: [DONE]":
         raise RuntimeError(f"a stream ended early, after {len(lines)} lines")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     counts = (usage["prompt_tokens"], cached, usage["completion_tokens"])
-    return Answer(sent_at, tuple(arrivals), tuple(ids), *counts, moments)
+    return Answer(sent_at, tuple(arrivals), *counts, moments)
 
 
 @asynccontextmanager

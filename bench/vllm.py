@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+import psutil
+
 from loadtest.http_exchange import Broken, Server, get
 from loadtest.ports import held_port
 from loadtest.tied import tied
@@ -35,44 +37,31 @@ class Peer:
         self.server = server
         self._child = child
 
-    def processes(self) -> list[int]:
-        """The ids of its processes that still run, whatever their parent is now."""
+    def processes(self) -> list[psutil.Process]:
+        """Its processes that still run, whatever their parent is now."""
         return session_members(self._child.pid)
 
     async def stop(self) -> None:
         """Sends SIGTERM and, after a grace period, SIGKILL. RuntimeError if a process is left."""
-        self._signal(signal.SIGTERM)
-        if not await self._gone(STOP_S):
-            self._signal(signal.SIGKILL)
-            if not await self._gone(KILL_S):
-                raise RuntimeError(f"the peer left processes behind: {self.processes()}")
-        await self._child.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-
-    async def _gone(self, within_s: float) -> bool:
-        for _ in range(int(within_s / _LOOK_S) + 1):
-            if not self.processes():
-                return True
-            await asyncio.sleep(_LOOK_S)
-        return False
+        for number, grace_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, KILL_S)):
+            for process in self.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            for _ in range(int(grace_s / _LOOK_S) + 1):
+                if not self.processes():
+                    await self._child.wait()
+                    return
+                await asyncio.sleep(_LOOK_S)
+        raise RuntimeError(f"the peer left processes behind: {self.processes()}")
 
 
-def session_members(session: int) -> list[int]:
-    """The ids of the processes of a session that still run. Zombies do not count.
-
-    Read from /proc/PID/stat, see man 5 proc: after the name in brackets come state, parent, group and session.
-    """
+def session_members(session: int) -> list[psutil.Process]:
+    """The processes of a session that still run. Zombies do not count."""
     found = []
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours to look at
-            stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            state, _, _, member_of = stat.rpartition(")")[2].split()[:4]
-            if int(member_of) == session and state not in "ZX":
-                found.append(int(process))
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended meanwhile
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 

@@ -132,14 +132,14 @@ class PrefillPeers:
             self.outbox.prefill.append((peer.address, DataCredit(returned.reservation, returned.num_bytes)))
 
     def closed(self, address: WorkerAddress, reservation: int, cancel_job: bool = False) -> None:
-        """A reservation takes no more frames. `cancel_job` sends CancelJob to the peer. While the peer may still write
-        the pages, it is sent again."""
+        """A reservation takes no more frames. `cancel_job`: the peer, unless it is lost, gets CancelJob. While it may
+        still write the pages, it gets another."""
         if (peer := self.by_instance.get(address.instance)) is not None:
             peer.settle(reservation)
+            if cancel_job:
+                self.outbox.prefill.append((address, CancelJob(reservation)))
         if self.receiver.may_be_written(reservation):
             self._stopping.set((address, reservation), self.clock.now() + ASK_AGAIN_S)
-        if cancel_job:
-            self.outbox.prefill.append((address, CancelJob(reservation)))
 
     def ask_again(self, now: float) -> None:
         """Tells peers again to stop that have not answered. CancelJob or its answer may be lost."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 from decode.prefill_peers import PrefillPeers
 from protocol.frame import LastMessage
@@ -23,7 +23,7 @@ from runtime.clock import Deadlines
 from runtime.waiting_line import WaitingLine
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.planner import Planner
-from scheduler.planning.req import Req, first_logprobs_fault, first_tokens_fault, hidden_fault
+from scheduler.planning.req import first_logprobs_fault, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
 from transfer.plan import start_unit
@@ -109,7 +109,7 @@ def reason_to_refuse(assign: Assign, planner: Planner) -> str | None:
 
 
 class Requests:
-    """Every request that has not ended. Its states say which queue it is in.
+    """The requests that do not decode yet. The states of each say which queue it is in.
 
     | its transfer | its queue |
     |---|---|
@@ -129,7 +129,6 @@ class Requests:
         policies: Policies = DEFAULTS,
     ) -> None:
         """Reservations are numbered from `reservations_from` on."""
-        self.by_key: dict[tuple[str, int], DecodeRequest] = {}
         self._planner = planner
         self._receiver = receiver
         self._peers = peers
@@ -143,7 +142,7 @@ class Requests:
 
     def add(self, assign: Assign, prefill: WorkerAddress, now: float) -> DecodeRequest:
         """A new request, which waits for its turn."""
-        request = self.by_key[assign.key] = DecodeRequest(assign, prefill, next(self._arrivals))
+        request = DecodeRequest(assign, prefill, next(self._arrivals))
         line = self._lines.setdefault(prefill.instance, WaitingLine(self._prefix))
         line.add(request, now, assign.priority, resumes=assign.resumes)
         return request
@@ -160,7 +159,7 @@ class Requests:
     @property
     def waiting(self) -> list[DecodeRequest]:
         """The requests that still need a prefill worker."""
-        return [each for each in self.by_key.values() if not each.is_handed_over]
+        return [*chain.from_iterable(self._lines.values()), *self.by_reservation.values()]
 
     # ---- without a reservation ----
 
@@ -281,15 +280,9 @@ class Requests:
                 self._planner.book.keep(seated[0].held, each.cache_key)
         return whole
 
-    def finish(self, req: Req) -> None:
-        """The last choice has ended, and its memory is given back."""
-        self.by_key.pop(req.key).move(DecodeState.FINISHED)
-
-    def end(self, request: DecodeRequest, state: DecodeState, cancel_job: bool = True) -> None:
-        """Ends a request that does not finish: stops its transfer and its job, and gives everything back once."""
+    def end(self, request: DecodeRequest, state: DecodeState) -> None:
+        """A request ends without having finished: stops its transfer and its job, and gives everything back once."""
         request.move(state)
-        self.close(request, cancel_job)
-        request.cancel()
+        self.close(request, cancel_job=True)
         for req in request.reqs:
             self._planner.release(req, partial(self._receiver.may_be_written, request.reservation))
-        del self.by_key[request.key]

@@ -51,6 +51,7 @@ from transfer.landing.transfer import (
 from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox, PhaseTimes, TokenStream, load_of
+from worker.served import Served
 
 
 class DecodeWorker:
@@ -63,10 +64,9 @@ class DecodeWorker:
         address: WorkerAddress,
         fingerprint: Fingerprint,
         clock: Clock,
-        *,
-        overlap: bool,
-        reservations_from: int,
         policies: Policies = DEFAULTS,
+        *,
+        reservations_from: int,
         may_lack_draft: bool = False,
     ) -> None:
         """Reservations are numbered from `reservations_from` on. `may_lack_draft`: see Hello."""
@@ -75,12 +75,12 @@ class DecodeWorker:
         self.planner = planner
         self._receiver = receiver
         self._clock = clock
-        self.loop = OverlapLoop(planner, self, overlap)
+        self.loop = OverlapLoop(planner, self, policies.overlap)
         self._peers = PrefillPeers(address, planner.layout, fingerprint, receiver, self.outbox, clock, may_lack_draft)
-        self._policies = policies
+        self.served: Served[DecodeRequest] = Served(self, policies)
         self._requests = Requests(planner, receiver, self._peers, reservations_from, policies)
-        self._learning: Learning[DecodeRequest] = Learning(planner, self._requests.by_key.values)
-        self._tokens = TokenStream(planner, self._requests.by_key, self._phases, ("", "first decode"))
+        self._learning: Learning[DecodeRequest] = Learning(planner, self.served.by_key.values)
+        self._tokens = TokenStream(planner, self.served.of, self._phases, ("", "first decode"))
 
     # ---- messages ----
 
@@ -110,7 +110,8 @@ class DecodeWorker:
             if request is None or request.prefill.instance != instance:
                 return
             if isinstance(message, JobFailed):
-                self._fail(request, error_from_code(message.code, message.message), cancel_job=False)
+                self._requests.close(request)
+                self.served.fail(request, error_from_code(message.code, message.message))
             elif isinstance(message, JobFinishedEarly):
                 self._on_finished_early(request, message)
 
@@ -120,21 +121,19 @@ class DecodeWorker:
             lost = KvNotDelivered(f"the session with prefill worker {peer.address.worker_id} was lost")
             for request in self._requests.depending_on(instance):
                 if request.reservation in self._requests.by_reservation:
-                    self._fail(request, lost, cancel_job=False)
+                    self.served.fail(request, lost)
             self._peers.greet(peer.address)
 
     def reset(self) -> None:
         """Cancels everything: the gateway has restarted and waits for nothing."""
-        for request in list(self._requests.by_key.values()):
-            self._requests.end(request, DecodeState.CANCELLED)
+        self.served.drop_all()
         self._peers.forget_all()  # the new gateway will not report peers that died with the old one
 
     def step(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         received = self._receive()
-        now = self._clock.now()
-        self._fail_late(now)
-        self._send_jobs(now)
+        self._fail_late(self._clock.now())
+        self.admit()
         self._prebuild()
         progressed = self.loop.step()
         self._tokens.flush(self.outbox)
@@ -157,7 +156,7 @@ class DecodeWorker:
     def launch(self) -> bool:
         """Launches the choices that decode, which PREBUILT batches have joined."""
         for req in self._tokens.retract(self.planner.make_room()):
-            self._requests.finish(req)
+            self._finish(req)
         decodes = self.planner.decodes()
         if decodes:
             self.planner.launch(decodes=decodes)
@@ -170,37 +169,42 @@ class DecodeWorker:
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the requests of a launch that raised."""
-        for req in reqs:
-            if (request := self._requests.by_key.get(req.key)) is not None:
-                self._fail(request, error)
+        self.served.fail_those(reqs, error)
 
     # ---- from Assign to PrefillJob ----
 
-    def _on_assign(self, assign: Assign) -> None:
-        if assign.key in self._requests.by_key:
-            return
-        reason = reason_to_refuse(assign, self.planner)
-        if assign.prefill is None or reason is not None:
-            self.outbox.fail(assign.key, BadRequest(reason or "prefill: got none, expected a prefill worker's address"))
-            return
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a reservation."""
+        return self._requests.num_in_line
 
-        if self._requests.num_in_line >= self._policies.max_queued_requests:
-            self._send_jobs(self._clock.now())  # many messages are read in one turn, and there may be room
-        if full := self._policies.refusal(assign, self._requests.num_in_line):
-            self.outbox.fail(assign.key, full)
+    def admit(self) -> None:
+        """Reserves memory for requests that wait, and sends their jobs."""
+        for request in self._requests.admit(self._clock.now()):
+            self._phases.stamp(request, "reserved, job sent")
+            self.outbox.prefill.append((request.prefill, request.job))
+
+    def ended(self, request: DecodeRequest, error: BatonError | None) -> None:
+        """Stops its transfer and its job, gives everything back once, and tells the gateway of an error."""
+        if error is not None:
+            self.outbox.fail(request.assign.key, error)
+        self._requests.end(request, DecodeState.CANCELLED if error is None else DecodeState.FAILED)
+
+    def _on_assign(self, assign: Assign) -> None:
+        if assign.key in self.served.by_key:
+            return
+        error = self.served.refusal(assign, reason_to_refuse(assign, self.planner))
+        if assign.prefill is None or error is not None:
+            self.outbox.fail(assign.key, error or BadRequest("prefill: got none, expected a prefill worker's address"))
             return
 
         request = self._requests.add(assign, assign.prefill, self._clock.now())
+        self.served.take(request)
         self._learning.begin(request)  # it is over long before KV arrives
         self._phases.stamp(request, "queued at decode")
         self._peers.greet(assign.prefill)
         if (peer := self._peers.by_instance.get(assign.prefill.instance)) is not None and peer.refusal:
-            self._fail(request, LayoutMismatch(peer.refusal))
-
-    def _send_jobs(self, now: float) -> None:
-        for request in self._requests.admit(now):
-            self._phases.stamp(request, "reserved, job sent")
-            self.outbox.prefill.append((request.prefill, request.job))
+            self.served.fail(request, LayoutMismatch(peer.refusal))
 
     # ---- from the first frame to the running batch ----
 
@@ -215,7 +219,7 @@ class DecodeWorker:
 
     def _fail_late(self, now: float) -> None:
         for request in self._requests.late.due(now):
-            self._fail(request, KvNotDelivered(request.late))
+            self.served.fail(request, KvNotDelivered(request.late))
         self._peers.ask_again(now)
         for instance, why in self._peers.give_up(now):
             self._fail_all(instance, why)
@@ -224,7 +228,7 @@ class DecodeWorker:
         if isinstance(event, FirstFrame):
             self._phases.stamp(request, "first frame landed")
         elif isinstance(event, TransferFailed):
-            self._fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
+            self.served.fail(request, KvNotDelivered(f"KV transfer failed: {event.reason}"))
         elif isinstance(event, LastInDoubt):
             self._requests.doubt(request, self._clock.now())
         elif self._expects(request, event.last):
@@ -235,7 +239,7 @@ class DecodeWorker:
     def _expects(self, request: DecodeRequest, told: LastMessage | JobFinishedEarly) -> bool:
         """Takes prefill's stamps. False if what the request begins with makes no sense; then the request fails."""
         if (fault := request.fault_of(told, self.planner)) is not None:
-            self._fail(request, InternalError(fault))
+            self.served.fail(request, InternalError(fault))
             return False
         request.stamps.extend(told.stamps)
         request.num_cached = told.num_cached
@@ -245,7 +249,7 @@ class DecodeWorker:
         """Choices whose KV is on the device join the running batch, unless their first token has ended them."""
         for request in self._requests.take_staged(self._learning.is_over):
             if (fault := self._learning.fault(request)) is not None:
-                self._fail(request, fault)
+                self.served.fail(request, fault)
                 continue
             self._take_first_tokens(request, request.first_tokens, request.first_logprobs)
             if going_on := [req for req in request.reqs if req.finish is None]:
@@ -258,7 +262,7 @@ class DecodeWorker:
             self._requests.close(request)
             self._take_first_tokens(request, message.first_tokens, message.logprobs)
             if request.state is DecodeState.WAITING:
-                self._fail(request, InternalError("prefill ended a request whose first token does not end it"))
+                self.served.fail(request, InternalError("prefill ended a request whose first token does not end it"))
 
     # ---- tokens and ends ----
 
@@ -275,18 +279,14 @@ class DecodeWorker:
 
     def _take_tokens(self, req: Req, run: tuple[int, ...], logprobs: Logprobs | None) -> None:
         if self._tokens.add(req, run, logprobs):
-            self._requests.finish(req)
+            self._finish(req)
+
+    def _finish(self, req: Req) -> None:
+        self.served.finish(req).move(DecodeState.FINISHED)
 
     def _on_cancel(self, message: CancelRequest) -> None:
-        request = self._requests.by_key.get((message.request_id, message.attempt))
-        if request is None:
-            return
-
-        cancelled = request.cancel(message.choice)
-        if request.has_ended:
-            self._requests.end(request, DecodeState.CANCELLED)
-        elif request.is_handed_over:
-            for req in cancelled:
+        for req in self.served.cancel((message.request_id, message.attempt), message.choice):
+            if self.served.of[req].is_handed_over:
                 self.planner.release(req)
 
     def _lose_peer(self, message: PeerLost) -> None:
@@ -297,8 +297,4 @@ class DecodeWorker:
     def _fail_all(self, instance: int, error: BatonError) -> None:
         """Fails requests that depend on the prefill worker `instance`. Delivered requests go on."""
         for request in self._requests.depending_on(instance):
-            self._fail(request, error, cancel_job=False)
-
-    def _fail(self, request: DecodeRequest, error: BatonError, cancel_job: bool = True) -> None:
-        self.outbox.fail(request.key, error)
-        self._requests.end(request, DecodeState.FAILED, cancel_job)
+            self.served.fail(request, error)

@@ -112,14 +112,14 @@ class ChildProcess:
 
     def events(self) -> list[dict[str, Any]]:
         """The new status events: objects, whose "event" StatusPipe names. A malformed line becomes `last_line`."""
-        found = []
+        told = []
         for line in self._status.read():
             event = parse_status(line)
             if event is None:
                 self.last_line = f"malformed status: {line[:200]}"
             else:
-                found.append(event)
-        return found
+                told.append(event)
+        return told
 
     def log_lines(self) -> list[str]:
         """The lines that the process wrote to stdout or stderr since the last call."""
@@ -183,7 +183,7 @@ def child_environment(spec: ProcessSpec) -> dict[str, str]:
 def parse_status(line: str) -> dict[str, Any] | None:
     """The object in a status line; None if it is no object with an "event"."""
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("event"), str) else None

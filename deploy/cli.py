@@ -44,6 +44,7 @@ KERNELS_USAGE = "baton kernels build [HEAD_SIZE ...]"
 KEYS_USAGE = "baton keys new DIR [NAME ...] | list DIR | revoke DIR NAME"
 _PARSED = {**COMMANDS, RAY_CONFIG: "write the file that `serve deploy` takes, to run this on a Ray cluster"}
 _USAGE_OF_WORDS = {"kernels": KERNELS_USAGE, "keys": KEYS_USAGE, "ray": RAY_USAGE}  # commands that take words
+LOAD_TOOLS = ("bench", "verify")
 _ALIKE = 0.8  # similarity of names from which a flag is suggested
 
 
@@ -62,8 +63,10 @@ class CommandLine:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `baton`; returns the exit status."""
     typed = list(sys.argv[1:] if argv is None else argv)
-    if typed[:1] == ["bench"] or typed[:2] == ["help", "bench"]:
-        _become_bench(typed[1:] if typed[0] == "bench" else ["--help"])
+    if typed[:1] == ["help"] and typed[1:2] and typed[1] in LOAD_TOOLS:
+        _become(typed[1], ["--help"])
+    if typed[:1] and typed[0] in LOAD_TOOLS:
+        _become(typed[0], typed[1:])
 
     try:
         line = parse(typed or ["--help"], baton_version())
@@ -82,10 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _become_bench(words: Sequence[str]) -> NoReturn:
-    """Replaces this process by the load test, which has flags of its own. Nothing of it is imported to serve."""
+def _become(tool: str, words: Sequence[str]) -> NoReturn:
+    """Replaces this process by a tool of loadtest/, which has flags of its own. Nothing of it is imported to serve."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest", "bench", *words])  # noqa: S606  # the user's own words
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest", tool, *words])  # noqa: S606  # the user's own words
 
 
 def _run(line: CommandLine, config: Config) -> int:
@@ -184,14 +187,14 @@ def parse(argv: Sequence[str], version: str) -> CommandLine:
     _refuse_unknown_command(argv)
     if argv[:2] == RAY_CONFIG.split():  # the one word of `baton ray` that takes flags
         argv = [RAY_CONFIG, *argv[2:]]
-    found, rest = _parser(version).parse_known_args(argv)
-    has_model = _has_model(found.command)
+    known, rest = _parser(version).parse_known_args(argv)
+    has_model = _has_model(known.command)
     for position, argument in enumerate(rest):
         if argument.startswith("-") or position > 0 or not has_model:
-            raise _unknown(argument, found.command)
-        _keep(found, MODEL_FLAG, argument)
+            raise _unknown(argument, known.command)
+        _keep(known, MODEL_FLAG, argument)
 
-    typed = dict(vars(found))
+    typed = dict(vars(known))
     command, as_json, words = typed.pop("command"), typed.pop("as_json", False), tuple(typed.pop("words", ()))
     spelled = typed.pop("spelled", {})
     if command == RAY_CONFIG:

@@ -15,11 +15,11 @@ _STYLE = {Origin.FLAG: "bold green", Origin.ENVIRONMENT: "bold cyan", Origin.FIL
 
 def as_json(config: Config) -> str:
     """A JSON object: option -> {value, origin, place}."""
-    found = {
+    report = {
         name: {"value": _plain(setting), "origin": setting.origin.value, "place": setting.place or None}
         for name, setting in config.settings.items()
     }
-    return json.dumps(found, indent=2)
+    return json.dumps(report, indent=2)
 
 
 def print_table(config: Config, console: Console) -> None:

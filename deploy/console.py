@@ -21,14 +21,14 @@ _LOG_LINE = re.compile(r"^\S+Z (?P<level>[a-z]+) (?P<process>\S+) ")
 
 def log_level_of(line: str) -> str:
     """The level of one of our log lines, such as `warning`; empty for other lines."""
-    found = _LOG_LINE.match(line)
-    return found["level"] if found else ""
+    match = _LOG_LINE.match(line)
+    return match["level"] if match else ""
 
 
 def with_name(name: str, line: str) -> str:
     """The line with the process's name in front. Our own log lines carry the name already."""
-    found = _LOG_LINE.match(line)
-    return line if found and found["process"] == name else f"{name} | {line}"
+    match = _LOG_LINE.match(line)
+    return line if match and match["process"] == name else f"{name} | {line}"
 
 
 def describe_loading(details: Mapping[str, Any]) -> str:
@@ -84,8 +84,8 @@ class Console:
 
     def log_line(self, name: str, line: str) -> None:
         """The process wrote a line."""
-        found = _LOG_LINE.match(line)
-        self._say(with_name(name, line), _LEVELS.get(found["level"], "") if found else "dim")
+        match = _LOG_LINE.match(line)
+        self._say(with_name(name, line), _LEVELS.get(match["level"], "") if match else "dim")
 
     def trouble(self, sentence: str) -> None:
         """Shows an error."""

@@ -202,7 +202,7 @@ def stream_answer(
                     last = text, ids
                 else:
                     tell(text, ids)
-        is_cut = any(each.name == RUN_CUT for each in moments)
+        is_cut = any(moment.name == RUN_CUT for moment in moments)
         if last is not None:
             tell(*last, is_cut)
     except (DemoFailed, OSError, http.client.HTTPException, ValueError) as error:
@@ -211,7 +211,7 @@ def stream_answer(
             raise
         raise DemoFailed(f"the request to {url} failed: {error}") from error
 
-    moments = tuple(each for each in moments if each.name != RUN_CUT)
+    moments = tuple(moment for moment in moments if moment.name != RUN_CUT)
     return Answer(num_tokens, moments, clock.now() - began, None if decode is None else num_proposed, is_cut)
 
 
@@ -221,12 +221,12 @@ def proposed_part(text: str, ids: Sequence[int], decode: Decode) -> str:
     if len(ids) < 2:
         return ""
     proposed = decode(ids[:-1])
-    return next((each for each in (proposed, f" {proposed}") if text.startswith(each)), text)
+    return next((spelling for spelling in (proposed, f" {proposed}") if text.startswith(spelling)), text)
 
 
 def spelled(ids: Sequence[int]) -> str:
     """Token ids as text."""
-    return "".join(f" {each}" for each in ids)
+    return "".join(f" {token_id}" for token_id in ids)
 
 
 def printable(text: str) -> str:
@@ -247,8 +247,8 @@ def completion_chunks(url: str, body: dict[str, Any], api_key: str = "") -> Iter
         for line in response:
             text = line.decode().strip()
             if text.startswith("data: ") and text != "data: [DONE]":
-                found: dict[str, Any] = json.loads(text.removeprefix("data: "))
-                yield found
+                fields: dict[str, Any] = json.loads(text.removeprefix("data: "))
+                yield fields
 
 
 def _error_message(raw: bytes) -> str:
@@ -275,19 +275,19 @@ class Span:
 def read_moments(chunk: Mapping[str, Any]) -> tuple[Moment, ...]:
     """The moments of a response or chunk in order of time; empty without a time line. A repeated moment counts
     once."""
-    found = chunk.get("timeline") or ()
-    moments = {Moment(str(each["name"]), float(each["at_ms"]), str(each["worker"])): None for each in found}
+    stamps = chunk.get("timeline") or ()
+    moments = {Moment(str(stamp["name"]), float(stamp["at_ms"]), str(stamp["worker"])): None for stamp in stamps}
     return tuple(sorted(moments, key=lambda moment: moment.at_ms))
 
 
 def spans(moments: Sequence[Moment]) -> tuple[Span, ...]:
     """Each moment's span, from the previous moment of its process; for a process's first, from any process's."""
     latest: dict[str, float] = {}
-    previous, found = 0.0, []
+    previous, steps = 0.0, []
     for moment in moments:
-        found.append(Span(moment, latest.get(moment.worker, previous)))
+        steps.append(Span(moment, latest.get(moment.worker, previous)))
         previous = latest[moment.worker] = moment.at_ms
-    return tuple(found)
+    return tuple(steps)
 
 
 def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
@@ -298,13 +298,13 @@ def bar(start_ms: float, end_ms: float, total_ms: float, width: int) -> str:
     return " " * first + "━" * (last - first) + " " * (width - last)
 
 
-def draw(found: Sequence[Span], num_tokens: int, width: int) -> list[str]:
+def draw(steps: Sequence[Span], num_tokens: int, width: int) -> list[str]:
     """The last column: bars up to the first decode step, then the decode phase in words."""
-    first = next((place for place, span in enumerate(found) if span.moment.name == FIRST_DECODE), len(found) - 1)
-    total_ms = found[first].moment.at_ms
-    drawn = [bar(span.start_ms, span.moment.at_ms, total_ms, width) for span in found[: first + 1]]
-    for span in found[first + 1 :]:
-        if span.moment.worker == found[first].moment.worker:
+    first = next((index for index, span in enumerate(steps) if span.moment.name == FIRST_DECODE), len(steps) - 1)
+    total_ms = steps[first].moment.at_ms
+    drawn = [bar(span.start_ms, span.moment.at_ms, total_ms, width) for span in steps[: first + 1]]
+    for span in steps[first + 1 :]:
+        if span.moment.worker == steps[first].moment.worker:
             more = max(0, num_tokens - 2)  # prefill made one token, the first decode step another
             drawn.append(f"… {more} more token{'' if more == 1 else 's'}, {span.ms:.0f} ms")
         else:
@@ -315,15 +315,15 @@ def draw(found: Sequence[Span], num_tokens: int, width: int) -> list[str]:
 def timeline_table(moments: Sequence[Moment], num_tokens: int, width: int) -> Table:
     """The table, at most `width` and MAX_WIDTH characters wide unless its words need more. Each process has a colour.
     `num_tokens` counts the answer's tokens."""
-    found = spans(moments)
-    rows = [(f"{each.moment.at_ms:.1f}", f"{each.ms:.1f}", each.moment.worker, each.moment.name) for each in found]
+    steps = spans(moments)
+    rows = [(f"{step.moment.at_ms:.1f}", f"{step.ms:.1f}", step.moment.worker, step.moment.name) for step in steps]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
 
     for heading in _HEADINGS:
         table.add_column(heading, no_wrap=True, justify="right" if "ms" in heading else "left")
 
     words = sum(max(map(len, column)) + _GAP for column in zip(_HEADINGS[:-1], *rows, strict=True))
-    drawn = draw(found, num_tokens, max(_MIN_BAR, min(width, MAX_WIDTH) - words))
+    drawn = draw(steps, num_tokens, max(_MIN_BAR, min(width, MAX_WIDTH) - words))
 
     styles: dict[str, str] = {}
     for (at, taken, worker, name), bars in zip(rows, drawn, strict=True):

@@ -31,10 +31,10 @@ def draft_settings(config: Config, model: Path, context_length: int | None) -> d
     folder = _folder(config, algorithm, model)
     num_steps = _layer_steps(config, model) if algorithm == "mtp" else config[STEPS]
     _check_steps(config, num_steps, context_length)
-    found = {"speculative_draft_model_path": str(folder), "speculative_num_steps": num_steps}
+    settings = {"speculative_draft_model_path": str(folder), "speculative_num_steps": num_steps}
     if config[TOPK] == 1:
-        return found
-    return found | {"speculative_adaptive": False, "speculative_num_draft_tokens": _num_nodes(config)}
+        return settings
+    return settings | {"speculative_adaptive": False, "speculative_num_draft_tokens": _num_nodes(config)}
 
 
 def check_unused(config: Config, *names: str) -> None:
@@ -96,8 +96,8 @@ def _num_nodes(config: Config) -> int:
     return num_nodes
 
 
-def _refused(name: str, value: object, why: str) -> ConfigError:
-    return ConfigError(f"--{name}: got {value}, {why}", param=name)
+def _refused(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"--{name}: got {value}, {reason}", param=name)
 
 
 def _folder(config: Config, algorithm: str, model: Path) -> Path:
@@ -109,8 +109,8 @@ def _folder(config: Config, algorithm: str, model: Path) -> Path:
         return model
     if wanted is not None:
         return find_draft(wanted)
-    if config["model"] is None and (found := bundled_draft(algorithm)) is not None:
-        return found
+    if config["model"] is None and (bundled := bundled_draft(algorithm)) is not None:
+        return bundled
     needed = f"--{DRAFT_OPTION} is missing: --{_ALGORITHM} {algorithm} needs the folder of a draft"
     raise ConfigError(needed + _own_layers(model), param=DRAFT_OPTION)
 

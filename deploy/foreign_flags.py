@@ -28,12 +28,12 @@ class ForeignFlag:
         return f"{name} is not a flag of this command: {self.why}"
 
 
-def _flag(names: str, why: str, *taken: str) -> ForeignFlag:
-    return ForeignFlag(tuple(names.split()), why, taken)
+def _flag(names: str, reason: str, *taken: str) -> ForeignFlag:
+    return ForeignFlag(tuple(names.split()), reason, taken)
 
 
-def _taken(names: str, why: str) -> ForeignFlag:
-    return ForeignFlag(tuple(names.split()), why, alone=True)
+def _taken(names: str, reason: str) -> ForeignFlag:
+    return ForeignFlag(tuple(names.split()), reason, alone=True)
 
 
 _ONE_DEVICE = "each rank computes on one device: --dp-size starts more ranks of a worker, --decode more workers"

@@ -77,8 +77,8 @@ def _locked(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.stat(folder, follow_symlinks=False)
-        if found.st_uid == os.geteuid() and os.path.samestat(found, os.fstat(fd)):
+        status = os.stat(folder, follow_symlinks=False)
+        if status.st_uid == os.geteuid() and os.path.samestat(status, os.fstat(fd)):
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass

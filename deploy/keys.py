@@ -66,8 +66,8 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
         _make(folder, name)
     members = _members(folder)
     for member in members:
-        for each in members:
-            _copy(folder / each / ALLOWED / f"{each}.key", folder / member / ALLOWED)
+        for other in members:
+            _copy(folder / other / ALLOWED / f"{other}.key", folder / member / ALLOWED)
 
     whose = {GATEWAY_NAME: "the gateway"}
     lines = [f"{folder / name}: --keys of {whose.get(name, 'workers')}" for name in wanted]
@@ -79,9 +79,9 @@ def new(folder: Path, names: Sequence[str]) -> list[str]:
 
 def list_keys(folder: Path) -> list[str]:
     """One line for each allowed key: its name and the public key."""
-    place = folder / GATEWAY_NAME if (folder / GATEWAY_NAME).is_dir() else folder
-    read_keys(place)
-    return [f"{name:<20} {public}" for public, name in allowed_in(place).items()]
+    keys_folder = folder / GATEWAY_NAME if (folder / GATEWAY_NAME).is_dir() else folder
+    read_keys(keys_folder)
+    return [f"{name:<20} {public}" for public, name in allowed_in(keys_folder).items()]
 
 
 def revoke(folder: Path, name: str) -> list[str]:
@@ -89,7 +89,7 @@ def revoke(folder: Path, name: str) -> list[str]:
     read_keys(folder / GATEWAY_NAME, for_gateway=True)
     known = sorted(allowed_in(folder / GATEWAY_NAME).values())
     if name == GATEWAY_NAME or name not in known:
-        others = ", ".join(each for each in known if each != GATEWAY_NAME)
+        others = ", ".join(other for other in known if other != GATEWAY_NAME)
         expected = f"expected one of {others}" if others else "but no name is left to revoke"
         raise ConfigError(f"keys revoke: got {brief_name(name)}, {expected}")
 
@@ -108,14 +108,14 @@ def _members(folder: Path) -> list[str]:
 
 
 def _make(folder: Path, name: str) -> None:
-    place = folder / name
-    for each in (place, place / ALLOWED):
-        each.mkdir(mode=0o700)
-    public, secret = create_certificates(place, Path(OWN).stem)
+    member_folder = folder / name
+    for new_folder in (member_folder, member_folder / ALLOWED):
+        new_folder.mkdir(mode=0o700)
+    public, secret = create_certificates(member_folder, Path(OWN).stem)
     Path(secret).chmod(0o600)  # until now the folder's mode 0700 protected the file
     Path(public).chmod(0o600)
-    Path(public).rename(place / ALLOWED / f"{name}.key")
-    _copy(folder / GATEWAY_NAME / ALLOWED / f"{GATEWAY_NAME}.key", place, GATEWAY)
+    Path(public).rename(member_folder / ALLOWED / f"{name}.key")
+    _copy(folder / GATEWAY_NAME / ALLOWED / f"{GATEWAY_NAME}.key", member_folder, GATEWAY)
 
 
 def _copy(source: Path, target: Path, name: str = "") -> None:

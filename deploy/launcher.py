@@ -158,7 +158,7 @@ class Launcher:
         signals = self._stop.count
         self._quiet = self._quiet or quietly
         everybody = list(self.children.values())
-        for stage in ([each for each in everybody if each.name == GATEWAY], everybody):
+        for stage in ([process for process in everybody if process.name == GATEWAY], everybody):
             self._end(stage, signals)
 
         deadline = self._clock.now() + AT_ONCE_S
@@ -205,8 +205,8 @@ class Launcher:
                 undo.callback(self._folders.remove, folder)
             children = []
             for spec in specs:
-                place = spec.in_epoch(self._epochs_after + num_starts, folder) if folder else spec
-                children.append(ChildProcess(place, self._clock.now(), is_restart=num_starts > 1))
+                placed = spec.in_epoch(self._epochs_after + num_starts, folder) if folder else spec
+                children.append(ChildProcess(placed, self._clock.now(), is_restart=num_starts > 1))
                 undo.callback(children[-1].close)
             undo.pop_all()
 

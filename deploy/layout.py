@@ -59,10 +59,10 @@ class ProcessSpec:
 
 def by_unit(specs: Iterable[ProcessSpec]) -> dict[str, tuple[ProcessSpec, ...]]:
     """The processes of each unit, by its name, in their order."""
-    found: dict[str, list[ProcessSpec]] = defaultdict(list)
+    specs_of: dict[str, list[ProcessSpec]] = defaultdict(list)
     for spec in specs:
-        found[spec.unit].append(spec)
-    return {name: tuple(of_unit) for name, of_unit in found.items()}
+        specs_of[spec.unit].append(spec)
+    return {name: tuple(of_unit) for name, of_unit in specs_of.items()}
 
 
 @dataclass(frozen=True)
@@ -186,14 +186,14 @@ def worker_plan(
     pins, threads = share_cores(cores, cpus, size, workers)
     shares = share_gpus(gpus, [role] * size)
     elsewhere = 0 if is_named(config["gpus"], config["device"]) else workers - size  # they may be on the same GPU
-    found = []
+    specs = []
     for fields, count, pin, gpu in zip(rank_fields(worker_id, size), threads, pins, shares, strict=True):
         settings = _worker_settings(
             config, role, fields, model, count, gateway=config["gateway"], host=host, workers=workers
         )
         sharing = config["workers-on-gpu"] or shares.count(gpu) + elsewhere
-        found.append(worker_spec(on_gpu(settings, gpu, sharing), pin))
-    return tuple(found)
+        specs.append(worker_spec(on_gpu(settings, gpu, sharing), pin))
+    return tuple(specs)
 
 
 def workers_on_host(config: Config, size: int) -> int:
@@ -231,7 +231,7 @@ def gateway_spec(settings: GatewaySettings) -> ProcessSpec:
 def worker_spec(settings: WorkerSettings, cpus: tuple[int, ...] | None = None) -> ProcessSpec:
     """The process of a worker."""
     environment = thread_environment(settings.threads) | _ucx_environment(settings)
-    return ProcessSpec(settings.worker_id, _python(settings.role.value, settings), environment, cpus, settings.group)
+    return ProcessSpec(settings.worker_id, _python("deploy.worker", settings), environment, cpus, settings.group)
 
 
 def _ucx_environment(settings: WorkerSettings) -> dict[str, str]:
@@ -252,7 +252,7 @@ def as_large(workers: Sequence[ProcessSpec], kv_pages: Mapping[str, int]) -> lis
     workers keep their memory, so only the ranks of one group divide the free memory again."""
     before = [WorkerSettings.from_json(worker.command[-1]) for worker in workers]
     on_same_gpu = Counter((settings.group, settings.device) for settings in before if settings.group)
-    found = []
+    specs = []
     for worker, settings in zip(workers, before, strict=True):
         num_tokens = kv_pages[worker.name] * settings.page_size
         after = replace(
@@ -261,8 +261,8 @@ def as_large(workers: Sequence[ProcessSpec], kv_pages: Mapping[str, int]) -> lis
             workers_on_host=settings.group_size,
             workers_on_gpu=on_same_gpu[settings.group, settings.device] or 1,
         )
-        found.append(worker.with_settings(after))
-    return found
+        specs.append(worker.with_settings(after))
+    return specs
 
 
 def _python(room: str, settings: Settings) -> tuple[str, ...]:

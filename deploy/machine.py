@@ -94,8 +94,8 @@ def count_gpus(device: str, root: Path = Path("/")) -> int:
         raise ConfigError(f"--gpus: cannot count the GPUs: {error}", param="gpus") from error
 
     if done.returncode != 0 or not done.stdout.strip().isdigit():
-        why = brief((done.stderr or done.stdout).strip().rpartition("\n")[2])
-        raise ConfigError(f"--gpus: torch cannot count the GPUs: {why}", param="gpus")
+        reason = brief((done.stderr or done.stdout).strip().rpartition("\n")[2])
+        raise ConfigError(f"--gpus: torch cannot count the GPUs: {reason}", param="gpus")
     return int(done.stdout)
 
 
@@ -111,10 +111,10 @@ def address_facing(endpoint: str) -> str:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            found: str = probe.getsockname()[0]
+            own_address: str = probe.getsockname()[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--gateway: no route to {endpoint} ({error})", param="gateway") from error
-    return found
+    return own_address
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class NumberList:
 
     def read(self, text: str, available: Sequence[int]) -> tuple[int, ...]:
         """The numbers in the order of the list. Raises ConfigError for an unavailable or repeated number."""
-        found: list[int] = []
+        taken: list[int] = []
         for part in text[:MAX_CHARS].split(","):
             match = _PART.fullmatch(part.strip())
             if match is None or len(text) > MAX_CHARS:
@@ -138,16 +138,16 @@ class NumberList:
                 raise self._wrong(text, f", expected {last}-{first}")
 
             numbers = range(first, last + 1)
-            unknown = next((each for each in numbers if each not in available), None)
+            unknown = next((number for number in numbers if number not in available), None)
             if unknown is not None:
                 there = f"there are {show_numbers(available)}" if available else f"there is no {self.noun} at all"
                 raise self._wrong(text, f", but there is no {self.noun} {unknown} for this process; {there}")
-            twice = next((each for each in numbers if each in found), None)
+            twice = next((number for number in numbers if number in taken), None)
             if twice is not None:
                 raise self._wrong(text, f", which names {self.noun} {twice} twice")
-            found += numbers
+            taken += numbers
 
-        return tuple(found)
+        return tuple(taken)
 
     def _wrong(self, text: str, what: str) -> ConfigError:
         return ConfigError(f"--{self.option}: got {text[:80]!r}{what}", param=self.option)
@@ -160,11 +160,11 @@ GPUS = NumberList("gpus", "GPU", "all, or GPUs such as 0,1 or 0-3")
 def show_numbers(numbers: Sequence[int]) -> str:
     """`0-3,6`."""
     parts: list[list[int]] = []
-    for each in sorted(numbers):
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1].append(each)
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
         else:
-            parts.append([each])
+            parts.append([number])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
@@ -199,20 +199,20 @@ def read_gpus(asked: str, device: str, count: int) -> tuple[int, ...]:
         return (int(one),) if one else () if device == "cpu" else tuple(range(count))
     if device == "cpu":
         raise ConfigError(f"--gpus: got {asked[:80]!r}, but --device is cpu", param="gpus")
-    found = GPUS.read(asked, range(count))
-    if one and found != (int(one),):
+    gpus = GPUS.read(asked, range(count))
+    if one and gpus != (int(one),):
         raise ConfigError(f"--gpus: got {asked[:80]!r}, but --device is {device}", param="gpus")
-    return found
+    return gpus
 
 
 def read_worker_gpus(asked: str | None, device: str, count: int, size: int) -> tuple[int, ...]:
     """The GPUs of a single worker of `size` ranks: the named ones, else the first; empty for the CPU. Raises
     ConfigError like `read_gpus`, and if more GPUs are named than there are ranks."""
-    found = read_gpus(asked or ALL, device, count)
-    if is_named(asked, device) and len(found) > size:
+    gpus = read_gpus(asked or ALL, device, count)
+    if is_named(asked, device) and len(gpus) > size:
         expected = "one GPU for one worker" if size == 1 else f"at most {size} GPUs for {size} ranks"
         raise ConfigError(f"--gpus: got {brief(asked)}, expected {expected}", param="gpus")
-    return found[:size]
+    return gpus[:size]
 
 
 def is_named(asked: str | None, device: str) -> bool:
@@ -232,26 +232,26 @@ def share_gpus(gpus: Sequence[int], roles: Sequence[str]) -> list[int | None]:
     places: list[int] = []  # for each worker so far, the index in `gpus`
     for index, role in enumerate(roles):
         together = Counter(places)
-        of_role = Counter(place for place, each in zip(places, roles, strict=False) if each == role)
+        of_role = Counter(position for position, other in zip(places, roles, strict=False) if other == role)
         partner = _partner(index, roles)
         first = 0 if partner is None else places[partner] + 1
         by_turn = [(first + turn) % len(gpus) for turn in range(len(gpus))]
-        places.append(min(by_turn, key=lambda place: (together[place], of_role[place])))
-    return [gpus[place] for place in places]
+        places.append(min(by_turn, key=lambda position: (together[position], of_role[position])))
+    return [gpus[position] for position in places]
 
 
 def _partner(index: int, roles: Sequence[str]) -> int | None:
     """The index of the prefill worker that is the partner of a later decode worker; None without one."""
-    earlier = [each for each, role in enumerate(roles[:index]) if role == "prefill"]
-    place = roles[:index].count(roles[index])
-    return earlier[place] if roles[index] == "decode" and place < len(earlier) else None
+    earlier = [number for number, role in enumerate(roles[:index]) if role == "prefill"]
+    position = roles[:index].count(roles[index])
+    return earlier[position] if roles[index] == "decode" and position < len(earlier) else None
 
 
 def describe_gpus(gpu_of: Mapping[str, int | None]) -> list[str]:
     """One line for each used GPU, such as `GPU 1: decode-0`. `gpu_of` maps worker names to GPUs."""
     lines = []
-    for gpu in sorted({each for each in gpu_of.values() if each is not None}):
-        names = [name for name, each in gpu_of.items() if each == gpu]
+    for gpu in sorted({number for number in gpu_of.values() if number is not None}):
+        names = [name for name, number in gpu_of.items() if number == gpu]
         divided = f", which divide its memory into {len(names)} parts" if len(names) > 1 else ""
         lines.append(f"GPU {gpu}: {' and '.join(names)}{divided}")
     return lines

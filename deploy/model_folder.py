@@ -7,8 +7,7 @@ import sysconfig
 from pathlib import Path
 
 from protocol.errors import CheckpointError, ConfigError, brief
-from runtime.files import read_fields
-from runtime.model_config import read_basics, served_context
+from runtime.model_config import load_config, read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
@@ -52,8 +51,8 @@ def _found(option: str, wanted: str) -> Path:
     """The absolute path of `wanted`. Raises ConfigError if it is not what the option needs."""
     try:
         path = Path(wanted).expanduser()
-        if why := _why_not(path, option, wanted):
-            raise ConfigError(f"--{option}: {why}", param=option)
+        if fault := _why_not(path, option, wanted):
+            raise ConfigError(f"--{option}: {fault}", param=option)
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, `~name` of an unknown user, a NUL
         if isinstance(error, ConfigError):
@@ -77,7 +76,7 @@ def _why_not(path: Path, option: str, wanted: str) -> str | None:
 
 def bundled_draft(algorithm: str) -> Path | None:
     """The folder of the bundled model's draft of a kind, if there is one."""
-    return next((place for place in _places(f"{BUNDLED}-{algorithm}") if (place / "config.json").is_file()), None)
+    return next((folder for folder in _places(f"{BUNDLED}-{algorithm}") if (folder / "config.json").is_file()), None)
 
 
 def _places(name: str) -> list[Path]:
@@ -86,10 +85,10 @@ def _places(name: str) -> list[Path]:
 
 def _bundled() -> Path:
     places = _places(BUNDLED)
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
-    looked = " and ".join(str(place) for place in places)
+    for folder in places:
+        if (folder / "config.json").is_file():
+            return folder
+    looked = " and ".join(str(folder) for folder in places)
     raise ConfigError(f"the bundled model is missing (looked in {looked}); name a folder with --model", param="model")
 
 
@@ -138,9 +137,10 @@ def longest_context(folder: Path) -> int | None:
         return None
 
 
-def mlp_width(folder: Path) -> int | None:
-    """The width of the model's MLP; None if config.json does not tell."""
+def shared_widths(folder: Path) -> dict[str, int]:
+    """The widths of the model's MLPs and experts, by the field of config.json that has it; none if it does not tell."""
     try:
-        return read_fields(folder / "config.json").integer("intermediate_size")
-    except CheckpointError:
-        return None
+        layers = load_config(folder, context_length=2).layers  # shorter than any sliding window
+    except (CheckpointError, ConfigError):
+        return {}
+    return {mlp.field: mlp.width for layer in set(layers) for mlp in layer.feed.shared_out}

@@ -32,6 +32,7 @@ COMMANDS = {
     "worker": "start one worker that joins a gateway",
     "demo": "serve the bundled model, stream one answer, show its time line, stop",
     "bench": "put a load on an endpoint and say how it serves; compare two reports",
+    "verify": "say whether a server ever answers wrongly under load",
     "kernels": "build the C code for CPUs before a worker needs it, as for an image",
     "keys": "make the keys by which gateway and workers know one another",
     "config": "print every value and where it comes from",
@@ -189,6 +190,9 @@ EXAMPLES = {
   baton bench --port 8000 --request-rate 4 --num-prompts 200
   baton bench --url http://10.0.0.5:8000 --max-concurrency 16 --duration 60 --goodput ttft:500 itl:50
   baton bench compare before/report.json after/report.json""",
+    "verify": """\
+  baton verify http://127.0.0.1:8000
+  baton verify http://127.0.0.1:8000 --model ~/models/Qwen3-0.6B --cancels --minutes 5 --out verified""",
     "kernels": """\
   baton kernels build                                for heads of 64 and 128: Llama, Qwen, Mistral and most others
   baton kernels build 96 256                         for these head sizes
@@ -218,8 +222,8 @@ def options_for(command: str) -> tuple[Option, ...]:
         return tuple(option for option in OPTIONS if {RAY_CONFIG, "serve"} & set(option.commands))
     if command != "config":
         return tuple(option for option in OPTIONS if command in option.commands)
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for option in OPTIONS:
         if set(option.commands) & {"serve", "gateway", "worker"}:
-            found.setdefault(option.name, option)
-    return tuple(found.values())
+            options.setdefault(option.name, option)
+    return tuple(options.values())

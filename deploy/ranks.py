@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.model_folder import mlp_width
+from deploy.model_folder import shared_widths
 from protocol.errors import ConfigError
 from runtime.layered_config import Config
 
@@ -19,21 +19,20 @@ _SHARED: Final = "enable-dp-attention"
 def sizes_of(config: Config, model: Path, roles: Sequence[str]) -> dict[str, int]:
     """The number of ranks of a worker of each role. ConfigError if an option asks for what there is not, or if the
     ranks cannot share the model."""
-    found, width = {}, mlp_width(model)
+    sizes, widths = {}, shared_widths(model)
     for role in roles:
         name = _option_for(config, role)
-        size = found[role] = int(config[name])
+        size = sizes[role] = int(config[name])
         if size > 1 and not config[_SHARED]:
             replicas = f"{_replicas(config, name, roles)} for workers that share nothing"
             raise _refused(config, name, f"expected --{_SHARED} beside it, or {replicas}")
         if config[_TP] not in (1, size):
             raise _refused(config, _TP, _no_tensor_parallelism(config, name))
-        if width is not None and width % size:
-            expected = (
-                f"expected a divisor of {width}, the model's intermediate_size, which the ranks of a worker share"
-            )
-            raise _refused(config, name, expected)
-    return found
+        for field, width in widths.items():
+            if width % size:
+                expected = f"expected a divisor of {width}, the model's {field}, which the ranks of a worker share"
+                raise _refused(config, name, expected)
+    return sizes
 
 
 def _option_for(config: Config, role: str) -> str:
@@ -57,5 +56,5 @@ def _no_tensor_parallelism(config: Config, name: str) -> str:
     return f"expected {wanted} beside it: ranks share the MLP of each layer only, no tensor parallelism yet"
 
 
-def _refused(config: Config, name: str, why: str) -> ConfigError:
-    return ConfigError(f"--{name}: got {config[name]}, {why}", param=name)
+def _refused(config: Config, name: str, reason: str) -> ConfigError:
+    return ConfigError(f"--{name}: got {config[name]}, {reason}", param=name)

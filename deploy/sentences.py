@@ -72,8 +72,8 @@ def count_roles(workers: Sequence[str]) -> str:
 def describe_workers(ranks: Sequence[WorkerSettings]) -> str:
     """`1 prefill worker + 2 decode workers of 4 ranks`, and the draft that they have, if any."""
     told = []
-    for role in dict.fromkeys(each.role.value for each in ranks):
-        workers = [each for each in ranks if each.role == role and each.group_rank == 0]
+    for role in dict.fromkeys(rank.role.value for rank in ranks):
+        workers = [rank for rank in ranks if rank.role == role and rank.group_rank == 0]
         size = workers[0].group_size
         of_ranks = f" of {size} ranks{' each' * (len(workers) > 1)}" if size > 1 else ""
         told.append(count_roles([role] * len(workers)) + of_ranks)
@@ -84,12 +84,12 @@ def describe_ranks(ranks: Sequence[WorkerSettings]) -> list[str]:
     """One line for each group: `group decode-0 has the ranks decode-0.0 to decode-0.3; each has 2 threads and counts as
     one of 5 workers on this machine`."""
     lines = []
-    for group in dict.fromkeys(each.group for each in ranks if each.group):
-        found = [each for each in ranks if each.group == group]
-        threads = " or ".join(map(str, sorted({each.threads for each in found})))
+    for group in dict.fromkeys(rank.group for rank in ranks if rank.group):
+        of_group = [rank for rank in ranks if rank.group == group]
+        threads = " or ".join(map(str, sorted({rank.threads for rank in of_group})))
         lines.append(
-            f"group {group} has the ranks {found[0].worker_id} to {found[-1].worker_id}; each has {threads}"
-            f" thread{'' if threads == '1' else 's'} and counts as one of {found[0].workers_on_host} workers on this"
+            f"group {group} has the ranks {of_group[0].worker_id} to {of_group[-1].worker_id}; each has {threads}"
+            f" thread{'' if threads == '1' else 's'} and counts as one of {of_group[0].workers_on_host} workers on this"
             " machine"
         )
     return lines
@@ -176,7 +176,7 @@ def describe_loss(role: str, left: Sequence[str], start: Callable[[str], str]) -
     if "unified" in left or {"prefill", "decode"} <= set(left):
         verb = "serves" if len(left) == 1 else "serve"
         return f"{count_roles(left)} still {verb}: new requests go there. Start another: {start(role)}"
-    missing = [role] if role == "unified" else [each for each in ("prefill", "decode") if each not in left]
+    missing = [role] if role == "unified" else [other for other in ("prefill", "decode") if other not in left]
     joined = "one joins" if len(missing) == 1 else "one of each joins"
     return (
         f"No {' and no '.join(missing)} worker of this command is left: requests are answered 503 until {joined}. "
@@ -196,18 +196,18 @@ def replacement(role: str, control: str, flags: Sequence[str], workers: int, on_
 def rank_flags(ranks: Sequence[WorkerSettings]) -> tuple[str, ...]:
     """The flags of `baton worker` that make so many ranks and name their GPUs; empty for one worker without a GPU."""
     first = ranks[0]
-    found = ("--dp-size", str(len(ranks)), "--enable-dp-attention") if len(ranks) > 1 else ()
-    gpus = sorted({gpu for each in ranks if (gpu := gpu_of(each)) is not None})
+    flags = ("--dp-size", str(len(ranks)), "--enable-dp-attention") if len(ranks) > 1 else ()
+    gpus = sorted({gpu for rank in ranks if (gpu := gpu_of(rank)) is not None})
     if not gpus:
-        return found
+        return flags
     sharing = ("--workers-on-gpu", str(first.workers_on_gpu)) if first.workers_on_gpu > 1 else ()
-    return (*found, "--gpus", ",".join(map(str, gpus)), *sharing)
+    return (*flags, "--gpus", ",".join(map(str, gpus)), *sharing)
 
 
 def worker_flags(config: Config) -> tuple[str, ...]:
     """The options that `baton worker` shares with the command of `config` and that differ from their defaults, as
     flags of `baton worker`. `--host` and `--gpus` are not shared: they mean something else there."""
-    found: list[str] = []
+    flags: list[str] = []
     for option in options_for("worker"):
         setting = config.settings.get(option.name)
         if setting is None or setting.option is not option or setting.origin is Origin.DEFAULT:
@@ -216,5 +216,5 @@ def worker_flags(config: Config) -> tuple[str, ...]:
             continue
         # the user may type the command in another folder
         text = str(Path(setting.text).expanduser().resolve()) if option.is_path else setting.text
-        found += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
-    return tuple(found)
+        flags += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
+    return tuple(flags)

@@ -1,1 +1,1 @@
-"""`baton bench`: a load on any endpoint and its report; one deployment beside another."""
+"""`baton bench`: a load on any endpoint and its report; `baton verify`: whether it answers wrongly."""

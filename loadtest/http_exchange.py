@@ -27,6 +27,7 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 KEYS_VARIABLE = "BATON_API_KEY_FILE"  # a Baton that is started here also reads it
 TIMEOUT_S = 600.0
 IDLE_S = 2.0  # after which a connection is not used again: servers close idle ones after some seconds
+LATE = "no end within"  # the kind of a Broken that came too late begins so
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -53,6 +54,9 @@ class Server:
         path = parts.path.rstrip("/").removesuffix("/v1")
         key = _key_of_environment() if key is None else key
         return cls(parts.hostname, port, parts.scheme == "https", path, key)
+
+    def __str__(self) -> str:
+        return f"http{'s' * self.tls}://{self.host}:{self.port}{self.path}"
 
 
 def _key_of_environment() -> str:
@@ -128,7 +132,7 @@ class Connections:
                             raise
                 return await self._asked(await self._connected(), request, on_line)
         except TimeoutError as error:
-            raise Broken(f"no end within {timeout_s:g} s") from error
+            raise Broken(f"{LATE} {timeout_s:g} s") from error
         except OSError as error:
             raise Broken(type(error).__name__, error) from error
 

@@ -3,8 +3,10 @@
 `run_load` warms the server up and measures one round, as `baton bench` does.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from loadtest.deployment import SERVE, deployed
 from loadtest.drive.server import find_model
 from loadtest.drive.talk import COMPLETIONS, Asking, TokenHistory
 from loadtest.figures.record import Ending
@@ -13,7 +15,7 @@ from loadtest.measure import Load, Measured, measure, prepared
 from loadtest.work.arrivals import AtOnce
 from loadtest.work.conversations import RandomWork
 from loadtest.work.lengths import Lengths
-from runtime.clock import Clock
+from runtime.clock import Clock, MonotonicClock
 
 ROUND_S = 240.0  # a request without an answer by then has failed
 FIELDS: Final[dict[str, Any]] = {"temperature": 0, "ignore_eos": True}
@@ -47,6 +49,15 @@ async def run_load(server: Server, clock: Clock, load: Load) -> Measured:
     finally:
         connections.close()
     return await measure(endpoint, load, None, lambda _: None)
+
+
+async def run_deployed(arguments: Sequence[str], load: Load, command: Sequence[str] = SERVE) -> Measured:
+    """One round on a deployment of its own. RuntimeError if a request fails."""
+    async with deployed(arguments, command) as url:
+        found = await run_load(Server.at(url, None), MonotonicClock(), load)
+    if why := failures(found):
+        raise RuntimeError(why)
+    return found
 
 
 def failures(measured: Measured) -> str:

@@ -112,6 +112,11 @@ class Measured:
     counted: Mapping[str, float]  # of /metrics
     exactness: Exactness | None
 
+    @property
+    def done(self) -> list[Record]:
+        """The requests that were sent in the window and ended well."""
+        return [record for record in self.records if record.is_done and self.window.has(record.sent_s)]
+
 
 @dataclass(frozen=True)
 class Endpoint:

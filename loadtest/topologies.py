@@ -14,20 +14,14 @@ from rich.table import Table
 
 from loadtest.deployment import deployed
 from loadtest.figures.distribution import number
+from loadtest.load import cells_of
 from loadtest.measure import Measured
 from loadtest.search import Search, bounds
 from loadtest.shown.tables import new_table
 
 RunOne = Callable[[argparse.Namespace, str], Awaitable[tuple[int, list[Measured]]]]
 _COLUMNS = (
-    "tokens/s",
-    "cached",
-    "good",
-    "TTFT p50",
-    "TTFT p99",
-    "ITL p50",
-    "ITL p99",
-    "worst gap p99",
+    *("tokens/s", "cached", "good", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "worst gap p99"),
     "long prompts' TTFT p50",
 )
 
@@ -78,17 +72,7 @@ def _figures(run: Measured | None) -> list[float | None]:
     """In the order of _COLUMNS. None where there is no figure, or the run was refused."""
     if run is None or run.refusal:
         return [None] * len(_COLUMNS)
-    figures = run.figures
-    ttft, itl = figures.ttft_ms, figures.itl_ms
-    long = run.beside.ttft_ms if run.beside else None
-    return [
-        figures.tokens_per_s,
-        figures.cached_share,
-        figures.good_share,
-        ttft.p50 if ttft else None,
-        ttft.p99 if ttft else None,
-        itl.p50 if itl else None,
-        itl.p99 if itl else None,
-        figures.gap_ms.p99 if figures.gap_ms else None,
-        long.p50 if long else None,
-    ]
+    figures, gap = run.figures, run.figures.gap_ms
+    more = {"cached": figures.cached_share, "good": figures.good_share, "worst gap p99": gap.p99 if gap else None}
+    cells = cells_of(run) | more
+    return [cells[name] for name in _COLUMNS]

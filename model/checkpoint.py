@@ -10,6 +10,7 @@ places depend on the tensor's name and size only, so all workers read the same o
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,7 @@ _LENGTH_BYTES: Final = 8
 _ITEM_BYTES: Final = dict(
     zip("F64 I64 F32 I32 F16 BF16 I16 I8 U8 BOOL".split(), (8, 8, 4, 4, 2, 2, 2, 1, 1, 1), strict=True)
 )
+_EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 BLOCK_BYTES: Final = 4096
 BLOCKS_PER_TENSOR: Final = 8  # so at most 64 MiB of one checkpoint, which has MAX_TENSORS at most
 
@@ -45,6 +47,14 @@ class Part(NamedTuple):
     dim: int
     start: int
     size: int
+
+
+class Taken(NamedTuple):
+    """What a model holds of a tensor."""
+
+    numbers: int  # how many: fewer than the tensor has if only a part of it was taken
+    dtype: torch.dtype
+    is_view: bool  # over the mapped file
 
 
 class SafetensorsFile:
@@ -160,7 +170,7 @@ class Checkpoint:
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
             name: file.entries[name] for name, file in files.items()
         }
-        self.taken: set[str] = set()  # names of the tensors that a model has
+        self.taken: dict[str, Taken] = {}  # the tensors that a model has, by name
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -184,11 +194,13 @@ class Checkpoint:
     ) -> Tensor:
         """The tensor `name`: a view over the mapped file if device and dtype allow it, else a converted copy.
 
-        `shape` is that of the whole tensor, also where only a `part` is taken. The rest is not read then.
+        `shape` is that of the whole tensor, also where only a `part` is taken. The rest is not read then. On the device
+        meta no number is read: only `taken` tells what was asked for.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
         found = self._find(name, shape, tuple(SERVED_DTYPES), part)
-        if self._check_values and (num_bad := count_not_finite(found)):
+        self.taken[name] = Taken(found.numel(), dtype, is_view=device.type == "cpu" and found.dtype == dtype)
+        if self._check_values and device.type != "meta" and (num_bad := count_not_finite(found)):
             raise CheckpointError(
                 f"{self._files[name].path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected"
                 " finite numbers"
@@ -197,7 +209,9 @@ class Checkpoint:
 
     def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
-        return self._find(name, shape, INTEGER_DTYPES).long()
+        found = self._find(name, shape, INTEGER_DTYPES).long()
+        self.taken[name] = Taken(found.numel(), found.dtype, is_view=False)
+        return found
 
     def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...], part: Part | None = None) -> Tensor:
         file = self._files.get(name)
@@ -208,7 +222,6 @@ class Checkpoint:
             raise CheckpointError(f"{file.path}: {name}: got shape {list(held)}, config.json implies {list(shape)}")
         if kind not in kinds:
             raise CheckpointError(f"{file.path}: {name}: got dtype {kind}, supported: {', '.join(kinds)}")
-        self.taken.add(name)
         return file.tensor(name, part)
 
 
@@ -263,13 +276,29 @@ def full_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {name: _digest(checkpoint, name, lambda _, num_bytes: [(0, num_bytes)]) for name in checkpoint}
 
 
+def folded(digests: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same with one digest for the tensors of all experts of a layer that are called alike, because a fingerprint
+    has no room for thousands."""
+    of_experts: dict[str, list[bytes]] = {}
+    found = dict[str, bytes]()
+    for name in sorted(digests):
+        if (together := _EXPERT.sub(".experts.*.", name)) == name:
+            found[name] = digests[name]
+        else:
+            of_experts.setdefault(together, []).extend((name.encode(), digests[name]))
+    return found | {name: xxhash.xxh3_64_digest(b"\n".join(parts)) for name, parts in of_experts.items()}
+
+
 def sample_places(name: str, num_bytes: int) -> list[tuple[int, int]]:
     """[start, end) of the sampled blocks of a tensor with `num_bytes` bytes, ascending and within the tensor.
 
-    The first and the last block are always read. Each of the others lies somewhere in its own part of the tensor.
+    The first and the last block are always read. Each of the others lies somewhere in its own part of the tensor. Of an
+    expert, which is one of very many tensors, only these two are read.
     """
     if num_bytes <= BLOCKS_PER_TENSOR * BLOCK_BYTES:
         return [(0, num_bytes)]
+    if _EXPERT.search(name):
+        return [(0, BLOCK_BYTES), (num_bytes - BLOCK_BYTES, num_bytes)]
     return [(start, start + BLOCK_BYTES) for start in _starts(name, num_bytes - BLOCK_BYTES)]
 
 

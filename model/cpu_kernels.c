@@ -104,6 +104,30 @@ void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width
     team_run(part_of_gate, &job, job.split.parts, threads);
 }
 
+typedef struct {
+    const int64_t *positions;
+    const float *inv_freq_F;
+    float *cos_TF, *sin_TF;
+    split split;
+} rotation_job;
+
+static void part_of_rotation(const void *work, int64_t index) {
+    const rotation_job job = *(const rotation_job *)work;
+    EACH_ROW(t, job.split, index) {
+        for (int f = 0; f < HALF; f++) {
+            const float angle = (float)job.positions[t] * job.inv_freq_F[f];
+            job.cos_TF[t * HALF + f] = cosf(angle), job.sin_TF[t * HALF + f] = sinf(angle);
+        }
+    }
+}
+
+// cos and sin of each token's angles, (tokens, HALF) each.
+void rotation(const int64_t *positions, const float *inv_freq_F, float *cos_TF, float *sin_TF, int64_t tokens,
+              int threads) {
+    const rotation_job job = {positions, inv_freq_F, cos_TF, sin_TF, split_rows(tokens, tokens * D)};
+    team_run(part_of_rotation, &job, job.split.parts, threads);
+}
+
 // One head, normed (weight may be NULL) and turned by its position, as float32.
 static inline void turn(const act *head, const act *weight, float eps, const float *cos_F, const float *sin_F,
                         float *to) {

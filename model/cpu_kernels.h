@@ -53,6 +53,9 @@ void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t w
 
 void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads);
 
+void rotation(const int64_t *positions, const float *inv_freq_F, float *cos_TF, float *sin_TF, int64_t tokens,
+              int threads);
+
 void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const act *v, int64_t v_stride,
            const act *norm_ND, float eps, const float *cos_TF, const float *sin_TF, const int64_t *k_rows,
            const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,

@@ -24,6 +24,7 @@ _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float,
 _ARGUMENTS: Final = {
     "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
     "gated": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
+    "rotation": [_POINTER] * 4 + [_LONG, _INT],
     "place": [_POINTER, _LONG] * 3 + [_POINTER, _FLOAT] + [_POINTER] * 6 + [_LONG] * 3 + [_INT],
     "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
     "product": [ctypes.POINTER(CLinear)] + [_POINTER] * 3 + [_LONG, _INT],
@@ -58,8 +59,15 @@ class CpuKernels:
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """(T, F) each; see Passes."""
-        angles_TF = positions_T.to(torch.float32)[:, None] * inv_freq_F
-        return angles_TF.cos(), angles_TF.sin()
+        assert positions_T.is_contiguous() and inv_freq_F.dtype == torch.float32
+        tokens = positions_T.shape[0]
+        both_2TF = torch.empty((2, tokens, inv_freq_F.shape[0]))
+        cos_TF, sin_TF = both_2TF.unbind(0)
+        self.library.rotation(
+            positions_T.data_ptr(), inv_freq_F.data_ptr(), cos_TF.data_ptr(), sin_TF.data_ptr(), tokens,
+            self.threads.for_rows(tokens),
+        )  # fmt: skip
+        return cos_TF, sin_TF
 
     def place(
         self,

@@ -25,9 +25,18 @@ typedef struct {
     float eps;
 } decodes;
 
+// Where the tokens of a forward lie, and room for what `locate` makes of it: two numbers of 64 bits and `head_dim` of 32
+// bits for each.
+typedef struct {
+    const int64_t *positions, *slots;
+    const float *inv_freq_F;
+    void *room;
+} token_places;
+
 // A draft of one layer. It joins the embedding of a token and a hidden state, each with a norm or without.
 typedef struct {
-    const act *embedding;                  // (tokens of the target, hidden)
+    const act *embedding;                  // (num_tokens of the target, hidden)
+    int64_t num_tokens;
     const act *token_norm, *hidden_norm;   // or NULL
     int64_t hidden_first;                  // the hidden state lies before the embedding, not behind it
     linear project;                        // from both to the layer's input. Without a weight: attention reads both, and
@@ -38,7 +47,17 @@ typedef struct {
     const int64_t *target_ids;             // the target's id of each of the draft's tokens; NULL: the same
 } draft;
 
+// Sets the first four pointers of d.
+void locate(const token_places *p, decodes *d, int64_t rows, int threads);
+
 // x (rows, hidden) becomes the output of the layer. Attention reads `inputs`, or the input norm of x if it is NULL.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
                int threads);
+
+// Its two parts: writes K and V and gives q (rows, num_heads, head_dim); then x becomes the output. The second may have
+// fewer rows than the first.
+void place_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, const act *x, act *q, act *scratch,
+                 int64_t rows, int threads);
+void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *q, act *x, act *scratch, int64_t rows,
+                  int threads);
 #endif

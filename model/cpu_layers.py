@@ -17,8 +17,8 @@ from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
 from model.cpu_products import Bfloat16Linear, CLinear
 from model.cpu_structs import check_struct
+from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.passes import Rotation, Rows
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -60,6 +60,12 @@ class _Decodes(ctypes.Structure):
     )
 
 
+class _TokenPlaces(ctypes.Structure):
+    """`token_places` of cpu_layers.h."""
+
+    _fields_ = tuple((name, _POINTER) for name in ("positions", "slots", "inv_freq_F", "room"))
+
+
 @dataclass(frozen=True)
 class CpuLayers:
     """The layers of one model. Whoever holds it holds the tensors of its weights, too."""
@@ -68,29 +74,30 @@ class CpuLayers:
     layers: "ctypes.Array[CLayer]"
     numbers_of_a_row: int  # of the widest values that a layer has at a time
     dtype: torch.dtype  # of its activations
+    inv_freq_F: Tensor
 
     @classmethod
-    def of(cls, kernels: CpuKernels, layers: Sequence[CLayer], dtype: torch.dtype) -> "CpuLayers":
+    def of(cls, kernels: CpuKernels, layers: Sequence[CLayer], dtype: torch.dtype, inv_freq_F: Tensor) -> "CpuLayers":
         """`layers` in their order. All have the same sizes, and activations of `dtype`. InternalError if C has another
         form of the structs."""
         check_struct(kernels.library, "layer", CLayer)
         check_struct(kernels.library, "decodes", _Decodes)
-        return cls(kernels, (CLayer * len(layers))(*layers), numbers_of_a_row(kernels, layers[0]), dtype)
+        check_struct(kernels.library, "token_places", _TokenPlaces)
+        return cls(kernels, (CLayer * len(layers))(*layers), numbers_of_a_row(kernels, layers[0]), dtype, inv_freq_F)
 
     def run(
         self,
         x_TE: Tensor,
-        rotation: Rotation,
-        rows: Rows,
+        inp: ModelInput,
         kv: PagedKv,
         plan: CpuPlan,
         noted_layers: Collection[int] = (),
     ) -> tuple[Tensor, list[Tensor]]:
-        """The output (T, E) of the last layer, and the inputs of `noted_layers`, in the order of the layers. Writes K
-        and V of every layer."""
+        """`x_TE` are the embedded tokens of `inp`. The output (T, E) of the last layer, and the inputs of
+        `noted_layers`, in the order of the layers. Writes K and V of every layer."""
         assert x_TE.dtype == self.dtype
         kernels, x_TE = self.kernels, x_TE.contiguous()
-        decodes = decodes_in_c(kernels, rotation, rows, kv, plan)
+        decodes, (places, _room) = decodes_in_c(kernels, kv, plan), places_in_c(kernels, inp, self.inv_freq_F)
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
         scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
@@ -98,9 +105,10 @@ class CpuLayers:
         inputs = [torch.empty_like(x_TE) for _ in noted]
         kernels.threads.before_long_call()
         kernels.library.decode_layers(
-            self.layers, pages, _LONG(len(self.layers)), ctypes.byref(decodes), _POINTER(x_TE.data_ptr()),
-            _POINTER(scratch.data_ptr()), _LONG(num_rows), (_LONG * len(noted))(*noted), _LONG(len(noted)),
-            (_POINTER * len(noted))(*(each.data_ptr() for each in inputs)), kernels.threads.for_rows(num_rows),
+            self.layers, pages, _LONG(len(self.layers)), ctypes.byref(places), ctypes.byref(decodes),
+            _POINTER(x_TE.data_ptr()), _POINTER(scratch.data_ptr()), _LONG(num_rows),
+            (_LONG * len(noted))(*noted), _LONG(len(noted)), (_POINTER * len(noted))(*(i.data_ptr() for i in inputs)),
+            kernels.threads.for_rows(num_rows),
         )  # fmt: skip
         return x_TE, inputs
 
@@ -110,22 +118,32 @@ def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
     return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
 
 
-def decodes_in_c(kernels: CpuKernels, rotation: Rotation, rows: Rows, kv: PagedKv, plan: CpuPlan) -> _Decodes:
-    """The decodes of a plan for C. They are valid as long as these tensors live."""
+def places_in_c(kernels: CpuKernels, inp: ModelInput, inv_freq_F: Tensor) -> tuple[_TokenPlaces, Tensor]:
+    """Where the tokens of `inp` lie, for C, and the memory that C needs for it. Valid as long as the tensors live."""
+    positions_T, slots_T = inp.positions_T, inp.slots_T
+    assert positions_T.is_contiguous() and slots_T.is_contiguous()
+    assert inv_freq_F.is_contiguous() and inv_freq_F.dtype == torch.float32
+    room = torch.empty(positions_T.shape[0] * (4 + kernels.head_dim))
+    addresses = (each.data_ptr() for each in (positions_T, slots_T, inv_freq_F, room))
+    return _TokenPlaces(*addresses), room
+
+
+def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
+    """The decodes of a plan for C, which finds out for itself where they lie. Valid as long as the tensors live."""
     assert plan.paged is not None
     tables_DP, lengths_D, tree_mask = plan.paged.tables_DP, plan.paged.seq_lens_D, plan.paged.tree_mask
     assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
     starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
     return _Decodes(
-        *(each.data_ptr() for each in (*rotation, *rows, tables_DP, lengths_D)), starts, bits, tables_DP.stride(0),
+        None, None, None, None, tables_DP.data_ptr(), lengths_D.data_ptr(), starts, bits, tables_DP.stride(0),
         kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
     )  # fmt: skip
 
 
 def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
     """How many numbers of one row a layer holds at a time, at most."""
-    attention = layer.qkv.outputs + 2 * kernels.num_heads * kernels.head_dim
-    return int(layer.output.outputs + max(attention, 3 * layer.down.inputs))
+    q_size = kernels.num_heads * kernels.head_dim
+    return int(q_size + max(layer.output.outputs + max(layer.qkv.outputs, 3 * layer.down.inputs), q_size))
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -86,8 +86,15 @@ class Draft(Protocol):
         """
         ...
 
+    def likeliest(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of the wanted rows from the first layer: the likeliest tokens (L,) behind them, and hidden states (L, E)."""
+        ...
+
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
-        """(S, B): what the first layer proposes as likeliest behind `tokens_B`, then what it proposes behind that."""
+        """(1 + S, B): `tokens_B`, what the first layer proposes as likeliest behind them, what it proposes behind that,
+        and so on. A token below 0 is none; what follows it is of no use."""
         ...
 
     def logits(self, hidden_LE: Tensor) -> Tensor:
@@ -104,11 +111,19 @@ def first_layer(
     return draft.logits(wanted_LE), wanted_LE
 
 
+def likeliest_by_logits(
+    draft: Draft, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """See Draft.likeliest."""
+    logits_LV, hidden_LE = first_layer(draft, inp, hidden_TE, kv, on_layer)
+    return logits_LV.argmax(-1), hidden_LE
+
+
 def chain_by_steps(draft: Draft, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
     """See Draft.chain. One forward for each step."""
-    proposed = []
+    proposed = [tokens_B]
+    tokens_B = tokens_B.clamp(min=0)
     for index in range(steps.positions_SB.shape[0]):
-        logits_BV, hidden_BE = first_layer(draft, steps.step(index, tokens_B), hidden_BE, kv)
-        tokens_B = logits_BV.argmax(-1)
+        tokens_B, hidden_BE = likeliest_by_logits(draft, steps.step(index, tokens_B), hidden_BE, kv)
         proposed.append(tokens_B)
     return torch.stack(proposed)

@@ -17,10 +17,12 @@ from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.cpu_draft import DraftParts
 from model.cpu_products import Bfloat16Linear
+from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes, inverse_frequencies
-from model.transformer import Decoder, LayerPass, Weights
+from model.transformer import Decoder
+from model.weights import Weights
 from protocol.errors import CheckpointError, brief_name
 from runtime.draft_config import DraftConfig
 
@@ -104,6 +106,7 @@ def load_eagle(
     size, num_fused = layer.hidden_size, len(config.feature_layers) if is_eagle3 else 2
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0"
     has_embedding = "embed_tokens.weight" in checkpoint
+    num_inputs = 2 * size if is_eagle3 else size
     shares_head = "lm_head.weight" not in checkpoint and config.draft_vocab_size == layer.vocab_size
 
     draft = EagleDraft(
@@ -114,7 +117,7 @@ def load_eagle(
         inv_freq_F=inverse_frequencies(layer.rope, layer.head_dim).to(like.device),
         embedding_VE=weights.tensor("embed_tokens.weight", layer.vocab_size, size) if has_embedding else like,
         fc=weights.finished(weights.linear("fc", size, num_fused * size, bias="fc.bias" in checkpoint)),
-        layers=(weights.layer(prefix, num_inputs=2 * size if is_eagle3 else size, may_lack_norm=not is_eagle3),),
+        layers=(weights.layer(prefix, layer.layers[0], num_inputs=num_inputs, may_lack_norm=not is_eagle3),),
         head=target.head if shares_head else weights.head(config.draft_vocab_size),
     )
     if is_eagle3:
@@ -137,7 +140,7 @@ def _refuse_other_algorithm(checkpoint: Checkpoint, algorithm: str) -> None:
 
 
 def _refuse_unknown(checkpoint: Checkpoint, algorithm: str) -> None:
-    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken if not name.endswith(_UNREAD))
+    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken.keys() if not name.endswith(_UNREAD))
     if unknown:
         raise CheckpointError(
             f"{checkpoint.folder}: got tensor {brief_name(unknown[0])}, expected none but those that a draft of"

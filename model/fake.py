@@ -20,7 +20,8 @@ from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.fingerprint import Fingerprint, WeightsPrint
 from protocol.kv_layout import KvLayout, LayerGroup
-from runtime.model_config import ModelConfig, RopeConfig
+from runtime.model_config import ModelConfig
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig, RopeConfig
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,12 @@ class FakeRunner:
     @property
     def config(self) -> ModelConfig:
         """A config with this fake's sizes."""
+        attention = AttentionConfig(self.num_kv_heads, self.num_kv_heads, self.head_dim)
         return ModelConfig(
             architecture="fake",
             vocab_size=self.vocab_size,
             hidden_size=self.num_kv_heads * self.head_dim,
-            intermediate_size=1,
-            num_layers=self.num_layers,
-            num_heads=self.num_kv_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            layers=(LayerConfig(attention, MlpConfig(1)),) * self.num_layers,
             max_position_embeddings=self.context_length,
             context_length=self.context_length,
             rms_norm_eps=1e-6,

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model.draft import chain_by_steps
+from model.draft import chain_by_steps, likeliest_by_logits
 from model.fake_hash import (
     PIECES,
     Contexts,
@@ -110,6 +110,12 @@ class FakeDraft:
         read_N = hashed(where.read(kv_layer), where.positions_N, layer)
         fits_T = (where.running(read_N)[where.token_T] == sums[index]) & (depth_T >= 0)
         return pieces(hash_T + token_hash_T, *sums, torch.where(fits_T, depth_T + 1, -1))
+
+    def likeliest(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See Draft.likeliest."""
+        return likeliest_by_logits(self, inp, hidden_TE, kv, on_layer)
 
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
         """See Draft.chain."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from model.collectives import Collectives, agree, outside_steps
 from model.cuda_capture import Capture, CudaCapture, Run
-from model.draft import chain_by_steps
+from model.draft import chain_by_steps, likeliest_by_logits
 from model.inputs import ModelInput, padding
 from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
@@ -253,10 +253,8 @@ class GraphedRunner:
         self.runner = runner
         self.config, self.device, self.dtype = runner.config, runner.device, runner.dtype
         self.mapped_weight_bytes, self.private_weight_bytes = runner.mapped_weight_bytes, runner.private_weight_bytes
-        self.kv_layout, self.fingerprint = runner.kv_layout, runner.fingerprint
-        self.logits = runner.logits
+        self.kv_layout, self.fingerprint, self.logits = runner.kv_layout, runner.fingerprint, runner.logits
         self.collectives = runner.collectives
-
         self.why_none = "not captured yet"
         make_graph = make_graph or CudaCapture()
         self.longest_at_once = runner.longest_at_once
@@ -313,6 +311,8 @@ class GraphedRunner:
     def _capture_target(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
         """In a group it raises NoGraph, on every rank, or GroupBroken: behind another failure of one rank, ranks would
         enter different collectives."""
+        if self.config.has_experts:
+            raise NoGraph("the host reads how many tokens each expert has")
         try:
             self._graphs.capture(kv, lanes, sizes)
         except (ConfigError, NoGraph, GroupBroken):
@@ -359,7 +359,8 @@ class GraphedDraft:
         self.draft = draft
         self.num_layers, self.group, self.feature_layers = draft.num_layers, draft.group, draft.feature_layers
         self.hidden_size, self.hidden_dtype, self.vocab_size = draft.hidden_size, draft.hidden_dtype, draft.vocab_size
-        self.fuse, self.logits, self.chain = draft.fuse, draft.logits, partial(chain_by_steps, self)
+        self.fuse, self.logits = draft.fuse, draft.logits
+        self.likeliest, self.chain = partial(likeliest_by_logits, self), partial(chain_by_steps, self)
         at_once = draft.attention.longest_at_once
         self._layers = [Graphs(partial(self._compute, index), make_graph, at_once) for index in range(draft.num_layers)]
         self._writes = Graphs(self._write, make_graph, lambda _: None)  # the first layer without `attends`
@@ -367,8 +368,7 @@ class GraphedDraft:
 
     def capture(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
         """Captures every layer; see Graphs.capture."""
-        embedding_VE = self.draft.embedding_VE
-        hidden_TE = embedding_VE.new_zeros((sizes[-1], self.hidden_size))
+        hidden_TE = self.draft.embedding_VE.new_zeros((sizes[-1], self.hidden_size))
         for graphs in self.graphs:
             graphs.capture(kv, lanes, sizes, hidden_TE)
 

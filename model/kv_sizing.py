@@ -15,6 +15,7 @@ from runtime.model_config import ModelConfig
 PACKED_SHARE: Final = 0.1  # of available memory, for packed weights of all workers together
 WIDENED_SHARE: Final = 0.4  # the same where a CPU would compute bfloat16 without instructions for it
 SAFETY_SHARE: Final = 0.1  # of available memory, left for uses that are not counted
+_SCORE_BYTES: Final = 40  # of an expert's score, what is made of it, and its place among the others
 _MIB: Final = 1 << 20
 
 
@@ -128,10 +129,12 @@ def group_bytes(config: ModelConfig, dtype: str, *, num_ranks: int, tokens: int)
 
 
 def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Bytes of one token in a forward. Norms and rope hold float32 copies; gate, up and their product live together."""
+    """Bytes of one token in a forward. Norms and rope hold float32 copies; gate, up and their product live together.
+    A router has a few numbers for each expert."""
     heads_width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     attention = (4 * config.hidden_size + 3 * heads_width) * (item_bytes + 4)
-    return attention + 3 * config.intermediate_size * item_bytes
+    feeds = {layer.feed for layer in config.layers}
+    return attention + max(3 * feed.active_width * item_bytes + feed.num_scores * _SCORE_BYTES for feed in feeds)
 
 
 def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
@@ -154,8 +157,9 @@ def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudg
 
 def token_flops(config: ModelConfig) -> int:
     """Operations of one prompt token in a forward: two for each weight that it is multiplied with."""
-    projections = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim + 3 * config.intermediate_size
-    return 2 * config.num_layers * config.hidden_size * projections
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    projections = sum(attention + 3 * layer.feed.active_width + layer.feed.num_scores for layer in config.layers)
+    return 2 * config.hidden_size * projections
 
 
 def worth_packing(weight_bytes: int, available_bytes: int, workers_on_host: int, share: float = PACKED_SHARE) -> bool:

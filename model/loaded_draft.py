@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import AttentionBackend
+from model.attention_cpu import CpuPlan
 from model.cpu_draft import CpuDraft, DraftParts
 from model.cpu_kernels import CpuKernels
 from model.cpu_layers import is_decodes
-from model.draft import chain_by_steps
+from model.draft import chain_by_steps, likeliest_by_logits
 from model.inputs import ChainInput, ModelInput
+from model.layer import DecoderLayer, LayerPass
 from model.linear import AnyLinear
 from model.paged_kv import PagedKv
 from model.passes import Passes
-from model.transformer import DecoderLayer, LayerPass
 from protocol.kv_layout import LayerGroup
 from runtime.draft_config import DraftConfig
 
@@ -86,21 +87,34 @@ class LoadedDraft:
     ) -> Tensor:
         """Hidden states (T, E) of all slots from layer `index` alone; see Draft.run_layer."""
         at = self.first_layer + index
+        if attends and (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
+            return self.at_once[index].run(inp, hidden_TE, kv, plan)
         own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
         through = LayerPass.begin(*own, attends=attends)
-        embedded_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
-        if self.at_once and on_layer is None and is_decodes(through.plan):
-            return self.at_once[index].run(embedded_TE, hidden_TE, through.rotation, through.rows, kv, at, through.plan)
-        return self._run(index, through, embedded_TE, hidden_TE)
+        return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
+
+    def likeliest(
+        self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See Draft.likeliest."""
+        if (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
+            return self.at_once[0].likeliest(inp, hidden_TE, kv, plan)
+        return likeliest_by_logits(self, inp, hidden_TE, kv, on_layer)
 
     def chain(self, steps: ChainInput, tokens_B: Tensor, hidden_BE: Tensor, kv: PagedKv) -> Tensor:
-        """(S, B): the likeliest proposals; see Draft.chain."""
-        if not self.at_once or not tokens_B.numel():
-            return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)
-        at, inp = self.first_layer, steps.in_one_call
-        through = LayerPass.begin(self.passes, self.attention, inp, kv, self.inv_freq_F, None, at)
-        embedded_BE = F.embedding(tokens_B, self.embedding_VE)
-        return self.at_once[0].chain(embedded_BE, hidden_BE, through.rotation, through.rows, kv, at, through.plan)
+        """(1 + S, B): the likeliest proposals; see Draft.chain."""
+        if self.at_once and (plan := self._plan_at_once(inp := steps.in_one_call, kv)) is not None:
+            return self.at_once[0].chain(inp, tokens_B, hidden_BE, kv, plan)
+        return chain_by_steps(self, steps, tokens_B, hidden_BE, kv)
+
+    def _plan_at_once(
+        self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
+    ) -> CpuPlan | None:
+        """The plan of a forward that can run in one call: all its tokens are decodes."""
+        if not self.at_once or on_layer is not None or inp.extend_lens:
+            return None
+        plan = self.attention.plan(inp, kv.layout.layer(self.first_layer))
+        return plan if is_decodes(plan) else None
 
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 of the token that hidden states of any layer propose."""
@@ -115,7 +129,8 @@ class LoadedDraft:
         parts, layer = self._parts(index), self.layers[index].in_c
         if not isinstance(self.passes, CpuKernels) or parts is None or layer is None:
             return None
-        return CpuDraft.of(self.passes, parts, layer, self.embedding_VE.dtype)
+        at = self.first_layer + index
+        return CpuDraft.of(self.passes, parts, layer, self.embedding_VE.dtype, self.inv_freq_F, at)
 
     def _parts(self, index: int) -> DraftParts | None:
         """What is around layer `index`, if cpu_draft.c computes with such weights."""

@@ -1,17 +1,16 @@
-"""The dense MLP of a layer: whole, or sharded over the ranks of a group.
+"""The feed of a layer: its interface, the dense MLP, and a feed that the ranks of a group share.
 
-    own tokens -> gather -> columns of gate and up, rows of down -> exchange -> sum of the parts -> own tokens
+    own tokens -> gather -> rows of gate and up, columns of down -> exchange -> sum of the parts -> own tokens
 
-A rank of a sharded MLP holds a share of the intermediate values: the same rows of the weights of gate and up, and those
-columns of down's weight. It computes its share for the tokens of every rank. The parts of a token are added in the
-order of ranks, whatever padding there is and whoever is idle. As in any batch, a product may round a row differently
-beside more rows.
+A rank of a sharded feed holds a share of the intermediate values: the same rows of the weights of gate and up, and
+those columns of down's weight (`Cut` in model/weights.py). It computes its share for the tokens of every rank. The
+parts of a token are added in the order of ranks, whatever padding there is and whoever is idle. As in any batch, a
+product may round a row differently beside more rows.
 Shapes: T own tokens, N tokens of all ranks, R ranks, P tokens of each rank, padded; E hidden.
 """
 
-import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,61 +21,99 @@ from model.linear import AnyLinear, ParallelLinears
 from model.passes import Passes
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
-
-_SHARDED: Final = re.compile(r"model\.layers\.\d+\.mlp\.((gate|up)_proj\.(weight|bias)|down_proj\.weight)")
-
-
-def is_sharded(name: str) -> bool:
-    """Whether each rank of a group holds a share of the tensor of this name only. Drafts have other names."""
-    return _SHARDED.fullmatch(name) is not None
+from runtime.model_config import ModelConfig
 
 
-def check_divides(num_ranks: int, intermediate_size: int) -> None:
-    """ConfigError if the intermediate values cannot be shared out evenly."""
-    if intermediate_size % num_ranks:
-        expected = f"expected a divisor of {intermediate_size}, the intermediate_size of config.json"
-        raise ConfigError(f"dp_size: got {num_ranks}, {expected}", param="dp-size")
+def check_divides(num_ranks: int, config: ModelConfig) -> None:
+    """ConfigError if the intermediate values of a layer cannot be shared out evenly."""
+    for mlp in (mlp for layer in config.layers for mlp in layer.feed.shared_out):
+        if mlp.width % num_ranks:
+            expected = f"expected a divisor of {mlp.width}, the {mlp.field} of config.json"
+            raise ConfigError(f"dp_size: got {num_ranks}, {expected}", param="dp-size")
+
+
+class Feed(Protocol):
+    """What a layer computes of each token by itself, between the norm of the mixer's sum and the next addition."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank computes it without the others."""
+        ...
+
+    @property
+    def linears(self) -> tuple[AnyLinear, ...] | None:
+        """The products gate and up (merged or not) and down, if it is a dense MLP that this rank computes alone."""
+        ...
+
+    def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """residual + the feed of x. `step` is that of the group's ranks."""
+        ...
+
+    def added_norm(
+        self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """residual + the feed of x, and the norm of this sum with `weight_E`."""
+        ...
+
+
+class Share(Protocol):
+    """What a rank computes of a feed for the tokens of all ranks."""
+
+    def __call__(self, x_NE: Tensor, passes: Passes) -> Tensor:
+        """The rank's part of each token's result (N, E)."""
+        ...
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """A whole MLP, for a worker without a group, and for drafts."""
+    """A dense MLP: whole, or a rank's share of one."""
 
     gate_up: ParallelLinears
     down: AnyLinear
+    is_alone = True
+
+    @property
+    def linears(self) -> tuple[AnyLinear, ...]:
+        """See Feed."""
+        return (*self.gate_up.linears, self.down)
+
+    def __call__(self, x_NE: Tensor, passes: Passes) -> Tensor:
+        """The MLP of x."""
+        return self.down(passes.gated(self.gate_up(x_NE)))
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
-        """residual + the MLP of x."""
+        """See Feed."""
         return self.down.added_to(residual_TE, passes.gated(self.gate_up(x_TE)))
 
     def added_norm(
         self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """residual + the MLP of x, and the norm of this sum with `weight_E`."""
+        """See Feed."""
         return self.down.added_norm(residual_TE, passes.gated(self.gate_up(x_TE)), passes, weight_E)
 
 
 @dataclass(frozen=True)
-class ShardedMlp:
-    """This rank's share of an MLP."""
+class Sharded:
+    """A feed that the ranks of a group compute together."""
 
-    gate_up: ParallelLinears
-    down: AnyLinear  # without its bias
-    down_bias_E: Tensor | None
+    share: Share  # this rank's, without the bias of the outputs
+    bias_E: Tensor | None
     collectives: Collectives
+    is_alone = False
+    linears = None
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
-        """residual + the MLP of x, which all ranks compute together."""
+        """See Feed."""
         return residual_TE + self._together(x_TE, passes, step)
 
     def added_norm(
         self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See Mlp."""
+        """See Feed."""
         return passes.added_norm(residual_TE, self._together(x_TE, passes, step), weight_E)
 
     def _together(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
-        """The MLP of x. It enters one gather and one exchange, whatever this rank or another one computes."""
+        """The feed of x. It enters one gather and one exchange, whatever this rank or another one computes."""
         assert step is not None, "a rank of a group computes no forward without the step of all ranks"
         num_own, counts = x_TE.shape[0], (step.padded,) * self.collectives.size if step.graphs else step.num_tokens
         announced = counts[self.collectives.rank]
@@ -86,7 +123,7 @@ class ShardedMlp:
 
         padded_PE = F.pad(x_TE, (0, 0, 0, step.padded - num_own))
         tokens_NE = without_padding(self.collectives.gather(padded_PE, step), counts)
-        parts_NE = self.down(passes.gated(self.gate_up(tokens_NE)))
+        parts_NE = self.share(tokens_NE, passes)
         parts_RPE = self.collectives.exchange(with_padding(parts_NE, counts, step.padded), step)
         return self._total(parts_RPE[:, :num_own])
 
@@ -95,12 +132,9 @@ class ShardedMlp:
         total_TE = parts_RTE[0].float()
         for part_TE in parts_RTE[1:]:
             total_TE = total_TE + part_TE
-        if self.down_bias_E is not None:
-            total_TE = total_TE + self.down_bias_E
+        if self.bias_E is not None:
+            total_TE = total_TE + self.bias_E
         return total_TE.to(parts_RTE.dtype)
-
-
-AnyMlp = Mlp | ShardedMlp
 
 
 def without_padding(padded_RPE: Tensor, counts: tuple[int, ...]) -> Tensor:

@@ -16,10 +16,12 @@ from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.cpu_draft import DraftParts
 from model.cpu_products import Bfloat16Linear
+from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes
-from model.transformer import Decoder, LayerPass, Weights
+from model.transformer import Decoder
+from model.weights import Weights
 from protocol.errors import CheckpointError, brief_name
 from runtime.draft_config import DraftConfig
 
@@ -90,7 +92,7 @@ def load_mtp(
         attention=attention,
         inv_freq_F=target.inv_freq_F,
         embedding_VE=like,
-        layers=tuple(weights.layer(prefix) for prefix in prefixes),
+        layers=tuple(weights.layer(*each) for each in zip(prefixes, config.layer.layers, strict=True)),
         head=target.head,
         joints=tuple(
             Joint(
@@ -102,7 +104,7 @@ def load_mtp(
             for prefix in prefixes
         ),
     )
-    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken if name.startswith(f"{PREFIX}."))
+    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken.keys() if name.startswith(f"{PREFIX}."))
     if unknown:
         raise CheckpointError(
             f"{checkpoint.folder}: got tensor {brief_name(unknown[0])}, expected none but those that"

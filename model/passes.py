@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.paged_kv import PagedKv
-from runtime.model_config import RopeConfig
+from runtime.model_parts import RopeConfig
 
 Rows = tuple[Tensor, Tensor]  # where each token's K and V go: PagedKv.token_rows
 Rotation = tuple[Tensor, Tensor]  # cos and sin of every token's angles, float32; for `place` of the same passes
@@ -109,8 +109,23 @@ class TorchPasses:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each pair of dimensions: (F,) float32."""
-    inv_freq_F = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    """Angle per position of each pair of dimensions: (F,) float32. Pairs that are not rotated are last, and have 0."""
+    rotated = rope.num_rotated or head_dim
+    return F.pad(_frequencies(rope, rotated), (0, (head_dim - rotated) // 2))
+
+
+def rotation_order(rope: RopeConfig, head_dim: int) -> list[int] | None:
+    """Where a head's dimensions come from, so that pairs are (d, d + D/2) although only the first are rotated, by their
+    halves; None: as they are. Queries and keys in one order have the products that they have in any other."""
+    if (rotated := rope.num_rotated) is None:
+        return None
+    half, rest = rotated // 2, rotated + (head_dim - rotated) // 2
+    ranges = ((0, half), (rotated, rest), (half, rotated), (rest, head_dim))
+    return [dimension for start, end in ranges for dimension in range(start, end)]
+
+
+def _frequencies(rope: RopeConfig, rotated: int) -> Tensor:
+    inv_freq_F = 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated)
     if rope.kind == "linear":
         return inv_freq_F / rope.factor
     if rope.kind == "default":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
-from model.checkpoint import SERVED_DTYPES, Checkpoint, full_digests, open_checkpoint, sampled_digests
+from model.checkpoint import Checkpoint, Taken, folded, full_digests, open_checkpoint, sampled_digests
 from model.collectives import Collectives
 from model.cpu_build import NoKernels
 from model.cpu_kernels import CpuKernels, load_kernels
@@ -27,7 +27,7 @@ from model.inputs import ModelInput
 from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
 from model.linear import Pack, has_fast_bfloat16, pack
 from model.loaded_draft import LoadedDraft
-from model.mlp import check_divides, is_sharded
+from model.mlp import check_divides
 from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses
@@ -40,7 +40,12 @@ from runtime.log import get_log
 from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, tokenizer_digest
 
 log = get_log("model")
-_NOT_NARROW = ("embed_tokens.weight", "norm.weight", ".bias")  # float32 in memory, where linears are bfloat16
+_NOT_NARROW = (
+    "embed_tokens.weight",
+    "norm.weight",
+    "bias",
+    ".gate.weight",
+)  # float32 in memory, where linears are bfloat16
 
 
 class Runner(Protocol):
@@ -183,12 +188,12 @@ class ModelRunner:
         on = choose_device(device)
         config = load_config(folder, context_length=context_length)
         num_ranks = collectives.size if collectives else 1
-        check_divides(num_ranks, config.intermediate_size)
+        check_divides(num_ranks, config)
         checkpoint = open_checkpoint(folder, check_weights)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
 
         # Whether this worker packs its weights, and widens them to float32.
-        weight_bytes = sum(count * ITEM_BYTES[name] for _, _, count in _held(checkpoint, num_ranks))
+        weight_bytes = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name]
         can = on.type == "cpu" and name == "bfloat16"
         widen = can and not has_fast_bfloat16()
         threads = Threads()
@@ -258,32 +263,30 @@ class ModelRunner:
 
     def _digests(self, checkpoint: Checkpoint) -> tuple[dict[str, bytes], dict[str, bytes] | None]:
         """By tensor: digests of samples, and of all bytes if weights are checked."""
-        return sampled_digests(checkpoint), full_digests(checkpoint) if self.check_weights else None
+        return folded(sampled_digests(checkpoint)), folded(full_digests(checkpoint)) if self.check_weights else None
 
     @property
     def mapped_weight_bytes(self) -> int:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
-        if self.device.type != "cpu" or self.packed:
+        if self.packed:
             return 0
-        kept = (count for _, kind, count in self._tensors if SERVED_DTYPES.get(kind) == self.dtype)
-        return sum(kept) * ITEM_BYTES[self.dtype]
+        return sum(taken.numbers * taken.dtype.itemsize for _, taken in self._taken if taken.is_view)
 
     @property
     def private_weight_bytes(self) -> int:
         """Bytes of weights in this worker's memory: device, dtype or packing needs a copy of them."""
-        total = sum(count * self._item_bytes(name) for name, _, count in self._tensors)
+        total = sum(taken.numbers * self._item_bytes(name, taken) for name, taken in self._taken)
         return total - self.mapped_weight_bytes
 
-    def _item_bytes(self, name: str) -> int:
+    def _item_bytes(self, name: str, taken: Taken) -> int:
         """Bytes of a number of the tensor `name` in memory."""
-        stays = not self.widened or (self.narrow and not name.endswith(_NOT_NARROW))
-        return ITEM_BYTES[self.dtype] if stays else 4
+        return ITEM_BYTES[self.dtype] if self.narrow and not name.endswith(_NOT_NARROW) else taken.dtype.itemsize
 
     @property
-    def _tensors(self) -> Iterator[tuple[str, str, int]]:
-        """(name, dtype as in the header, numbers that this worker has of it) of every tensor of model and draft."""
-        yield from _held(self.checkpoint, self.collectives.size if self.collectives else 1)
-        yield from _held(self.draft_checkpoint, 1) if self.draft_checkpoint else ()
+    def _taken(self) -> Iterator[tuple[str, Taken]]:
+        """Every tensor of model and draft by name, and what this worker has of it."""
+        for checkpoint in filter(None, (self.checkpoint, self.draft_checkpoint)):
+            yield from checkpoint.taken.items()
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits (L, V) float32; see Runner.forward."""
@@ -310,10 +313,14 @@ class ModelRunner:
         return self.decoder.logits(hidden_LE)
 
 
-def _held(checkpoint: Checkpoint, num_ranks: int) -> Iterator[tuple[str, str, int]]:
-    """(name, dtype as in the header, numbers that one of `num_ranks` ranks has of it) of every tensor."""
-    for name, (kind, shape) in checkpoint.tensors.items():
-        yield name, kind, math.prod(shape) // (num_ranks if is_sharded(name) else 1)
+def _count_held(checkpoint: Checkpoint, config: ModelConfig, collectives: Collectives | None) -> int:
+    """The numbers of the whole checkpoint, less those that other ranks have of the model's linears. Reads no weight."""
+    whole = {name: math.prod(shape) for name, (_, shape) in checkpoint.tensors.items()}
+    if collectives is not None:
+        meta, passes = torch.device("meta"), passes_of(config, torch.device("cpu"))
+        load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=meta, collectives=collectives)
+        whole |= {name: taken.numbers for name, taken in checkpoint.taken.items()}
+    return sum(whole.values())
 
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str, threads: Threads) -> CpuKernels | None:

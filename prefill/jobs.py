@@ -12,7 +12,7 @@ from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.req import Req
 from transfer.sending.transfer import SendTransfer, Target
 from transfer.states import TransferState, least
-from worker.requests import Assigned
+from worker.requests import Assigned, Key
 
 
 @dataclass(eq=False)
@@ -23,6 +23,11 @@ class Job(Assigned):
     hidden: bytes = b""  # see LastMessage
     logprobs: tuple[Logprobs, ...] = ()  # of the first tokens, if it asks for them
     transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
+
+    @property
+    def key(self) -> Key:
+        """How decode names it: (instance, reservation)."""
+        return self.target.peer.instance, self.target.reservation
 
     @property
     def transfer_state(self) -> TransferState:

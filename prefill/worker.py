@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from prefill.decode_peers import DecodePeers
 from prefill.jobs import Job, first_tokens
-from protocol.errors import BadRequest, BatonError, KvNotDelivered, PrefillQueueFull, WireError
+from protocol.errors import BatonError, KvNotDelivered, PrefillQueueFull, WireError
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import PeerLost, ToWorker, WorkerAddress
 from protocol.messages_handoff import (
@@ -26,7 +26,6 @@ from protocol.messages_handoff import (
 )
 from protocol.worker_facts import WorkerStats
 from runtime.clock import Clock, Deadlines
-from runtime.waiting_line import WaitingLine
 from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
@@ -34,9 +33,10 @@ from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
 from transfer.states import TransferState
-from worker.learning import Learning
 from worker.policies import DEFAULTS, Policies
-from worker.requests import Outbox, PhaseTimes, assign_fault, going_on, is_too_early, next_chunks
+from worker.prompts import Prompts
+from worker.requests import Outbox, PhaseTimes, assign_fault
+from worker.served import Served
 
 # At decode a level of priority is worth a second. Here jobs have a deadline, and few wait: it is worth less.
 JOB_LEVEL_S = 0.1
@@ -53,9 +53,6 @@ class PrefillWorker:
         address: WorkerAddress,
         fingerprint: Fingerprint,
         clock: Clock,
-        *,
-        overlap: bool,
-        chunk_size: int,
         policies: Policies = DEFAULTS,
     ) -> None:
         self.outbox = Outbox()
@@ -63,15 +60,10 @@ class PrefillWorker:
         self.planner = planner
         self._sender = sender
         self._clock = clock
-        self._chunk_size, self._policies = chunk_size, policies
-        self.loop = OverlapLoop(planner, self, overlap)
-
+        self.loop = OverlapLoop(planner, self, policies.overlap)
         self._peers = DecodePeers(address, planner.layout, fingerprint, sender)
-        self._jobs: dict[tuple[int, int], Job] = {}  # by (decode instance, reservation)
-        self._job_of: dict[Req, Job] = {}  # by the choices' Req
-        self._waiting: WaitingLine[Job] = WaitingLine(policies.prefix(planner), JOB_LEVEL_S)
-        self._learning: Learning[Job] = Learning(planner, self._jobs.values)
-        self._computing: dict[Job, None] = {}  # no more than there are rows
+        self.served: Served[Job] = Served(self, policies)
+        self.prompts: Prompts[Job] = Prompts(planner, clock, policies, self.served, self._seat, JOB_LEVEL_S)
         self._late: Deadlines[Job] = Deadlines()
 
     # ---- messages ----
@@ -98,8 +90,8 @@ class PrefillWorker:
     def on_session_lost(self, instance: int) -> None:
         """Drops the jobs of a decode worker whose session is lost. It will greet again and no longer waits for them."""
         self._peers.forget(instance)
-        for job in [job for (owner, _), job in self._jobs.items() if owner == instance]:
-            self._end(job)
+        for job in [job for job in self.served.by_key.values() if job.target.peer.instance == instance]:
+            self.served.drop(job)
 
     def reset(self) -> None:
         """Drops every peer and job: the gateway has restarted. Decode workers that still live greet again.
@@ -114,8 +106,7 @@ class PrefillWorker:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._sender.pump()
         self._fail_hopeless(self._clock.now())
-        self._learning.settle(self._queue, self._fail)
-        self._admit()
+        self.admit()
         progressed = self.loop.step()
         for launched in self.planner.in_flight:
             self._ship_layers(launched)
@@ -130,9 +121,9 @@ class PrefillWorker:
         """Load for the heartbeat."""
         return WorkerStats(
             kv_pages=self.planner.book.counts(),
-            running=len(self._jobs) - self._num_waiting,
-            waiting=self._num_waiting,
-            queued_prompt_tokens=sum(job.prompt_left for job in self._jobs.values()),
+            running=len(self.served.by_key) - self.num_waiting,
+            waiting=self.num_waiting,
+            queued_prompt_tokens=self.prompts.tokens_left,
             num_launches=self.planner.num_launches,
             counters={**self._sender.counters, "idle_launches": self.planner.num_idle},
             times=self._phases.spreads,
@@ -142,13 +133,12 @@ class PrefillWorker:
 
     def launch(self) -> bool:
         """Launches chunks of the prompts that were admitted first, up to the chunk size and the budget of a launch."""
-        jobs = [job for job in going_on(self._computing, self.planner) if job.prompt_left]
-        budget, lookahead = self._policies.max_prefill_tokens, self.planner.book.lookahead
-        chunks = next_chunks(jobs, self._chunk_size, max_tokens=budget, lookahead=lookahead)
+        self.admit()  # what the results of this turn have made room for
+        chunks = self.prompts.next_chunks()
         if not chunks:
             return False
         for chunk in chunks:
-            job = self._job_of[chunk.req]
+            job = self.served.of[chunk.req]
             if chunk.start == job.num_cached:
                 self._phases.stamp(job, "prefill start")
         self.planner.launch(chunks, relay=False, ships=True)
@@ -157,16 +147,44 @@ class PrefillWorker:
     def process(self, launched: Launched, drawn: Drawn) -> None:
         """Ships the last layers, sends first tokens to the gateway, and finishes transfers of computed prompts."""
         self._ship_layers(launched)
-        self.outbox.tell_prompts(launched, self._job_of.__contains__)
-        for job, tokens in first_tokens(launched, drawn, self._job_of).items():
+        self.outbox.tell_prompts(launched, self.served.of)
+        for job, tokens in first_tokens(launched, drawn, self.served.of).items():
             self._phases.stamp(job, "prompt computed", launched.computed_at)
             self._on_first_tokens(job, tokens)
 
     def failed(self, reqs: Sequence[Req], error: BatonError) -> None:
         """Fails the jobs of a launch that raised."""
-        for req in reqs:
-            if (job := self._job_of.get(req)) is not None:
-                self._fail(job, error)
+        self.served.fail_those(reqs, error)
+
+    # ---- requests ----
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs without memory."""
+        return self.prompts.num_waiting
+
+    def admit(self) -> None:
+        """Gives memory to jobs that wait, and begins their transfers."""
+        for job in self.prompts.admit():
+            if job.moves_kv:
+                try:
+                    job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)
+                except WireError as error:
+                    self.served.fail(job, error)
+
+    def ended(self, request: Job, error: BatonError | None) -> None:
+        """Gives its pages back, which are reused once the transport has stopped reading them. Tells decode of an
+        error."""
+        target = request.target
+        if error is not None:
+            self.outbox.decode.append((target.peer.instance, request.failed(error)))
+        self._sender.cancel(target)  # does nothing after delivery
+        self._late.drop(request)
+        self.prompts.drop(request)
+        self.planner.release(request.prompt, lambda: self._sender.is_reading(target))
+
+    def _seat(self, job: Job) -> bool:
+        return self.planner.admit(job.reqs[:1], job.prompt_len, key=job.wanted_cached)
 
     # ---- messages, one by one ----
 
@@ -175,88 +193,51 @@ class PrefillWorker:
         if peer is None:
             return  # a stranger: no state is created for it
         assign, length = message.assign, len(message.assign.prompt_ids)
-        reason = assign_fault(assign, self.planner, length, 1, message.reservation)
-        if reason is not None:
-            self.outbox.decode.append((instance, JobFailed(message.reservation, BadRequest.code, reason)))
-            return
-        if message.reservation <= peer.newest:
-            return  # a repeat: its job may have ended, and other requests may own its pages
-
-        peer.newest = message.reservation
-        if self._num_waiting >= self._policies.max_queued_requests:
-            self._admit()  # many messages are read in one turn, and there may be room for their jobs
-        if full := self._policies.refusal(assign, self._num_waiting, PrefillQueueFull):
-            self.outbox.decode.append((instance, JobFailed(message.reservation, full.code, full.message)))
+        fault = assign_fault(assign, self.planner, length, 1, message.reservation)
+        if fault is None:
+            if message.reservation <= peer.newest:
+                return  # a repeat: its job may have ended, and other requests may own its pages
+            peer.newest = message.reservation
+        if error := self.served.refusal(assign, fault, PrefillQueueFull):
+            self.outbox.decode.append((instance, JobFailed(message.reservation, error.code, error.message)))
             return
 
-        target = Target(peer.address, message.reservation, assign.attempt, message.pages, message.start)
-        job = Job(assign, target)
+        job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages, message.start))
         job.to_host = self._sender.reads_host(job.target)
-        self._jobs[instance, message.reservation] = job
-        self._job_of.update(dict.fromkeys(job.reqs, job))
+        self.served.take(job)
         self._phases.stamp(job, "job received")
-        if not self._learning.hold(job):
-            self._queue(job)
-
-    def _queue(self, job: Job) -> None:
-        assign = job.assign
-        self._waiting.add(job, self._clock.now(), assign.priority, resumes=assign.resumes)
-
-    @property
-    def _num_waiting(self) -> int:
-        return len(self._waiting) + len(self._learning)
+        self.prompts.add(job)
 
     def _on_end(self, instance: int, message: CancelJob | KvDelivered) -> None:
-        job = self._jobs.get((instance, message.reservation))
+        key = (instance, message.reservation)
         if isinstance(message, CancelJob):
-            if job is not None:
-                self._end(job)
+            self.served.cancel(key)
             self.outbox.decode.append((instance, JobStopped(message.reservation)))
-        elif job is not None and job.transfer_state is TransferState.SENDING:
+        elif (job := self.served.by_key.get(key)) is not None and job.transfer_state is TransferState.SENDING:
             self._phases.stamp(job, "KV acknowledged")
             self._sender.delivered(job.target)
-            self._end(job)
+            self.served.drop(job)
 
     # ---- jobs ----
-
-    def _admit(self) -> None:
-        """Admits jobs in the order of the line. A prompt that is too early, or does not fit yet, holds the later ones
-        back."""
-        budget = self._policies.max_prefill_tokens
-        while (job := self._waiting.first()) is not None:
-            if is_too_early(job, self._computing, self.planner, self._chunk_size, budget):
-                return
-            if not self.planner.admit(job.reqs[:1], job.prompt_len, key=job.wanted_cached):
-                return
-
-            self._waiting.remove(job)
-            job.num_cached = job.prompt.held.num_cached
-            self._computing[job] = None
-            self.planner.replays.begin(job.prompt)
-            if job.moves_kv:
-                try:
-                    job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)
-                except WireError as error:
-                    self._fail(job, error)
 
     def _ship_layers(self, launched: Launched) -> None:
         layers = [launched.layers.popleft() for _ in range(len(launched.layers))]
         for chunk in launched.chunks if layers else ():
-            job = self._job_of.get(chunk.req)
+            job = self.served.of.get(chunk.req)
             if job is not None and job.moves_kv:
                 self._sender.layers_ready(job.target, layers, chunk.end)
 
     def _on_first_tokens(self, job: Job, tokens: list[int]) -> None:
         for req, token in zip(job.reqs, tokens, strict=True):
             req.append((token,))
-        del self._computing[job]
+        self.prompts.computed(job)
         self.planner.book.keep(job.prompt.held, job.cache_key)
         self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
         if job.has_ended:
             self.outbox.decode.append((job.target.peer.instance, job.finished_early))
-            self._end(job)
+            self.served.drop(job)
         else:
             instance, stamps = job.target.peer.instance, tuple(job.stamps)
             self.outbox.decode.append((instance, JobCredit(job.target.reservation)))
@@ -266,26 +247,8 @@ class PrefillWorker:
 
     def _fail_hopeless(self, now: float) -> None:
         for target in self._sender.broken():
-            job = self._jobs[target.peer.instance, target.reservation]
-            self._fail(job, KvNotDelivered(f"the connection to {target.peer.worker_id} that carries KV was lost"))
+            job = self.served.by_key[target.peer.instance, target.reservation]
+            self.served.fail(job, KvNotDelivered(f"the connection to {target.peer.worker_id} that carries KV was lost"))
         for job in self._late.due(now):
             who = job.target.peer.worker_id
-            self._fail(job, KvNotDelivered(f"no KvDelivered from {who} in {DELIVERY_DEADLINE_S:.0f} s"))
-
-    def _fail(self, job: Job, error: BatonError) -> None:
-        self.outbox.decode.append((job.target.peer.instance, job.failed(error)))
-        self._end(job)
-
-    def _end(self, job: Job) -> None:
-        """Ends a job in every case. Its pages are reused once the transport has stopped reading them."""
-        self._sender.cancel(job.target)  # does nothing after delivery
-        self._late.drop(job)
-        self._learning.drop(job)
-        self._waiting.remove(job)
-        self._computing.pop(job, None)
-
-        target = job.target
-        del self._jobs[target.peer.instance, target.reservation]
-        for req in job.reqs:
-            del self._job_of[req]
-        self.planner.release(job.prompt, lambda: self._sender.is_reading(target))
+            self.served.fail(job, KvNotDelivered(f"no KvDelivered from {who} in {DELIVERY_DEADLINE_S:.0f} s"))

@@ -165,10 +165,10 @@ class LaunchFailed(InternalError):
 
 
 def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:
-    found = {root.code: root}
+    kinds = {root.code: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        kinds |= _tree(child)
+    return kinds
 
 
 def error_from_code(code: str, message: str) -> BatonError:

@@ -99,13 +99,13 @@ def difference(one: Fingerprint, other: Fingerprint, one_id: str, other_id: str)
 
     Digests of all bytes are compared only when both workers have them. Tokenizers are not compared.
     """
-    found = _unequal(one, other, one_id, other_id)
-    if found is not None or (one.draft is None and other.draft is None):
-        return found
+    unequal = _unequal(one, other, one_id, other_id)
+    if unequal is not None or (one.draft is None and other.draft is None):
+        return unequal
     if (ours := _algorithm(one)) != (theirs := _algorithm(other)) or one.draft is None or other.draft is None:
         return f"--speculative-algorithm is {ours} on {one_id}, {theirs} on {other_id}"
-    found = _unequal(one.draft, other.draft, one_id, other_id)
-    return found and f"draft: {found}"
+    unequal = _unequal(one.draft, other.draft, one_id, other_id)
+    return unequal and f"draft: {unequal}"
 
 
 def _algorithm(fingerprint: Fingerprint) -> str:
@@ -148,7 +148,7 @@ def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """(name, value, value in `other`) wherever the values differ. A value that is not there is "missing"."""
     both = ((name, one.get(name, "missing"), other.get(name, "missing")) for name in {**one, **other})
-    return [each for each in both if each[1] != each[2]]
+    return [values for values in both if values[1] != values[2]]
 
 
 def _table(fingerprint: WeightsPrint, use_full: bool) -> dict[str, str] | None:

@@ -98,27 +98,27 @@ def unpacked(num_top: int, raw: bytes | bytearray) -> Iterator[TokenLogprob]:
         yield TokenLogprob(row[0], row[1], tuple(zip(row[2::2], row[3::2], strict=True)))
 
 
-def checked(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> tuple[TokenLogprob, ...]:
+def checked(logprobs: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> tuple[TokenLogprob, ...]:
     """Those of `num_tokens` tokens that came from another process; none if none were asked for. WireError if they are
     not what was asked for, or make no sense."""
-    if asked is None or found is None:
-        if (asked is None) != (found is None):
-            raise WireError(f"logprobs: got {'none' if found is None else 'some'}, expected the other")
+    if asked is None or logprobs is None:
+        if (asked is None) != (logprobs is None):
+            raise WireError(f"logprobs: got {'none' if logprobs is None else 'some'}, expected the other")
         return ()
-    check_tokens(found, asked.num_top, num_tokens)
-    return found.tokens()
+    check_tokens(logprobs, asked.num_top, num_tokens)
+    return logprobs.tokens()
 
 
-def check_tokens(found: Logprobs, num_top: int, num_tokens: int) -> None:
+def check_tokens(logprobs: Logprobs, num_top: int, num_tokens: int) -> None:
     """WireError, as `checked` has it, unless they are those of `num_tokens` tokens, with `num_top` of the likeliest
     ones at most. Column by column: a prompt may have many tokens."""
-    if found.num_top > num_top or len(found.raw) != num_tokens * found.row_bytes:
+    if logprobs.num_top > num_top or len(logprobs.raw) != num_tokens * logprobs.row_bytes:
         raise WireError(
-            f"logprobs: got {len(found.raw)} bytes with {found.num_top} likeliest tokens each, "
+            f"logprobs: got {len(logprobs.raw)} bytes with {logprobs.num_top} likeliest tokens each, "
             f"expected those of {num_tokens} tokens with {num_top} at most"
         )
-    num_words = found.row_bytes // WORD
-    floats, ints = array("f", found.raw), array("i", found.raw)
+    num_words = logprobs.row_bytes // WORD
+    floats, ints = array("f", logprobs.raw), array("i", logprobs.raw)
     if byteorder != "little":
         floats.byteswap()
         ints.byteswap()

@@ -94,8 +94,8 @@ class Boundary(Generic[M]):
 
 
 def _without_repeats(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"key {brief(repeated)} appears twice")
-    return found
+    return fields

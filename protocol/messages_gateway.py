@@ -45,11 +45,13 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended. STOP: EOS or a stop token. LENGTH: max_tokens. CANCELLED: the client left or cancelled."""
+    """Why a choice ended. STOP: EOS or a stop token. LENGTH: max_tokens. CANCELLED: the client left or cancelled.
+    PREEMPTED: its worker has no memory for it. Only the first two travel in ChoiceTokens."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class ChoiceTokens(Message):
     choice: Int
     seq: Int
     token_ids: Ints
-    finish: Text = ""  # a FinishReason, or "" while the choice goes on
+    finish: Text = ""  # "stop" or "length" (FinishReason), or "" while the choice goes on
     logprobs: Logprobs | None = None  # of these tokens, if the request asks for them
 
 

@@ -11,7 +11,7 @@ launch step 1, 2, ... together, because the layers that they share need every ra
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.message import Boundary, Count, Flag, Message, Positive, Text
+from protocol.message import Boundary, Count, Flag, Ints, Message, Positive, Text
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class StepRow(Message):
 
 @dataclass(frozen=True)
 class RankBeat(Message):
-    """A rank lives. `step` is the last one that it has launched, `running` the oldest one that has not ended, or 0.
-    `doing`: what the model is at, if it can tell: "gather 3 of step 17". `waits`: its device is in that collective, so
-    that nothing but another rank holds it up. `rests`: its group leaves, and it has no work and gets none. When all
-    ranks rest behind the same step, they end."""
+    """A rank lives. Its executor has got the plans of all steps up to `step`. `running` is the oldest one of these that
+    has not ended, or 0. `doing`: what the model is at, if it can tell: "gather 3 of step 17". `waits`: its device is in
+    that collective, so that nothing but another rank holds it up. `rests`: its group leaves, and it has no work and
+    gets none. When all ranks rest behind the same step, they end."""
 
     epoch: Positive
     rank: Count
@@ -70,12 +70,12 @@ TO_RANK: Boundary[ToRank] = Boundary("rank to rank", (RankHello, StepRow, RankBe
 
 
 class StepShape(NamedTuple):
-    """All ranks know this of a step before any of them launches it: by rank, how many tokens it computes. It is no
-    message: each rank makes the same one from the same rows."""
+    """All ranks know this of a step before any of them launches it: by rank, how many tokens it computes. Each rank
+    makes the same one from the same rows, and its plan of the step carries it."""
 
-    step: int
-    num_tokens: tuple[int, ...]
-    graphs: bool = False  # ranks that only decode replay the graph of one size, and the others pad to that size
+    step: Count
+    num_tokens: Ints
+    graphs: Flag = False  # ranks that only decode replay the graph of one size, and the others pad to that size
 
     @property
     def padded(self) -> int:

@@ -27,7 +27,7 @@ def prefix_hashes(key: bytes, salt: str, ids: bytes, start: int = 0, before: byt
     With `start`, a multiple of 64, those up to `start` are left out, and `before` is the last of them.
     """
     stride = STRIDE * ID_BYTES
-    found = [before if start else blake2b(salt.encode(), digest_size=HASH_BYTES, key=key).digest()]
+    hashes = [before if start else blake2b(salt.encode(), digest_size=HASH_BYTES, key=key).digest()]
     for at in range(start * ID_BYTES, len(ids) - stride + 1, stride):
-        found.append(blake2b(found[-1] + ids[at : at + stride], digest_size=HASH_BYTES, key=key).digest())
-    return found[1:]
+        hashes.append(blake2b(hashes[-1] + ids[at : at + stride], digest_size=HASH_BYTES, key=key).digest())
+    return hashes[1:]

@@ -17,11 +17,11 @@ _ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(?:%[0-9A-Za-z_.-]+)?\]|[^\s\[\]
 
 def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str, int]:
     """Host and port of "tcp://HOST:PORT". An IPv6 host is written in brackets. ConfigError names `name`."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    if found is None or not min_port <= int(found[2]) <= MAX_PORT:
-        ports = f" with a port from {min_port} to {MAX_PORT}" if found is not None else ""
+    parts = _ENDPOINT.fullmatch(endpoint)
+    if parts is None or not min_port <= int(parts[2]) <= MAX_PORT:
+        ports = f" with a port from {min_port} to {MAX_PORT}" if parts is not None else ""
         raise ConfigError(f"{name}: got {endpoint[:80]!r}, expected tcp://HOST:PORT{ports}", param=name.lstrip("-"))
-    return found[1].strip("[]"), int(found[2])
+    return parts[1].strip("[]"), int(parts[2])
 
 
 def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool) -> None:
@@ -39,8 +39,8 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a socket bound at `host`: each address of the name is a loopback address.
     False for a name without addresses."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     except (OSError, UnicodeError, ValueError):
         return False
     return bool(addresses) and all(address.is_loopback for address in addresses)
@@ -54,20 +54,20 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"{host_name}: got {host[:80]!r}, expected an address of this machine ({error})", param="host"
         ) from error
 
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(backlog)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
     except OSError as error:
-        found.close()
+        listener.close()
         raise _cannot_listen(host, port, error, host_name, port_name) from error
-    return found
+    return listener
 
 
 def _cannot_listen(host: str, port: int, error: OSError, host_name: str, port_name: str) -> ConfigError:

@@ -60,15 +60,15 @@ def notice_silence(socket: "zmq.Socket[Any]", *, with_beats: bool) -> None:
 
 def _arrived(socket: "zmq.Socket[bytes]") -> list[list[bytes]]:
     """The parts of each message that has arrived: at most MAX_RECEIVE messages, about RECEIVE_BYTES."""
-    found: list[list[bytes]] = []
+    messages: list[list[bytes]] = []
     num_bytes = 0
-    while len(found) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
+    while len(messages) < MAX_RECEIVE and num_bytes < RECEIVE_BYTES:
         try:
-            found.append(socket.recv_multipart(zmq.NOBLOCK))
+            messages.append(socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             break
-        num_bytes += sum(map(len, found[-1]))
-    return found
+        num_bytes += sum(map(len, messages[-1]))
+    return messages
 
 
 def open_router(context: "zmq.Context[zmq.Socket[bytes]]", max_bytes: int = MAX_MESSAGE_BYTES) -> "zmq.Socket[bytes]":
@@ -135,15 +135,15 @@ class LinkWatch:
         """Counts what has happened since the last look. Never blocks."""
         while True:
             try:
-                found = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
+                monitored = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            event = found["event"]
+            event = monitored["event"]
             self.num_made += event == _MADE
             self.num_broken += event == zmq.EVENT_DISCONNECTED
             if event in (_MADE, zmq.EVENT_DISCONNECTED):
                 self.is_up = event == _MADE
-            self._note_handshake(event, found["value"])
+            self._note_handshake(event, monitored["value"])
 
     def _note_handshake(self, event: int, value: int) -> None:
         if event == _MADE:

@@ -62,10 +62,10 @@ class Deadlines(Generic[Key]):
 
     def due(self, now: float) -> list[Key]:
         """Drops and returns the keys whose deadline has come, the earliest first."""
-        found: list[Key] = []
+        keys: list[Key] = []
         while self._heap and self._heap[0][0] <= now:
             at, number, key = heappop(self._heap)
             if self._at.get(key) == (at, number):
                 del self._at[key]
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys

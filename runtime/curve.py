@@ -141,8 +141,8 @@ class Curve(Security):
         while failures.poll(0):
             event = parse_monitor_message(failures.recv_multipart())["event"]
             if event & (_FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-                why = "no encryption, a wrong secret, a wrong key of this process, or an early end"
-                self._refusals.note(NO_HANDSHAKE, why=why)
+                reason = "no encryption, a wrong secret, a wrong key of this process, or an early end"
+                self._refusals.note(NO_HANDSHAKE, why=reason)
 
 
 class AsPeersAsk(Security):
@@ -207,9 +207,9 @@ class _Doorkeeper(ThreadAuthenticator):
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by pyzmq to check a key."""
         text = key.decode("ascii")
-        name, why = owner_of(text, self._folder)
+        name, reason = owner_of(text, self._folder)
         if name is None:
-            self._refusals.note(UNKNOWN_KEY, address=self._asking, public_key=text, why=why)
+            self._refusals.note(UNKNOWN_KEY, address=self._asking, public_key=text, why=reason)
         return name is not None
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.errors import CheckpointError
+from runtime.families import FAMILIES, find_family
 from runtime.files import JsonFields, read_fields
-from runtime.model_config import FAMILIES, ModelConfig, config_facts, find_family, read_config
+from runtime.model_config import ModelConfig, config_facts, read_config
 
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 NUM_FUSED: Final = 3  # features of the target that EAGLE-3 fuses
@@ -38,7 +39,13 @@ class DraftConfig:
 
 def load_mtp_config(folder: Path, target: ModelConfig) -> DraftConfig:
     """The draft layers that the target's own config.json in `folder` names. CheckpointError if there are none."""
-    return DraftConfig("mtp", replace(target, num_layers=num_mtp_layers(folder)), target.vocab_size)
+    if target.has_experts:
+        raise CheckpointError(
+            f"{folder}: --speculative-algorithm: got mtp, but draft layers with experts are not supported; eagle and"
+            " eagle3 take a draft from a folder of its own"
+        )
+    layers = target.layers[-1:] * num_mtp_layers(folder)
+    return DraftConfig("mtp", replace(target, layers=layers), target.vocab_size)
 
 
 def num_mtp_layers(folder: Path) -> int:
@@ -72,9 +79,12 @@ def load_draft_config(folder: Path, algorithm: str, target: ModelConfig) -> Draf
         raise config.refuse("architectures", f"one of {', '.join(FAMILIES)}, also with Eagle or Eagle3 in the name")
     fields = JsonFields(config.values | {"architectures": plain_names}, config.where)
     layer = read_config(fields, find_family(fields), target.context_length, ())
-    layer = replace(layer, qkv_bias=config.boolean("qkv_bias", layer.qkv_bias))
+    if layer.has_experts:
+        raise config.refuse("architectures", "one without experts, as drafts have")
     if layer.num_layers != 1:
         raise config.refuse("num_hidden_layers", "1, as EAGLE and EAGLE-3 have")
+    mixer = replace(layer.attention, qkv_bias=config.boolean("qkv_bias", layer.attention.qkv_bias))
+    layer = replace(layer, layers=(replace(layer.layers[0], mixer=mixer),))
     target_hidden_size = config.integer("target_hidden_size", layer.hidden_size)
     for name, own, targets in (
         ("hidden_size", layer.hidden_size, target.hidden_size),
@@ -99,10 +109,10 @@ def _feature_layers(config: JsonFields, num_layers: int) -> tuple[int, ...]:
         raise nested.refuse("use_aux_hidden_state", "true, as EAGLE-3 has it")
     is_nested = bool(nested.values.get(LAYER_IDS)) and not config.values.get(LAYER_IDS)  # an empty list is none
     holder, shift = (nested, 1) if is_nested else (config, 0)
-    found = holder.values.get(LAYER_IDS) or [2, num_layers // 2, num_layers - 3]
+    numbers = holder.values.get(LAYER_IDS) or [2, num_layers // 2, num_layers - 3]
 
-    are_integers = isinstance(found, list) and all(type(each) is int for each in found)
-    layers = tuple(each + shift for each in found) if are_integers else ()
+    are_integers = isinstance(numbers, list) and all(type(entry) is int for entry in numbers)
+    layers = tuple(number + shift for number in numbers) if are_integers else ()
     is_ascending = len(layers) == NUM_FUSED and layers[0] < layers[1] < layers[2]
     if not is_ascending or layers[0] < 0 or layers[-1] >= num_layers:
         what = f"{NUM_FUSED} ascending integers from {-shift} to {num_layers - 1 - shift}"

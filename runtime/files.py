@@ -20,19 +20,19 @@ _END: Final = 2**40  # of integers, exclusive
 class Unreadable(Exception):
     """A file cannot be read; the text says why. `is_absent`: there is no such file."""
 
-    def __init__(self, why: str, *, is_absent: bool = False) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, is_absent: bool = False) -> None:
+        super().__init__(reason)
         self.is_absent = is_absent
 
 
 def read_text(path: Path, max_bytes: int, encoding: str = "utf-8") -> str:
     """The text of a file of at most `max_bytes`. Unreadable says what is wrong with it."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise Unreadable("it is not a file")
-        if found.st_size > max_bytes:
-            raise Unreadable(f"it has {found.st_size} bytes, expected at most {max_bytes}")
+        if status.st_size > max_bytes:
+            raise Unreadable(f"it has {status.st_size} bytes, expected at most {max_bytes}")
         return path.read_text(encoding=encoding)
     except OSError as error:
         raise Unreadable(error.strerror or str(error), is_absent=isinstance(error, FileNotFoundError)) from error
@@ -50,8 +50,8 @@ def read_fields(path: Path, *, optional: bool = False) -> "JsonFields":
     except Unreadable as error:
         if optional and error.is_absent:
             return JsonFields({}, path.name)
-        why = "no such file; expected a Hugging Face model folder" if error.is_absent else error
-        raise CheckpointError(f"{path}: {why}") from None
+        reason = "no such file; expected a Hugging Face model folder" if error.is_absent else error
+        raise CheckpointError(f"{path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({str(error)[:200]})") from None
 
@@ -109,6 +109,14 @@ class JsonFields:
         """A string."""
         return str(self._get(name, "a string", lambda value: isinstance(value, str), default))
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; empty if the field is absent or null."""
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list) and all(map(_is_integer, value))
+
+        return tuple(self._get(name, "a list of integers", is_right, []))
+
     def text_list(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the field is absent or null."""
 
@@ -123,8 +131,8 @@ class JsonFields:
         def is_right(value: Any) -> bool:
             return all(_is_integer(item) and abs(item) < _END for item in _listed(value))
 
-        found = self._get(name, "a token id or a list of token ids", is_right, list(default))
-        return tuple(dict.fromkeys(_listed(found)))
+        ids = self._get(name, "a token id or a list of token ids", is_right, list(default))
+        return tuple(dict.fromkeys(_listed(ids)))
 
     def nested(self, name: str) -> "JsonFields":
         """The object in field `name`; without fields if it is absent or null."""

@@ -34,14 +34,14 @@ def _is_schema(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(grammars, list) and all(
-        isinstance(each, dict) and "json_schema" in each and "lark_grammar" not in each for each in grammars
+        isinstance(part, dict) and "json_schema" in part and "lark_grammar" not in part for part in grammars
     )
 
 
 def complaint(error: str) -> str:
     """What llguidance says of an error, in one line."""
     lines = [line for line in error.partition("\n<state>")[0].splitlines() if not line.startswith(("<", "   "))]
-    found = " ".join(" ".join(lines).split()) or "no reason given"
-    if len(found) > MAX_CHARS:
-        found = f"{found[:HEAD_CHARS]} ... {found[-(MAX_CHARS - HEAD_CHARS) :]}"  # the end says where it is
-    return _IN_WORDS.get(found, found)
+    text = " ".join(" ".join(lines).split()) or "no reason given"
+    if len(text) > MAX_CHARS:
+        text = f"{text[:HEAD_CHARS]} ... {text[-(MAX_CHARS - HEAD_CHARS) :]}"  # the end says where it is
+    return _IN_WORDS.get(text, text)

@@ -50,37 +50,37 @@ class Keys:
 
 def read_keys(folder: str | Path, *, for_gateway: bool = False) -> Keys:
     """The keys in `folder`. ConfigError names what is wrong; `for_gateway` also refuses a worker's folder."""
-    place = Path(folder)
-    if not place.is_dir():
-        raise _wrong(place, "it is not a folder" if place.exists() else "it does not exist")
-    if not (place / OWN).exists():
-        inner = sorted(path.parent.name for path in place.glob(f"*/{OWN}"))
+    root = Path(folder)
+    if not root.is_dir():
+        raise _wrong(root, "it is not a folder" if root.exists() else "it does not exist")
+    if not (root / OWN).exists():
+        inner = sorted(path.parent.name for path in root.glob(f"*/{OWN}"))
         hint = f"expected one of the folders in it: {', '.join(inner[:8])}" if inner else "`baton keys new` makes one"
-        raise _wrong(place, f"it has no {OWN}; {hint}")
+        raise _wrong(root, f"it has no {OWN}; {hint}")
 
-    _refuse_others(place / OWN, _READ, "read")
-    for path in (place, place / GATEWAY):
+    _refuse_others(root / OWN, _READ, "read")
+    for path in (root, root / GATEWAY):
         _refuse_others(path, _WRITE, "change")
 
-    public, secret = _read(place / OWN)
+    public, secret = _read(root / OWN)
     if not is_key(secret):
-        raise _wrong(place / OWN, "it holds no secret key")
-    found = Keys(place, public, secret, _read(place / GATEWAY)[0])
+        raise _wrong(root / OWN, "it holds no secret key")
+    keys = Keys(root, public, secret, _read(root / GATEWAY)[0])
 
-    if not allowed_in(place):
-        raise _wrong(place / ALLOWED, "it holds no key, so no process could connect")
-    if for_gateway and not found.is_gateway:
-        raise _wrong(place, f"it is the folder of a worker: its own key is not the one in {GATEWAY}")
+    if not allowed_in(root):
+        raise _wrong(root / ALLOWED, "it holds no key, so no process could connect")
+    if for_gateway and not keys.is_gateway:
+        raise _wrong(root, f"it is the folder of a worker: its own key is not the one in {GATEWAY}")
 
-    return found
+    return keys
 
 
 def allowed_in(folder: Path) -> dict[str, str]:
     """Names by public key of all who may connect now. ConfigError for a file that is no public key, or that other users
     may change."""
-    place = folder / ALLOWED
-    files = sorted(place.glob("*.key"))
-    for path in (place, *files):
+    allowed = folder / ALLOWED
+    files = sorted(allowed.glob("*.key"))
+    for path in (allowed, *files):
         _refuse_others(path, _WRITE, "change")
     return {_read(path)[0]: path.stem for path in files}
 
@@ -117,17 +117,17 @@ def _refuse_others(path: Path, bits: int, may: str) -> None:
         raise _wrong(path, f"others may {may} it (mode {stat.S_IMODE(mode):o}); say `chmod {ways}` of it")
 
 
-def _wrong(path: Path, why: str) -> ConfigError:
+def _wrong(path: Path, reason: str) -> ConfigError:
     text = str(path)
     shown = text if len(text) <= SHOWN_CHARS else f"...{text[-SHOWN_CHARS:]}"  # keep the end, which names the file
-    return ConfigError(f"--keys: {shown!r}: {why}", param="keys")
+    return ConfigError(f"--keys: {shown!r}: {reason}", param="keys")
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
     """The API keys in a file, in its order. Error messages never quote a key."""
 
-    def wrong(why: str) -> ConfigError:
-        return ConfigError(f"--api-key-file {brief(str(path))}: {why}", param="api-key-file")
+    def wrong(reason: str) -> ConfigError:
+        return ConfigError(f"--api-key-file {brief(str(path))}: {reason}", param="api-key-file")
 
     try:
         text = read_text(Path(path), MAX_API_KEYS_BYTES, "ascii")

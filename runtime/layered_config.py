@@ -100,12 +100,12 @@ class Config:
 def parse_file(path: str, text: str) -> ConfigFile:
     """The flat keys of a TOML file. ConfigError for bad TOML, a section, or a key that is written twice."""
     try:
-        found = tomllib.loads(text)
+        fields = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits and deeply nested lists
         raise ConfigError(f"{path}: not valid TOML: {str(error)[:200]}") from error
 
     keys: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in fields.items():
         if isinstance(value, dict):
             raise ConfigError(
                 f"{path}: section [{brief_name(name)}], expected flat keys named like the flags", param=name
@@ -136,17 +136,17 @@ def resolve(
 
     def setting(option: Option) -> Setting:
         if option.name in flags:
-            origin, place, text = Origin.FLAG, (spelled or {}).get(option.name, option.flag), flags[option.name]
+            origin, source, text = Origin.FLAG, (spelled or {}).get(option.name, option.flag), flags[option.name]
         elif environment.get(option.variable):  # an empty variable counts as not set
-            origin, place, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
+            origin, source, text = Origin.ENVIRONMENT, option.variable, environment[option.variable]
         elif file is not None and option.name in file.keys and option.in_file:
-            origin, place, text = Origin.FILE, file.path, file.keys[option.name]
+            origin, source, text = Origin.FILE, file.path, file.keys[option.name]
         else:
             return Setting(option, option.default, Origin.DEFAULT)
 
-        where = Setting(option, None, origin, place).where
+        where = Setting(option, None, origin, source).where
         value = option.from_toml(text, where) if origin is Origin.FILE else option.from_text(text, where)
-        return Setting(option, value, origin, place, text if value in option.synonyms.values() else "")
+        return Setting(option, value, origin, source, text if value in option.synonyms.values() else "")
 
     return Config({option.name: setting(option) for option in options})
 

@@ -1,50 +1,27 @@
 """The one reader of a model folder's config.json, and its digests. Unsupported fields are refused by name.
 
-It finds the architecture and its variants (biases, q/k norms, rope, tied embeddings). Workers call `load_config`; the
-gateway and the launcher call `read_basics`, which takes any model.
+`families.py` tells the layers of each architecture; what all have in common is read here. Workers call `load_config`;
+the gateway and the launcher call `read_basics`, which takes any model.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
+from runtime.families import Family, find_family
 from runtime.files import JsonFields, read_fields
+from runtime.model_parts import AttentionConfig, LayerConfig, RopeConfig
 
 MAX_FACT_CHARS: Final = 200  # of one field in config_facts
 SUPPORTED_ROPE: Final = "'default', 'linear' or 'llama3'"
-
-
-@dataclass(frozen=True)
-class Family:
-    """The differences of one architecture, and the defaults of fields that its configs may omit."""
-
-    name: str
-    default_kv_heads: int | None = None  # None: as many as attention heads
-    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    default_sliding_window: int | None = None
-    default_eos: tuple[int, ...] = ()
-    qkv_bias: bool | None = False  # None: attention_bias of the config
-    output_bias: bool | None = False  # None: attention_bias of the config
-    mlp_bias: bool | None = False  # None: mlp_bias of the config
-    qk_norm: bool = False
-
-
-FAMILIES: Final[Mapping[str, Family]] = {
-    "LlamaForCausalLM": Family("llama", default_eos=(2,), qkv_bias=None, output_bias=None, mlp_bias=None),
-    "MistralForCausalLM": Family("mistral", default_kv_heads=8, default_sliding_window=4096, default_eos=(2,)),
-    "Qwen2ForCausalLM": Family("qwen2", default_kv_heads=32, qkv_bias=True),
-    "MiMoForCausalLM": Family("mimo", default_kv_heads=32, qkv_bias=True),  # Qwen2 with draft layers
-    "Qwen3ForCausalLM": Family(
-        "qwen3", default_kv_heads=32, default_head_dim=128, qkv_bias=None, output_bias=None, qk_norm=True
-    ),
-}
 
 
 UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
@@ -56,40 +33,50 @@ UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with eve
 
 
 @dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding of one model. Only `llama3` uses the last three fields."""
-
-    theta: float
-    kind: str = "default"  # default | linear | llama3
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-
-@dataclass(frozen=True)
 class ModelConfig:
-    """One decoder-only model. Counts are of the whole model. `context_length` is the served one, in tokens."""
+    """One decoder-only model. `context_length` is the served one, in tokens."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerConfig, ...]  # their mixers are equal
     max_position_embeddings: int
     context_length: int
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     checkpoint_dtype: str | None = None  # from config.json, if it has one
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """How many decoder layers there are."""
+        return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer is a mixture of experts."""
+        return any(layer.feed.num_scores for layer in self.layers)
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The mixer of every layer."""
+        return self.layers[0].mixer
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of a layer."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.attention.head_dim
 
 
 @dataclass(frozen=True)
@@ -137,39 +124,48 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
 
     max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
-    num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
-    attention_bias = config.boolean("attention_bias", False)
+    layers = family.layers(config)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        layers=layers,
         max_position_embeddings=max_position_embeddings,
         context_length=served,
-        rms_norm_eps=config.positive_number("rms_norm_eps", 1e-6),
-        rope=_read_rope(config, max_position_embeddings),
+        rms_norm_eps=config.positive_number("rms_norm_eps", family.default_eps),
+        rope=_read_rope(config, family, layers[0].mixer.head_dim, max_position_embeddings),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=config.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
         checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=tuple(each for each in eos_token_ids if 0 <= each < vocab_size),  # others are never drawn
+        eos_token_ids=tuple(
+            token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size
+        ),  # others are never drawn
     )
 
 
 def config_facts(config: ModelConfig) -> dict[str, str]:
-    """Every field but the served context length, as JSON by name. Texts above MAX_FACT_CHARS become digests."""
+    """Every field but the served context length, as JSON by name. Texts above MAX_FACT_CHARS become digests.
+
+    Equal layers are told once: `layers` says how many follow one another, and of which kind.
+    """
     content = asdict(config)
-    del content["context_length"]
-    rope = content.pop("rope")
-    content |= {f"rope.{name}": value for name, value in rope.items()}
+    del content["context_length"], content["layers"]
+    content |= _flat("rope", content.pop("rope"))
+
+    kinds = list(dict.fromkeys(config.layers))
+    for number, kind in enumerate(kinds):
+        content |= _flat(f"layer{number or ''}", asdict(kind))
+    runs = groupby(map(kinds.index, config.layers))
+    content["layers"] = [[kind, len(list(equal))] for kind, equal in runs]
     texts = {name: json.dumps(value) for name, value in content.items()}
     return {name: text if len(text) <= MAX_FACT_CHARS else _digest(text) for name, text in texts.items()}
+
+
+def _flat(prefix: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, and those of fields within them, by the names that lead to them."""
+    found = dict[str, Any]()
+    for name, value in content.items():
+        found |= _flat(f"{prefix}.{name}", value) if isinstance(value, dict) else {f"{prefix}.{name}": value}
+    return found
 
 
 def facts_digest(facts: Mapping[str, str], dtype: str) -> str:
@@ -195,20 +191,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def find_family(config: JsonFields) -> Family:
-    """The family that config.json names. CheckpointError if it is not a supported one."""
-    architectures = config.text_list("architectures")
-    supported = f"one of {', '.join(FAMILIES)}"
-    if architectures:
-        if len(architectures) != 1 or architectures[0] not in FAMILIES:
-            raise config.refuse("architectures", supported)
-        return FAMILIES[architectures[0]]
-    for family in FAMILIES.values():
-        if config.values.get("model_type") == family.name:
-            return family
-    raise config.refuse("architectures", supported)
-
-
 def served_context(context_length: int | None, max_position_embeddings: int) -> int:
     """The longest prompt and output together, in tokens. ConfigError if the model allows less."""
     longest = max_position_embeddings if context_length is None else context_length
@@ -227,20 +209,7 @@ def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> N
     if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
         raise config.refuse("layer_types", "full_attention in every layer")
 
-    window = None
-    if family.name.startswith(("qwen", "mimo")):
-        if config.boolean("use_sliding_window", False):
-            window = config.integer("sliding_window", 4096)
-            first_sliding = config.integer("max_window_layers", 28, minimum=0)
-            by_default = first_sliding < config.integer("num_hidden_layers")
-            slides = "sliding_attention" in layer_types if layer_types else by_default
-            window = window if slides else None
-    elif config.has("sliding_window"):
-        if family.name == "mistral" or "sliding_attention" in layer_types:
-            window = config.integer("sliding_window")
-    elif "sliding_window" not in config.values:
-        window = family.default_sliding_window
-
+    window = family.window(config)
     if window is not None and window < served:
         raise CheckpointError(
             f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
@@ -248,7 +217,7 @@ def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> N
         )
 
 
-def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+def _read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """The rope of a config.json, in the old form (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`)."""
     fields = config.nested("rope_scaling")
     if not fields.values:
@@ -256,17 +225,14 @@ def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     for name, value in fields.values.items():
         if isinstance(value, dict):
             raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
-    for holder in (fields, config):
-        if holder.positive_number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.refuse("partial_rotary_factor", "1 (partial rotation is not supported)")
-
-    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", 10_000.0))
+    num_rotated = _num_rotated(config, fields, family, head_dim)
+    theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", family.default_theta))
     name = "rope_type" if fields.has("rope_type") else "type"
     kind = fields.text(name, "default")
     if kind == "default":
-        return RopeConfig(theta)
+        return RopeConfig(theta, num_rotated=num_rotated)
     if kind == "linear":
-        return RopeConfig(theta, kind, fields.positive_number("factor"))
+        return RopeConfig(theta, kind, fields.positive_number("factor"), num_rotated=num_rotated)
     if kind != "llama3":
         raise fields.refuse(name, SUPPORTED_ROPE)
 
@@ -274,23 +240,20 @@ def _read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     if high <= low:
         raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
     original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original, num_rotated)
 
 
-def _heads(config: JsonFields, family: Family, hidden_size: int) -> tuple[int, int, int]:
-    """(num_heads, num_kv_heads, head_dim), checked against each other."""
-    num_heads = config.integer("num_attention_heads")
-    written = "num_key_value_heads" in config.values
-    default_kv_heads = num_heads if written or family.default_kv_heads is None else family.default_kv_heads
-    num_kv_heads = config.integer("num_key_value_heads", default_kv_heads)
-    if num_heads % num_kv_heads:
-        raise config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
-    if not config.has("head_dim") and family.default_head_dim is None and hidden_size % num_heads:
-        raise config.refuse("hidden_size", f"a multiple of num_attention_heads, which is {num_heads}")
-    head_dim = config.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
-    if head_dim % 2:
-        raise config.refuse("head_dim", "an even number")
-    return num_heads, num_kv_heads, head_dim
+def _num_rotated(config: JsonFields, rope: JsonFields, family: Family, head_dim: int) -> int | None:
+    """How many numbers of a head are rotated; None: all."""
+    name, supports = "partial_rotary_factor", family.rotated_share
+    holder = rope if rope.has(name) else config
+    share = holder.positive_number(name, 1.0 if supports is None else supports(config))
+    if supports is None and share != 1.0:
+        raise holder.refuse(name, "1 (a model of this architecture with partial rotation is not supported)")
+    count = int(head_dim * share)
+    if not 2 <= count <= head_dim or count % 2:
+        raise holder.refuse(name, f"a share of head_dim, which is {head_dim}, that is an even number, at least 2")
+    return None if count == head_dim else count
 
 
 def _checkpoint_dtype(config: JsonFields) -> str | None:
@@ -307,5 +270,5 @@ def _eos_token_ids(folder: Path, config: JsonFields) -> tuple[int, ...] | None:
     """The ids in generation_config.json, or else in config.json. None if neither has the field."""
     generation = read_fields(folder / "generation_config.json", optional=True)
     named = config.token_ids("eos_token_id", ())
-    found = generation.token_ids("eos_token_id", ()) or named
-    return found if found or "eos_token_id" in config.values else None
+    token_ids = generation.token_ids("eos_token_id", ()) or named
+    return token_ids if token_ids or "eos_token_id" in config.values else None

@@ -190,13 +190,13 @@ class Option(Flag):
 
 def options_of(owner: type) -> tuple[Option, ...]:
     """The options that a dataclass itself declares, in order. Its base's options belong to the base."""
-    found: list[Option] = []
+    options: list[Option] = []
     for name, annotation in get_annotations(owner).items():
-        flags = [each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Flag)]
+        flags = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Flag)]
         for flag in flags:
             default = None if flag.unset else getattr(owner, name, None)
-            found.append(Option(**vars(flag), name=option_name(name), type=annotation, default=default))
-    return tuple(found)
+            options.append(Option(**vars(flag), name=option_name(name), type=annotation, default=default))
+    return tuple(options)
 
 
 def option_name(field_name: str) -> str:
@@ -218,13 +218,13 @@ def as_shown(value: Value) -> str:
 
 def listed(text: str) -> list[str]:
     """The items of a list as written, without the spaces around them."""
-    return [each.strip() for each in text.split(LIST_MARK)] if text else []
+    return [item.strip() for item in text.split(LIST_MARK)] if text else []
 
 
 def _printable(value: str | Sequence[str]) -> str | Sequence[str]:
     """Refuses text that is empty or not printable, because errors and logs show it."""
     lines = (value,) if isinstance(value, str) else value
-    if not lines or not all(each and each.isprintable() for each in lines):
+    if not lines or not all(line and line.isprintable() for line in lines):
         raise ValueError("not printable")
     return value
 

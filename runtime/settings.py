@@ -80,13 +80,13 @@ class Settings:
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            unknown_first = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+            unknown_first = sorted(error.errors(), key=lambda fault: fault["type"] != "unexpected_keyword_argument")
             first = unknown_first[0]
 
         path = [str(part) for part in first["loc"]]
         if first["type"] == "unexpected_keyword_argument":
             name = ".".join(path)
-            known = ", ".join(each.name for each in fields(cls))  # type: ignore[arg-type]
+            known = ", ".join(field.name for field in fields(cls))  # type: ignore[arg-type]
             raise ConfigError(f"{cls.__name__}: unknown key {name!r}, expected one of {known}", param=name)
 
         # Pydantic also names the part of a type that did not match, and the position in a list.
@@ -331,11 +331,11 @@ def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> tuple[S,
     parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
     parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
     parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
-    found = parser.parse_args(argv)
-    settings = kind.from_json(found.settings)
-    if found.status_fd is not None:
+    arguments = parser.parse_args(argv)
+    settings = kind.from_json(arguments.settings)
+    if arguments.status_fd is not None:
         try:
-            os.fstat(found.status_fd)
+            os.fstat(arguments.status_fd)
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--status-fd: got {found.status_fd}, expected an open descriptor") from error
-    return settings, found.status_fd
+            raise ConfigError(f"--status-fd: got {arguments.status_fd}, expected an open descriptor") from error
+    return settings, arguments.status_fd

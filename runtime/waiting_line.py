@@ -41,21 +41,21 @@ class WaitingLine(Generic[T]):
         return request in self._places
 
     def __iter__(self) -> Iterator[T]:
-        return (place[-1] for place in self._line)
+        return (entry[-1] for entry in self._line)
 
     def add(self, request: T, now: float, priority: int = 0, *, resumes: bool = False) -> None:
         """It waits from `now` on, in seconds of one clock. `resumes`: it had to give way."""
         time = 0.0 if resumes else now + self._level_s * priority
-        place = (not resumes, time, next(self._numbers), priority, request)
-        self._places[request] = place
-        insort(self._line, place)
+        entry = (not resumes, time, next(self._numbers), priority, request)
+        self._places[request] = entry
+        insort(self._line, entry)
         self._first = None
 
     def remove(self, request: T) -> None:
         """It waits no longer. A second call does nothing."""
-        place = self._places.pop(request, None)
-        if place is not None:
-            del self._line[bisect_left(self._line, place)]
+        entry = self._places.pop(request, None)
+        if entry is not None:
+            del self._line[bisect_left(self._line, entry)]
             if request is self._first:
                 self._first = None
 
@@ -76,5 +76,5 @@ class WaitingLine(Generic[T]):
         if not is_new:
             return first
         latest = earliest + NEAR_LEVELS * self._level_s
-        near = [each[-1] for each in self._line[:NEAR] if each[1] < latest and each[3] == priority]
+        near = [entry[-1] for entry in self._line[:NEAR] if entry[1] < latest and entry[3] == priority]
         return max(near, key=prefix)

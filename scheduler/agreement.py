@@ -1,16 +1,16 @@
 """When the ranks of a group may launch: all of them, together, the same step. Pure.
 
-A rank announces a step from its plan, before lengths are known. It launches when every rank has announced the step, so
-each knows what all others compute. A rank without work that hears of a step plans one without rows.
+A rank announces a step from its plan, before lengths are known. Its executor gets the plan when every rank has
+announced the step, so each knows what all others compute. A rank without work that hears of a step plans one without
+rows.
 
     of the next step          own row    other rows
     resting                   no         none             nobody launches, nobody spins
     called                    no         some             this rank plans, with rows or without
-    announced                 yes        not all          it waits, and goes on with its sockets
-    agreed                    yes        all              it launches, and the step after it is the next one
+    announced                 yes        not all          the plan waits; the rank goes on with its sockets
+    agreed                    yes        all              the executor gets the plan; the step after it is the next one
 
-A rank announces step s + 1 only after it has launched s. So another rank is one step ahead at most.
-A worker of its own is a group of one: what it announces is agreed.
+A rank announces step s + 1 only after its executor has got the plan of s. So another rank is one step ahead at most.
 """
 
 from typing import Final
@@ -33,29 +33,25 @@ def wants_graph(num_tokens: int, max_graphed: int, num_ranks: int, *, has_chunks
 
 class Agreement:
     """What rank `rank` of `size` knows of the next step. `shape` is that step, once all ranks have announced it.
-    `outgoing` is for the other ranks.
+    `outgoing` is for the other ranks."""
 
-    Until `begin`, every rank launches the same list of plans (see measure_step_costs), so none needs to be asked.
-    """
-
-    def __init__(self, epoch: int = 1, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, epoch: int, rank: int, size: int) -> None:
         self.epoch, self.rank, self.size = epoch, rank, size
         self.step = 1  # the next one
         self.shape: StepShape | None = None
         self.outgoing: list[StepRow] = []
         self._rows: dict[int, StepRow] = {}  # of the next step, by rank
         self._ahead: dict[int, StepRow] = {}  # of the step after it
-        self._asks_others = False
 
-    def begin(self) -> None:
-        """Steps are numbered from 1, and agreed on with the other ranks, if there are any, from now on."""
-        assert not self._rows and not self._ahead, "a step has been announced already"
-        self.step, self._asks_others = 1, self.size > 1
+    @property
+    def is_announced(self) -> bool:
+        """Whether this rank has announced the next step."""
+        return self.rank in self._rows
 
     @property
     def is_called(self) -> bool:
         """Whether another rank has announced the next step, and this one has not."""
-        return bool(self._rows) and self.rank not in self._rows
+        return bool(self._rows) and not self.is_announced
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -64,10 +60,7 @@ class Agreement:
 
     def announce(self, num_tokens: int, *, wants_graph: bool = False) -> None:
         """This rank would launch so many tokens as the next step. Once for each step."""
-        assert self.shape is None and self.rank not in self._rows, f"step {self.step} is announced already"
-        if not self._asks_others:
-            self.shape = StepShape(self.step, (num_tokens,) * self.size, wants_graph)
-            return
+        assert not self.is_announced, f"step {self.step} is announced already"
         self._rows[self.rank] = StepRow(self.epoch, self.step, self.rank, num_tokens, wants_graph)
         self.outgoing.append(self._rows[self.rank])
         self._settle()
@@ -86,7 +79,7 @@ class Agreement:
         self._settle()
 
     def launched(self) -> None:
-        """This rank has launched the next step, which was agreed."""
+        """The executor has got this rank's plan of the next step, which was agreed."""
         assert self.shape is not None, f"step {self.step} is not agreed"
         self.step, self.shape = self.step + 1, None
         self._rows, self._ahead = self._ahead, {}

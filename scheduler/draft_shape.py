@@ -41,5 +41,9 @@ class DraftShape:
         level = self.topk if self.num_steps > 1 else 1
         return max(self.num_nodes, level, self.num_steps + 1)
 
+    def num_verified(self, num_steps: int) -> int:
+        """Tokens of a row that the target computes in a launch that proposes `num_steps` tokens, or levels."""
+        return self.num_nodes if num_steps and self.is_tree else num_steps + 1
+
 
 NO_DRAFT: Final = DraftShape(0)

@@ -2,7 +2,7 @@
 
     planner --Plan, CopyPages, StageIn, Spill, Fill, WriteDraft--> executor
     planner --LearnGrammar, ForgetGrammar, MakeMask, DropMask--> executor
-    executor --LayerWritten, StepResult, Done, Called, GrammarLearnt, MaskReady--> planner
+    executor --LayerWritten, StepResult, Done, GrammarLearnt, MaskReady--> planner
 
 Operations are numbered by one sequence of tickets. A plan names changes only: the executor keeps the rows that decode.
 To apply a plan: write the grants, remove the rows that leave, append the rows that join.
@@ -17,6 +17,7 @@ from protocol.grammar import GrammarText
 from protocol.logprobs import Logprobs, NumTop
 from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Positive, Seconds, Text
 from protocol.messages_gateway import SamplingParams
+from protocol.messages_group import StepShape
 
 Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
 
@@ -120,7 +121,7 @@ class Plan(Message):
 
     `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
     `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV. Such a plan has
-    chunks.
+    chunks. `step`: what each rank of the group launches. None: there are no other ranks, or all launch this same plan.
     """
 
     ticket: Count
@@ -132,6 +133,14 @@ class Plan(Message):
     relay: Flag = True
     ships: Flag = False
     num_steps: Count = 0
+    step: StepShape | None = None
+
+    def num_tokens(self, width: int) -> int:
+        """Tokens that the target computes: those of its chunks, and `width` of each row that decodes."""
+        num_tokens = self.num_decodes * width
+        for chunk in self.chunks:
+            num_tokens += len(chunk.ids)
+        return num_tokens
 
 
 @dataclass(frozen=True)
@@ -265,14 +274,6 @@ class Done(Message):
 
 
 @dataclass(frozen=True)
-class Called(Message):
-    """Other ranks of the group have announced this step, and the executor has no plan for it. It is reported until the
-    planner answers with a plan, without rows if it has no work. Steps count the plans, from 1."""
-
-    step: Count
-
-
-@dataclass(frozen=True)
 class GrammarLearnt(Message):
     """Plans may name this grammar, unless there is a `fault`: why no answer can follow it, in one sentence."""
 
@@ -288,5 +289,5 @@ class MaskReady(Message):
     generation: Count
 
 
-Outcome = LayerWritten | StepResult | Done | Called | GrammarLearnt | MaskReady
-OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, Called, GrammarLearnt, MaskReady))
+Outcome = LayerWritten | StepResult | Done | GrammarLearnt | MaskReady
+OUTCOMES: Boundary[Outcome] = Boundary("outcome", (LayerWritten, StepResult, Done, GrammarLearnt, MaskReady))

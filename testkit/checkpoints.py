@@ -10,26 +10,44 @@ from typing import Any, Literal
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
-ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
+from testkit.router_margins import router_margin
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "minimax_m2", "glm4_moe"]
+DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
+OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe")
+ARCHITECTURES = (*DENSE, *OF_EXPERTS)
+
+MIN_ROUTER_MARGIN = 1e-5  # some ten times what rounding moves a score
 
 _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": 307,
@@ -50,6 +68,27 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": None},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"head_dim": 16, "use_sliding_window": False},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 4},
+    "minimax_m2": {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "glm4_moe": {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
 }
 
 
@@ -66,6 +105,7 @@ def make_checkpoint(
 
     `overrides` are fields of the transformers config. `eos_token_id` is None unless overridden, so that generation runs
     to its full length. Biases and norms are random too: transformers would start them at 0 and 1, which hides errors.
+    Routers begin large, so that the experts of a token do not hang on rounding; so do the biases of their choice.
     """
     config_class, model_class = _CLASSES[arch]
     config = config_class(**{**_SIZES, **_OF_ARCHITECTURE[arch], **overrides})
@@ -77,6 +117,11 @@ def make_checkpoint(
                 parameter.data.normal_(0.0, 0.2)
             elif "norm" in name:
                 parameter.data.uniform_(0.6, 1.4)
+            elif name.endswith(".gate.weight"):
+                parameter.data.normal_(0.0, 0.6)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.data.normal_(0.0, 0.3)
     model.to(getattr(torch, dtype))
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -88,7 +133,8 @@ def greedy_reference(
 ) -> list[list[int]]:
     """What transformers generates greedily in float32 after each prompt of token ids.
 
-    Asserts that the two best logits of every step lie `min_margin` apart, some ten times what rounding can move them.
+    Asserts that the two best logits of every step lie `min_margin` apart, some ten times what rounding can move them,
+    and the scores of experts MIN_ROUTER_MARGIN.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     continuations: list[list[int]] = []
@@ -109,4 +155,6 @@ def greedy_reference(
             f"two logits lie {margin:.2g} apart after a prompt of {len(prompt)}: change the seed"
         )
         continuations.append(out.sequences[0, len(prompt) :].tolist())
+    gap = router_margin(model, [[*prompt, *more] for prompt, more in zip(prompts, continuations, strict=True)])
+    assert gap > MIN_ROUTER_MARGIN, f"two experts lie {gap:.2g} apart: change the seed"
     return continuations

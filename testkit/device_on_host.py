@@ -1,14 +1,20 @@
-"""A device in host memory: copies done at once with their checksum, and memory that a process shares with itself."""
+"""A device in host memory: copies done at once with their checksum, and memory that processes share."""
 
+import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from protocol.errors import WireError
+from runtime.shared_memory import SharedMemory, open_shared
 from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, Units
 from transfer.offers import DeviceHandle
+
+_HALF: Final = 64  # hexadecimal digits of a process id in a handle; as many follow for a descriptor
 
 
 def total_of(words_N: Tensor) -> int:
@@ -63,6 +69,29 @@ class LocalIpc:
         return LocalMemory(self._exported[offered.handle])
 
 
+class HostIpc:
+    """Memory that processes of one host share. `shared` holds what is exported."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self._shared = shared
+
+    def export(self, memory: Tensor) -> DeviceHandle:
+        """See Ipc."""
+        handle = f"{os.getpid():0{_HALF}x}{self._shared.fd:0{_HALF}x}"
+        return DeviceHandle(handle, 0, memory.numel() * memory.element_size())
+
+    def open(self, offered: DeviceHandle) -> "LocalMemory":
+        """See Ipc."""
+        pid, fd = int(offered.handle[:_HALF], 16), int(offered.handle[_HALF:], 16)
+        try:
+            ours = open_shared(pid, fd, offered.num_bytes)
+        except OSError as error:
+            raise WireError(f"shared memory cannot be opened: {error}") from error
+        mapping = mmap.mmap(ours, offered.num_bytes)
+        os.close(ours)
+        return LocalMemory(torch.frombuffer(mapping, dtype=torch.uint8))
+
+
 @dataclass(frozen=True, eq=False)
 class LocalMemory:
     """See Opened."""
@@ -70,4 +99,4 @@ class LocalMemory:
     memory: Tensor
 
     def close(self) -> None:
-        """There was nothing to map."""
+        """Does nothing: a mapping is freed with the last tensor that uses it."""

@@ -17,7 +17,16 @@ NUM_TOKENS = 64
 MIN_MARGIN = 1e-3
 # One token, less than a page, a page and its neighbours, a chunk of 32 and its neighbours, several chunks.
 PROMPT_LENS = (1, 7, 15, 16, 33, 48, 90, 121)
-_SEEDS: dict[Architecture, int] = {"llama": 3, "mistral": 13, "qwen2": 1, "qwen3": 2}
+_SEEDS: dict[Architecture, int] = {
+    "llama": 3,
+    "mistral": 13,
+    "qwen2": 1,
+    "qwen3": 2,
+    "qwen3_moe": 5,
+    "mixtral": 1,
+    "minimax_m2": 4,
+    "glm4_moe": 1,
+}
 
 
 @dataclass(frozen=True)

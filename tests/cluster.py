@@ -27,6 +27,7 @@ from protocol.messages_gateway import (
     RankEndpoint,
     RequestFailed,
     Retracted,
+    Role,
     SamplingParams,
     ToGateway,
     Tokens,
@@ -111,7 +112,7 @@ class Cluster:
         self.retried: frozenset[str] = frozenset()  # codes of failures after which a request begins again
         self._num_served = num_served
         self._next, self._clock = 0, clock or MonotonicClock()
-        self._overlap, self._chunk_size, self._policies = overlap, chunk_size, policies
+        self._policies = replace(policies, overlap=overlap, chunk_size=chunk_size)
         self._decode_page_size = decode_page_size or page_size
         self._prefill_runner, self._may_lack_draft = prefill_runner or runner, may_lack_draft
         self._woken, self._has_threads = threading.Event(), streams is None  # set when a stream has reached an event
@@ -121,6 +122,7 @@ class Cluster:
             layout, device = runner.kv_layout(page_size), runner.device
             forward, schedule = open_streams(device, wake=self._woken.set) if streams is None else streams()
             runner, agreement = seat(kind, runner, forward)
+            rank, num_ranks = (agreement.rank, agreement.size) if agreement else (0, 1)
             stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
             book = KvBook(
                 num_pages,
@@ -145,11 +147,13 @@ class Cluster:
                 host=HostCopies(kv, num_slots) if num_slots else None,
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
-                agreement=agreement,
+                rank=rank,
+                num_ranks=num_ranks,
                 grammars=grammars(runner),
             )
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
+            how |= {"agreement": agreement, "max_graphed": runner.max_graphed}
             self._executors[made := Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)] = executor
             return made
 
@@ -174,9 +178,7 @@ class Cluster:
             address,
             runner.fingerprint(),
             self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
-            chunk_size=self._chunk_size,
+            self._policies,
         )
         self.addresses[instance] = address
         self.prefills[instance] = worker
@@ -193,8 +195,7 @@ class Cluster:
             address,
             self.runner.fingerprint(),
             self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
+            self._policies,
             reservations_from=(instance << 32) + 1,
             may_lack_draft=self._may_lack_draft,
         )
@@ -204,14 +205,7 @@ class Cluster:
 
     def add_unified(self, worker_id: str, instance: int) -> UnifiedWorker:
         """One more worker."""
-        worker = UnifiedWorker(
-            self._planner("U"),
-            worker_id,
-            self._clock,
-            overlap=self._overlap,
-            policies=self._policies,
-            chunk_size=self._chunk_size,
-        )
+        worker = UnifiedWorker(self._planner("U"), worker_id, self._clock, self._policies)
         self.addresses[instance] = WorkerAddress(worker_id, instance)
         self.unifieds.append(worker)
         return worker
@@ -220,6 +214,12 @@ class Cluster:
     def workers(self) -> list[Worker]:
         """Every worker."""
         return [*self.prefills.values(), *self.decodes.values(), *self.unifieds]
+
+    def of_role(self, role: Role) -> Sequence[Worker]:
+        """Every worker of a role."""
+        if role is Role.UNIFIED:
+            return self.unifieds
+        return [*(self.prefills if role is Role.PREFILL else self.decodes).values()]
 
     @property
     def computing(self) -> list[PrefillWorker | UnifiedWorker]:

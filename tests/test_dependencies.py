@@ -21,6 +21,7 @@ NEEDED_BY = {"httptools": "uvicorn", "starlette": "fastapi", "pydantic-core": "p
 
 # Optional backends: modules that are imported only when they are asked for, and the package that an extra brings.
 OPTIONAL = {
+    "loadtest.verify.folder": "transformers",
     "model.attention_kernels": "triton",
     "model.attention_triton": "triton",
     "model.page_copies_triton": "triton",

@@ -1,4 +1,4 @@
-"""docs/field.md: its tests and sabotages exist, one of each at least for every failure that is not called unbuilt."""
+"""docs/field.md: its tests and mutants exist, one of each at least for every failure that is not called unbuilt."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     seen_at: str
     answer: str
     tests: str
-    sabotages: str
+    mutants: str
 
 
 def read_rows() -> list[Row]:
@@ -49,10 +49,10 @@ def test_the_tests_of_a_row_exist(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.number))
-def test_the_sabotages_of_a_row_exist(row: Row) -> None:
-    named = set(re.findall(r'"([^"]+)"', row.sabotages))
+def test_the_mutants_of_a_row_exist(row: Row) -> None:
+    named = set(re.findall(r'"([^"]+)"', row.mutants))
     assert named <= {mutant.name for mutant in MUTANTS}
-    assert named if row.tests != NONE else row.sabotages == NONE
+    assert named if row.tests != NONE else row.mutants == NONE
 
 
 def test_what_is_not_built_is_said_above_the_table() -> None:

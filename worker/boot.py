@@ -8,8 +8,8 @@ the ranks of a group do meanwhile.
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -39,7 +39,6 @@ from runtime.native_stack import pool_with_stack
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED, StatusPipe, StopSignal, end_process
 from runtime.settings import WorkerSettings, read_arguments
 from runtime.vocabulary import load_vocabulary
-from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
@@ -60,7 +59,7 @@ from worker.known_gateway import KnownGateway
 from worker.lives import Lives
 from worker.loop import WorkerLoop
 from worker.memory import bytes_for_group, bytes_for_spills, draft_shape, has_twin, memory_budgets, sharers
-from worker.parts import PeerLink, RefusedByGateway, WorkerBroken
+from worker.parts import RefusedByGateway, Surroundings, WorkerBroken
 from worker.registration import draft_info, registration
 from worker.started import BuildRole, Started
 from worker.trust import read_trust, why_refused, why_unanswered
@@ -69,8 +68,8 @@ HOST_DEMAND_TOKENS = 262_144  # KV in host memory without --max-total-tokens; al
 log = get_log("worker")
 
 
-def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs one worker process, and ends it with its exit status.
+def main(builds: Mapping[Role, BuildRole], argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs one worker process of one of these roles, and ends it with its exit status.
 
     It ends while it still holds everything. What Python would free first may wait for a broken device, or in a
     collective for a rank that has ended.
@@ -83,7 +82,7 @@ def main(build: BuildRole, argv: Sequence[str] | None = None) -> NoReturn:
         settings, status_fd = read_arguments(WorkerSettings, argv)
         status = StatusPipe(status_fd)
         start_log(settings.worker_id, settings.log_level)
-        _serve(settings, status, build)
+        _serve(settings, status, builds[settings.role])
     except BatonError as error:
         end_process(_tell(error, status))
 
@@ -117,7 +116,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     if not group.compare(runner):
         end_process(0)
     status.loading("KV memory")
-    executor, book = build_executor(runner, settings, wake.set, group.agreement)
+    executor, book = build_executor(runner, settings, wake.set)
     status.loading("warming up")
     executor.warm_up(draft_shape(runner, settings))
     choose_decode_threads(runner, executor, settings)
@@ -132,6 +131,8 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         has_twin=is_mirrored,
         costs=costs,
         speculation=speculation_of(runner, executor, settings),
+        agreement=group.agreement,
+        max_graphed=runner.max_graphed,
     )
 
     asked = WarmUp.of(runner.device, settings.max_running_requests)
@@ -151,9 +152,10 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
         security_of_data(security, encrypt=settings.encrypt_data),
     )
     status.loading("joining the gateway")
-    surroundings = Surroundings(keys, status, stop, wake, group.link(executor), KnownGateway())
+    ranks = group.link(executor)
+    around = Surroundings(stop, wake, clock, status, ranks, KnownGateway(), security.refused)
 
-    lives = Lives(lambda instance: begin_life(replace(started, instance=instance), runner, build, surroundings))
+    lives = Lives(lambda instance: begin_life(replace(started, instance=instance), runner, build, keys, around))
     device_is_broken = False
     try:
         lives.run()
@@ -163,25 +165,15 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     finally:
         status.alive(clock.now())  # a pause may have ended the loop before it could tell
         waits = group.is_alone and not device_is_broken
-        close_all(lives.now.link, surroundings.ranks, lives.now.gateway, executor, security, context, waits=waits)
+        close_all(lives.now.link, ranks, lives.now.gateway, executor, security, context, waits=waits)
     end_process(0)
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """Whom the process hears and tells, through all of its lives."""
-
-    keys: Keys | None
-    status: StatusPipe
-    stop: StopSignal
-    wake: Wake
-    ranks: PeerLink  # of its group
-    known: KnownGateway
-
-
-def begin_life(started: Started, runner: Runner, build: BuildRole, around: Surroundings) -> WorkerLoop:
+def begin_life(
+    started: Started, runner: Runner, build: BuildRole, keys: Keys | None, around: Surroundings
+) -> WorkerLoop:
     """The loop of a life: with a core, links and a socket to the gateway of its own."""
-    settings, keys, kv = started.settings, around.keys, started.kv
+    settings, kv = started.settings, started.kv
     core, link, address = build(started)
     gateway_address = settings.gateway if keys is None else f"{settings.gateway}{MARK}{keys.gateway}"
     gateway = GatewayLink(
@@ -202,22 +194,8 @@ def begin_life(started: Started, runner: Runner, build: BuildRole, around: Surro
         )
         around.status.ready(kv_pages=kv.num_pages - 1)
 
-    return WorkerLoop(
-        core,
-        link,
-        gateway,
-        registration(started, runner, core, address),
-        around.wake,
-        around.stop,
-        started.clock,
-        on_ready,
-        around.status.alive,
-        refused_connections=started.security.refused,
-        ranks=around.ranks,
-        departure=Departure(settings.drain_timeout_s),
-        on_leaving=around.status.leaving,
-        known=around.known,
-    )
+    register = registration(started, runner, core, address)
+    return WorkerLoop(core, link, gateway, register, around, on_ready, Departure(settings.drain_timeout_s))
 
 
 def load_runner(settings: WorkerSettings, collectives: Collectives | None = None) -> Runner:
@@ -261,9 +239,7 @@ def draft_source(settings: WorkerSettings) -> DraftSource | None:
     return DraftSource(algorithm, Path(folder), settings.speculative_num_steps)
 
 
-def build_executor(
-    runner: Runner, settings: WorkerSettings, wake: Callable[[], None], agreement: Agreement | None = None
-) -> tuple[Executor, KvBook]:
+def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
     """The executor, with KV memory sized by the available memory, and its books. ConfigError if there is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
@@ -317,7 +293,8 @@ def build_executor(
         host=HostCopies(kv, num_slots) if num_slots else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
         launches=launches_for(runner.draft, draft_shape(runner, settings)),
-        agreement=agreement,
+        rank=settings.place.rank,
+        num_ranks=settings.place.size,
         grammars=answer_grammars(runner, settings, wake),
     )
     return executor, book
@@ -325,7 +302,7 @@ def build_executor(
 
 def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSettings) -> None:
     """Measures how many threads small decodes use, and logs it. All ranks of a group do so, whatever each one has."""
-    num_ranks = executor.agreement.size
+    num_ranks = executor.num_ranks
     decides = torch.get_num_threads() > 1 or num_ranks > 1
     if not isinstance(runner, ModelRunner) or runner.device.type != "cpu":
         return

@@ -15,8 +15,8 @@ BEAT_S: Final = 0.4  # so every second heartbeat of a loop, of 0.25 s each; a be
 
 
 class GroupLink(PeerLink):
-    """Made when the ranks have met, and `agreement` has begun. `running`: the oldest step that this rank runs, 0: none.
-    `doing`: the collective that its forward is in, or its graph; "" if it is in none. `waits`: see RankBeat."""
+    """Made when the ranks have met. `agreement` is the planner's. `running`: see Executor.running_step. `doing`: the
+    collective that its forward is in, or its graph; "" if it is in none. `waits`: see RankBeat."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
     open      sockets, hellos, the process group: before the model is loaded
     compare   hellos with the model's digest: before the first forward, which all ranks compute together
-    link      steps are agreed on from now on: after warm-up and step costs
+    link      steps are agreed on from now on: after warm-up and step costs, which all ranks run alike
 
 A worker of its own passes through, and waits for nobody.
 """
@@ -30,7 +30,7 @@ class GroupStart:
 
     def __init__(self, settings: WorkerSettings, status: StatusPipe, stop: StopSignal, clock: Clock) -> None:
         self.place = settings.place
-        self.agreement = Agreement(self.place.epoch, self.place.rank, self.place.size)
+        self.agreement = None if self.is_alone else Agreement(self.place.epoch, self.place.rank, self.place.size)
         self.collectives: AnyCollectives | None = None  # once it is open
         self._sockets: RankSockets | None = None
         self._settings, self._status, self._stop, self._clock = settings, status, stop, clock
@@ -65,9 +65,8 @@ class GroupStart:
         return True
 
     def link(self, executor: Executor) -> PeerLink:
-        """The link of the rank that serves. Steps count from 1, and are agreed on, from now on."""
-        self.agreement.begin()
-        if self._sockets is None:
+        """The link of the rank that serves. It hears of steps from now on."""
+        if self._sockets is None or self.agreement is None:
             return PeerLink()
         assert self.collectives is not None, "the ranks have met"
         sees = Sees(self.collectives, executor)

@@ -2,7 +2,7 @@
 
     gateway <-> GatewayLink <-> core.on_gateway / outbox.gateway
     peers   <-> PeerLink    <-> core.on_peer / outbox.prefill, outbox.decode
-    ranks   <-> GroupLink   <-> the executor's Agreement
+    ranks   <-> GroupLink   <-> the planner's Agreement
 
 It joins the gateway, sends heartbeats, and leaves on a signal (departure.py). This is one life of a worker (lives.py):
 it ends early if the gateway declares the worker lost while its process lives.
@@ -10,7 +10,7 @@ it ends early if the gateway declares the worker lost while its process lives.
     serves --DeclaredLost--> drops all requests, closes its links --its launches are over--> LOST
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,16 +37,12 @@ from protocol.messages_gateway import (
     Welcome,
 )
 from protocol.worker_facts import WorkerStats
-from runtime.bus import Wake
-from runtime.clock import Clock
 from runtime.log import get_log
-from runtime.process_life import StopSignal
 from runtime.session import SessionLost
 from scheduler.execution.streams import DeviceBroken, first_line
 from worker.departure import Departure, State
 from worker.gateway_link import GatewayLink
-from worker.known_gateway import KnownGateway
-from worker.parts import Core, Ending, PeerLink, RefusedByGateway, WorkerBroken
+from worker.parts import Core, Ending, PeerLink, RefusedByGateway, Surroundings, WorkerBroken
 
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
@@ -73,32 +69,41 @@ class _OldestLaunch:
         return now - self.since if self.ticket else 0.0
 
 
+class _Sockets:
+    """What the loop waits for. The poller stays the same as long as they do."""
+
+    def __init__(self) -> None:
+        self._watched: tuple[Any, ...] = ()
+        self._poller = zmq.Poller()
+
+    def poll(self, timeout_ms: int, *watched: Any) -> None:
+        """Waits until one of these sockets and descriptors has something to read."""
+        if watched != self._watched:
+            self._watched, self._poller = watched, zmq.Poller()
+            for each in watched:
+                self._poller.register(each, zmq.POLLIN)
+        self._poller.poll(timeout_ms)
+
+
 @dataclass
 class WorkerLoop:
-    """One life of a worker."""
+    """One life of a worker. `on_ready` is called when the gateway has admitted it."""
 
     core: Core
     link: PeerLink
     gateway: GatewayLink
     register: Register
-    wake: Wake
-    stop: StopSignal
-    clock: Clock
+    around: Surroundings
     on_ready: Callable[[], None]
-    on_turn: Callable[[float], None] = lambda _now: None  # called with every heartbeat
-    refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
-    ranks: PeerLink = field(default_factory=PeerLink)  # a GroupLink, where there are other ranks
     departure: Departure = field(default_factory=Departure)
-    on_leaving: Callable[[int, float], None] = lambda _requests, _bound_s: None
-    known: KnownGateway = field(default_factory=KnownGateway)  # from the lives before
-    _is_member: bool = False
-    _was_member: bool = False  # in this life: before that, its peers are not heard
-    _drain_by: float | None = None  # it was declared lost, and its launches must end by then
-    _next_beat: float = 0.0
-    _next_register: float = 0.0
-    _oldest: _OldestLaunch = field(default_factory=_OldestLaunch)
-    _watched: tuple[Any, ...] = ()
-    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+
+    def __post_init__(self) -> None:
+        self._is_member = False
+        self._was_member = False  # in this life: before that, its peers are not heard
+        self._drain_by: float | None = None  # it was declared lost, and its launches must end by then
+        self._next_beat = self._next_register = 0.0
+        self._oldest = _OldestLaunch()
+        self._sockets = _Sockets()
 
     def run(self) -> Ending:
         """Serves until it has left, or is lost. Raises RefusedByGateway or Unavailable when it cannot join.
@@ -124,12 +129,12 @@ class WorkerLoop:
     def ends(self) -> bool:
         """Whether this worker ends now: after `leave`. Tells the gateway when it begins to leave."""
         was, is_known = self.departure.state, self._is_member and not self.gateway.is_cut_off
-        rests = self.ranks.may_end(self.departure.is_free and not self._holds_pages)
-        state = self.departure.look(self.stop.count, self.clock.now(), is_known=is_known, rests=rests)
+        rests = self.around.ranks.may_end(self.departure.is_free and not self._holds_pages)
+        state = self.departure.look(self.around.stop.count, self.around.clock.now(), is_known=is_known, rests=rests)
         if was is State.SERVING and state is not was:
             address, stats = self.register.address, self.core.stats()
             self.gateway.send(Leaving(address.worker_id, address.instance))
-            self.on_leaving(stats.running + stats.waiting, self.departure.bound_s)
+            self.around.status.leaving(stats.running + stats.waiting, self.departure.bound_s)
         return state is State.ENDING
 
     def turn(self) -> bool:
@@ -155,14 +160,14 @@ class WorkerLoop:
             self._give_up()
             raise WorkerBroken(self.core.loop.broken)
         if not self._is_member and self.departure.state is State.SERVING:
-            self.gateway.check_joining(self.clock.now())
+            self.gateway.check_joining(self.around.clock.now())
         return progressed
 
     def leave(self) -> None:
         """Tells the gateway that this worker ends."""
         address = self.register.address
         self.gateway.send(Left(address.worker_id, address.instance))
-        log.info("left", signal=self.stop.received.name if self.stop.received else "")
+        log.info("left", signal=self.around.stop.received.name if self.around.stop.received else "")
 
     def close(self) -> None:
         """Closes the links to peers and to the gateway. Idempotent."""
@@ -177,10 +182,10 @@ class WorkerLoop:
 
     def _drain(self, by: float) -> bool:
         """Takes what launches have computed for requests that are gone. Their rows and pages come free."""
-        progressed, now = self.core.loop.step(), self.clock.now()
+        progressed, now = self.core.loop.step(), self.around.clock.now()
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
-            self.on_turn(now)
+            self.around.status.alive(now)
         if now > by and self.core.loop.busy:
             raise WorkerBroken(f"a launch has not ended in {DRAIN_S:.0f} s", at_device=True)
         return progressed
@@ -194,12 +199,12 @@ class WorkerLoop:
 
     def _wait(self, progressed: bool) -> None:
         spins = self.core.busy and self.register.device.startswith("cuda")  # a GPU cannot wake this thread
-        timeout_s = 0.0 if progressed or spins else self._next_beat - self.clock.now()
+        timeout_s = 0.0 if progressed or spins else self._next_beat - self.around.clock.now()
         if timeout_s > IDLE_POLL_S and self._holds_pages:
             timeout_s = IDLE_POLL_S
         self._poll(int(max(0.0, timeout_s) * 1e3 + 0.5))
-        self.wake.clear()
-        self.stop.clear_wakeup()
+        self.around.wake.clear()
+        self.around.stop.clear_wakeup()
 
     @property
     def _holds_pages(self) -> bool:
@@ -208,15 +213,13 @@ class WorkerLoop:
         return self.core.busy or bool(pages.owned or pages.reserved or pages.quarantined)
 
     def _poll(self, timeout_ms: int) -> None:
-        watched: tuple[Any, ...] = (self.wake.fd, self.stop.fd)
-        if self._drain_by is None:
-            peers = self.link.pollables() if self._was_member else ()
-            watched = (self.gateway.socket, *watched, *peers, *self.ranks.pollables())
-        if watched != self._watched:
-            self._watched, self._poller = watched, zmq.Poller()
-            for each in watched:
-                self._poller.register(each, zmq.POLLIN)
-        self._poller.poll(timeout_ms)
+        around = self.around
+        if self._drain_by is not None:
+            self._sockets.poll(timeout_ms, around.wake.fd, around.stop.fd)
+            return
+        peers = self.link.pollables() if self._was_member else ()
+        ours = (self.gateway.socket, around.wake.fd, around.stop.fd)
+        self._sockets.poll(timeout_ms, *ours, *peers, *around.ranks.pollables())
 
     def _receive(self) -> None:
         for raw in self.gateway.receive():
@@ -232,7 +235,7 @@ class WorkerLoop:
                 return
         if self._was_member:  # else what is cached may be from before a flush, as Welcome tells
             self.link.receive()
-        self.ranks.receive()
+        self.around.ranks.receive()
 
     def _on_gateway(self, message: ToWorker) -> None:
         if isinstance(message, Refused | DeclaredLost | Leave):
@@ -242,7 +245,7 @@ class WorkerLoop:
             self._on_answer(message)
             return
         if isinstance(message, FlushCache):
-            self.known.flushed()
+            self.around.known.flushed()
             self.core.planner.book.flush()
             self.gateway.send(CacheFlushed(message.number))
             return
@@ -255,12 +258,12 @@ class WorkerLoop:
 
     def _on_answer(self, message: Welcome | RegisterAgain) -> None:
         book = self.core.planner.book
-        if self.known.is_another(message):
+        if self.around.known.is_another(message):
             log.warning("gateway restarted", instance=message.gateway_instance)
             self.core.reset()
             self.link.flush()
             self.link.forget_all()
-        if self.known.answered(message):
+        if self.around.known.answered(message):
             book.flush()
         if isinstance(message, RegisterAgain):
             self._join_again()
@@ -288,12 +291,12 @@ class WorkerLoop:
         log.warning("declared lost", why=message.reason)
         self.core.reset()
         self.link.close()
-        self._is_member, self._drain_by = False, self.clock.now() + DRAIN_S
+        self._is_member, self._drain_by = False, self.around.clock.now() + DRAIN_S
 
     def _send(self) -> None:
-        self.ranks.flush()  # first: they wait for this rank's step
+        self.around.ranks.flush()  # first: they wait for this rank's step
         self.link.flush()
-        now = self.clock.now()
+        now = self.around.clock.now()
         if not self._is_member and now >= self._next_register:  # before anything else is said in its session
             self._next_register = now + REGISTER_AGAIN_S
             self.gateway.send(replace(self.register, stats=self._stats()))
@@ -308,16 +311,18 @@ class WorkerLoop:
         self._oldest.look(self.core.loop.oldest_launch, now)
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
-            self.on_turn(now)
+            self.around.status.alive(now)
             if self._is_member:
                 self._beat(now)
             self.gateway.tend(now, is_member=self._is_member)
             self.link.tick()
-            self.ranks.tick()
+            self.around.ranks.tick()
 
     def _stats(self) -> WorkerStats:
         stats, refused = self.core.stats(), self.gateway.refusals.total + self.link.refusals.total
-        connections = {f"refused_connections_{reason}": count for reason, count in self.refused_connections().items()}
+        connections = {
+            f"refused_connections_{reason}": count for reason, count in self.around.refused_connections().items()
+        }
         return replace(stats, counters={**stats.counters, **connections, "refused_messages": refused})
 
     def _beat(self, now: float) -> None:

@@ -1,15 +1,20 @@
-"""The parts of a worker that its loop drives: a core, and links to peers; and how a worker's life ends."""
+"""What the loop of a worker drives: a core, and links to peers. Its surroundings, and how its life ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from protocol.errors import BatonError
 from protocol.messages_gateway import ToWorker
 from protocol.worker_facts import WorkerStats
+from runtime.bus import Wake
+from runtime.clock import Clock
 from runtime.log import EventLog, Refusals, get_log
+from runtime.process_life import StatusPipe, StopSignal
 from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
+from worker.known_gateway import KnownGateway
 from worker.requests import Outbox
 
 log = get_log("worker")
@@ -74,6 +79,19 @@ class PeerLink:
 
     def close(self) -> None:
         """Closes every socket, and lets go of peers' memory. Idempotent."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Whom a worker process hears and tells, through all of its lives."""
+
+    stop: StopSignal
+    wake: Wake
+    clock: Clock
+    status: StatusPipe = field(default_factory=StatusPipe)  # of its launcher
+    ranks: PeerLink = field(default_factory=PeerLink)  # a GroupLink, where there are other ranks
+    known: KnownGateway = field(default_factory=KnownGateway)
+    refused_connections: Callable[[], Mapping[str, int]] = dict  # by reason; see runtime/curve.py
 
 
 class Ending(StrEnum):

@@ -13,18 +13,21 @@ from worker.requests import Assigned
 
 @dataclass(frozen=True)
 class Policies:
-    """The options of the same names in runtime/settings.py."""
+    """The options of the same names in runtime/settings.py; `chunk_size` is chunked_prefill_size, and `overlap` is not
+    disable_overlap_schedule."""
 
+    overlap: bool = True
+    chunk_size: int = 0  # tokens; 0: a launch takes whole prompts
     schedule_policy: SchedulePolicy = "fcfs"
     max_queued_requests: int = 2048
     max_prefill_tokens: int | None = None
     mixed_chunk_size: int | None = None  # None: not bounded further
     enable_mixed_chunk: bool = True
 
-    def launch_tokens(self, chunk_size: int, decode_tokens: int) -> int | None:
+    def launch_tokens(self, decode_tokens: int) -> int | None:
         """Most tokens of one launch, `decode_tokens` of choices that decode included; None: one whole prompt. These
         choices decode in it, or wait for it."""
-        most = self.max_prefill_tokens or chunk_size or None
+        most = self.max_prefill_tokens or self.chunk_size or None
         if not (most and decode_tokens and self.mixed_chunk_size):
             return most
         return min(most, self.mixed_chunk_size + (decode_tokens if self.enable_mixed_chunk else 0))

@@ -5,10 +5,9 @@ The worker's loop sends and clears the messages; tests read them.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 from protocol.errors import BatonError
 from protocol.grammar import grammar_fault
@@ -25,16 +24,15 @@ from protocol.messages_gateway import (
     WorkerAddress,
 )
 from protocol.messages_handoff import ToDecode, ToPrefill
-from protocol.prefixes import ID_BYTES, packed
+from protocol.prefixes import packed
 from protocol.worker_facts import TIME_EDGES_S, Stamp, TimeSpread, WorkerStats
 from runtime.clock import Clock
-from scheduler.planning.chunks import ExtendChunk, plan_chunks
 from scheduler.planning.kv_book import CacheKey
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req, replay_fault, request_fault, transfer_fault
 
-A = TypeVar("A", bound="Assigned")
+Key = tuple[str | int, int]  # the two numbers or names by which its sender names a request
 
 
 @dataclass(eq=False)
@@ -64,8 +62,8 @@ class Assigned:
         )
 
     @property
-    def key(self) -> tuple[str, int]:
-        """(request_id, attempt)."""
+    def key(self) -> Key:
+        """How its sender names it: (request_id, attempt)."""
         return self.assign.key
 
     @property
@@ -112,64 +110,6 @@ class Assigned:
         return cancelled
 
 
-def going_on(requests: Iterable[A], planner: Planner) -> list[A]:
-    """Those of the admitted requests whose prompts may be launched: their answers are read as far as they go."""
-    return [request for request in requests if request.prompt not in planner.replays]
-
-
-def next_chunks(
-    requests: Sequence[Assigned],
-    chunk_size: int,
-    decode_tokens: int = 0,
-    max_tokens: int | None = None,
-    *,
-    lookahead: int = 0,
-) -> tuple[ExtendChunk, ...]:
-    """The prompt chunks of the next launch, which computes `decode_tokens` of decodes, too. The oldest request comes
-    first.
-
-    For the bounds see plan_chunks. `lookahead`: the layout's. A draft begins with the target's features of so many
-    tokens at a prompt's end, so one launch computes them all.
-    """
-    if not requests:
-        return ()
-    chunks: list[ExtendChunk] = []
-    left = [request.prompt_left for request in requests]
-    sizes = plan_chunks(left, chunk_size, decode_tokens, max_tokens, max(lookahead, 1))
-    for request, size in zip(requests, sizes, strict=True):
-        prompt, end = request.prompt, request.prompt.num_computed + size
-        samples = [req for req in request.reqs if req.finish is None] if end == prompt.prompt_len else []
-        if size:
-            asked = request.assign.prompt_logprobs
-            chunks.append(ExtendChunk(prompt, prompt.num_computed, end, tuple(samples), request.to_host, asked))
-    return tuple(chunks)
-
-
-def is_too_early(
-    request: Assigned, computing: Iterable[Assigned], planner: Planner, chunk_size: int, max_tokens: int | None
-) -> bool:
-    """Whether a prompt should be admitted later, since more of it will be cached then. For the bounds see plan_chunks.
-
-    It waits as long as launches are full without it, and as long as a prompt in `computing` has a quarter or more of
-    what it would have to compute. All of `computing` are computed before long, or end. It does not wait for one whose
-    answer is still being read.
-    """
-    computing = going_on(computing, planner)
-    num_tokens = sum(min(each.prompt_left, chunk_size or each.prompt_left) for each in computing)
-    if num_tokens >= (max_tokens or chunk_size or 1):
-        return True
-    if not computing or not planner.book.caches or request.wanted_cached is None:
-        return False
-
-    key, num_cached = request.cache_key, planner.book.num_cached(request.cache_key)
-    end = num_cached + max(planner.book.page_size, (request.prompt_len - num_cached) // 4)
-    ahead = planner.book.lookahead
-    start = key.ids[: (end + ahead) * ID_BYTES]
-    return end + max(ahead, 1) <= request.prompt_len and any(
-        each.cache_key.salt == key.salt and each.cache_key.ids.startswith(start) for each in computing
-    )
-
-
 def assign_fault(
     assign: Assign, planner: Planner, num_tokens: int, num_choices: int, reservation: int = 0
 ) -> str | None:
@@ -213,11 +153,11 @@ class Outbox:
     prefill: list[tuple[WorkerAddress, ToPrefill]] = field(default_factory=list)  # used by decode
     decode: list[tuple[int, ToDecode]] = field(default_factory=list)  # used by prefill: (instance, message)
 
-    def tell_prompts(self, launched: Launched, is_served: Callable[[Req], bool]) -> None:
+    def tell_prompts(self, launched: Launched, served: Container[Req]) -> None:
         """Tells the gateway of the prompt tokens that a launch has scored, of requests that are still served: if the
         launch before has failed, these tokens come behind a gap."""
         for req, start, logprobs in launched.prompt_logprobs:
-            if is_served(req):
+            if req in served:
                 self.gateway.append(PromptLogprobs(req.request_id, req.attempt, start, logprobs))
 
     def fail(self, key: tuple[str, int], error: BatonError) -> None:
@@ -268,7 +208,7 @@ class TokenStream:
     """The contents of the next `Tokens` message."""
 
     planner: Planner
-    requests: Mapping[tuple[str, int], Assigned]  # the worker's, by (request_id, attempt)
+    requests: Mapping[Req, Assigned]  # the worker's, by each of their choices
     phases: PhaseTimes
     names: tuple[str, str]  # the stamps of a choice's first two tokens; "" gets no stamp
 
@@ -290,15 +230,15 @@ class TokenStream:
         )
 
         first = seq - req.num_replayed
-        if seq == 0 and (num_cached := self.requests[req.key].num_cached):
+        if seq == 0 and (num_cached := self.requests[req].num_cached):
             self._cached[req.request_id] = num_cached
         if first < 2:
             for name in filter(None, self.names[first : first + len(taken)]):
-                self.phases.stamp(self.requests[req.key], name)
+                self.phases.stamp(self.requests[req], name)
         if req.finish is None:
             return False
 
-        request = self.requests[req.key]
+        request = self.requests[req]
         if len(taken) < len(run):  # so the last token was a proposal, too
             self.phases.stamp(request, "run cut")
         self.planner.keep(req, request.assign.cache_salt)
@@ -317,9 +257,9 @@ class TokenStream:
         ended: list[Req] = []
         for req in reqs:
             self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
-            req.finish = FinishReason.CANCELLED
+            req.finish = FinishReason.PREEMPTED
             self.planner.release(req)
-            if self.requests[req.key].has_ended:
+            if self.requests[req].has_ended:
                 ended.append(req)
         return ended
 

@@ -44,6 +44,8 @@ class Started:
         """How the worker schedules."""
         settings = self.settings
         return Policies(
+            overlap=not settings.disable_overlap_schedule,
+            chunk_size=settings.chunked_prefill_size,
             schedule_policy=settings.schedule_policy,
             max_queued_requests=settings.max_queued_requests,
             max_prefill_tokens=settings.max_prefill_tokens,

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.gateway.crowd import CrowdLoad, measure_crowd
 from bench.gateway.fake_pair import FakePair
-from bench.gateway.lone_gateway import cpu_seconds, gateway_process, metrics_of, stream
+from bench.gateway.lone_gateway import cpu_seconds, gateway_process, metrics_of
 from bench.rounds import spread
 from bench.sheet import Printed, Sheet
 from loadtest.figures.distribution import percentile
@@ -43,27 +43,27 @@ class Load:
 
 async def run(load: Load) -> dict[str, float]:
     """The figures of one gateway, which is warmed up, then loaded. CPU times are of all its threads."""
-    clock = MonotonicClock()
-    rng = random.Random(0)
+    clock, rng = MonotonicClock(), random.Random(0)
     prompts = [
         [rng.randrange(load.vocab_size) for _ in range(load.prompt_tokens)] for _ in range(load.clients * load.requests)
     ]
     async with (
-        gateway_process(load.model) as (url, control, pid),
+        gateway_process(load.model, clock) as (side, control, pid),
         FakePair(control, clock, load.step_s, load.vocab_size) as pair,
     ):
-        await asyncio.gather(*(stream(url, clock, prompt, WARM_UP_TOKENS) for prompt in prompts[: load.clients]))
-        before, cpu_s = await metrics_of(url, clock), cpu_seconds(pid)
+        await asyncio.gather(*(side.complete(prompt, WARM_UP_TOKENS) for prompt in prompts[: load.clients]))
+        before, cpu_s = await metrics_of(side), cpu_seconds(pid)
 
         async def client(own: list[list[int]]) -> list[float]:
             added = []
             for prompt in own:
-                streamed = await stream(url, clock, prompt, load.output_tokens)
-                added.append(streamed.token_times[0] - streamed.sent_at)  # the workers answer at once
+                answer = await side.complete(prompt, load.output_tokens)
+                assert answer.num_tokens == load.output_tokens, "the stream was whole"
+                added.append(answer.arrivals[0])  # the workers answer at once
             return added
 
         seen = await asyncio.gather(*(client(prompts[place :: load.clients]) for place in range(load.clients)))
-        after, cpu_s = await metrics_of(url, clock), cpu_seconds(pid) - cpu_s
+        after, cpu_s = await metrics_of(side), cpu_seconds(pid) - cpu_s
         assert len(pair.assigned_at) == len(prompts), "every prompt reached the worker"
 
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}

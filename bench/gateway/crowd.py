@@ -11,25 +11,19 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from bench.gateway.fake_pair import CONTEXT_LENGTH, FakePair
-from bench.gateway.lone_gateway import (
-    Running,
-    Streamed,
-    cpu_seconds,
-    gateway_process,
-    metrics_of,
-    peak_memory_mb,
-    stream,
-)
+from bench.gateway.lone_gateway import Running, cpu_seconds, gateway_process, metrics_of, peak_memory_mb
 from bench.sheet import Sheet
+from bench.side import Answer, Side
 from loadtest.drive.own_load import OwnWatch
-from loadtest.http_exchange import Server, ask, refusal
+from loadtest.http_exchange import ask, refusal
 from protocol.errors import ConfigError
-from runtime.clock import Clock, MonotonicClock
+from runtime.clock import MonotonicClock
 
 TARGET_GAP_MS = 250.0
 SHARE_BESIDE = 0.7  # part of the streams' time in which long prompts are sent
@@ -57,18 +51,18 @@ async def measure_crowd(load: CrowdLoad, sheet: Sheet) -> None:
     title = f"{load.streams} streams, a token every {load.step_s * 1e3:g} ms, beside prompts one at a time"
     with _long_context(Path(load.model)) as folder:
         async with (
-            gateway_process(str(folder)) as gateway,
+            gateway_process(str(folder), clock) as gateway,
             FakePair(gateway.control, clock, load.step_s, load.vocab_size),
         ):
             for num_bytes in (0, *load.beside_bytes):
-                cells = await _row(load, gateway, clock, num_bytes)
+                cells = await _row(load, gateway, num_bytes)
                 sheet.row(title, cells, ABOUT)
                 if isfinite(gap_ms := cells[GAP]):
                     sheet.goal(f"{num_bytes:,} bytes: {GAP}", gap_ms, "at most", TARGET_GAP_MS)
 
 
-async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) -> dict[str, float]:
-    num_running, all_run = 0, asyncio.Event()
+async def _row(load: CrowdLoad, gateway: Running, num_bytes: int) -> dict[str, float]:
+    side, clock, num_running, all_run = gateway.side, gateway.side.clock, 0, asyncio.Event()
 
     def one_runs() -> None:
         nonlocal num_running
@@ -79,14 +73,14 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
     async with asyncio.TaskGroup() as tasks:
         num_tokens = max(2, round(load.seconds / load.step_s))
         prompts = [[num_bytes % load.vocab_size, place % load.vocab_size, 1] for place in range(load.streams)]
-        running = [tasks.create_task(stream(gateway.url, clock, prompt, num_tokens, one_runs)) for prompt in prompts]
+        running = [tasks.create_task(side.complete(prompt, num_tokens, one_runs)) for prompt in prompts]
         await all_run.wait()
         own = OwnWatch(clock)
         watching = tasks.create_task(own.run())
 
-        begun, cpu_s, before = clock.now(), cpu_seconds(gateway.pid), await metrics_of(gateway.url, clock)
-        num_beside = await _prompts_beside(gateway.url, clock, num_bytes, begun + SHARE_BESIDE * load.seconds)
-        ended, cpu_s, after = clock.now(), cpu_seconds(gateway.pid) - cpu_s, await metrics_of(gateway.url, clock)
+        begun, cpu_s, before = clock.now(), cpu_seconds(gateway.pid), await metrics_of(side)
+        num_beside = await _prompts_beside(side, num_bytes, begun + SHARE_BESIDE * load.seconds)
+        ended, cpu_s, after = clock.now(), cpu_seconds(gateway.pid) - cpu_s, await metrics_of(side)
         watching.cancel()
 
     name = "baton_generation_tokens_total"
@@ -100,25 +94,25 @@ async def _row(load: CrowdLoad, gateway: Running, clock: Clock, num_bytes: int) 
     }
 
 
-async def _prompts_beside(url: str, clock: Clock, num_bytes: int, until: float) -> int:
+async def _prompts_beside(side: Side, num_bytes: int, until: float) -> int:
     """Sends prompts one after another and returns their number. ConfigError for any answer but 200 and too long."""
     if not num_bytes:
-        await asyncio.sleep(until - clock.now())
+        await asyncio.sleep(until - side.clock.now())
         return 0
 
     text = (WORDS * (num_bytes // len(WORDS) + 1))[:num_bytes]
     body, num_sent = json.dumps({"prompt": text, "max_tokens": 1}).encode(), 0
-    while not num_sent or clock.now() < until:  # at least one, however slow the machine is
-        status, answer = await ask(Server.at(url, ""), clock, "POST", "/v1/completions", body)
+    while not num_sent or side.clock.now() < until:  # at least one, however slow the machine is
+        status, answer = await ask(side.server, side.clock, "POST", "/v1/completions", body)
         num_sent += 1
         if status != 200 and json.loads(answer)["error"]["code"] != "context_length_exceeded":
             raise ConfigError(f"a prompt of {num_bytes} bytes went wrong: {refusal(status, answer)}")
     return num_sent
 
 
-def longest_gap_s(streams: Iterable[Streamed], begun: float, ended: float) -> float:
+def longest_gap_s(streams: Iterable[Answer], begun: float, ended: float) -> float:
     """The longest pause between two reads of one stream, of those that overlap [begun, ended)."""
-    pauses = (pause for each in streams for pause in zip(each.token_times, each.token_times[1:], strict=False))
+    pauses = (pause for each in streams for pause in pairwise(each.sent_at + at for at in each.arrivals))
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
 
 

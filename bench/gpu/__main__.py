@@ -136,10 +136,7 @@ def run_limited(command: Sequence[str], limit_s: float, log: Path, variables: Ma
 
 def end_tree(child: "subprocess.Popen[bytes]") -> None:
     """Kills the process, its descendants and the rest of its session. Returns when they are gone."""
-    doomed = []
-    for pid in session_members(child.pid):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            doomed.append(psutil.Process(pid))
+    doomed = session_members(child.pid)
     with contextlib.suppress(psutil.NoSuchProcess):
         doomed += psutil.Process(child.pid).children(recursive=True)
     for process in doomed:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
 import torch
@@ -15,7 +14,17 @@ import torch
 from bench.gpu.shape import WithoutPrompts, captured, maker_of_graphs, noise
 from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import ReplayedCudaStream
-from bench.step.decoding import PAGE_SIZE, Decoding, Plan, Replayed, ReplayedStream, executor_on, num_pages, timed
+from bench.step.decoding import (
+    PAGE_SIZE,
+    Decoding,
+    Plan,
+    Replayed,
+    ReplayedStream,
+    Times,
+    executor_on,
+    num_pages,
+    timed,
+)
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
@@ -55,16 +64,6 @@ class Decoder:
     overlap: bool
     decoding: Decoding
     stream: Replayed
-
-
-@dataclass(frozen=True)
-class Times:
-    """Milliseconds of one step. Serial and host are None if no worker without overlap decodes."""
-
-    forward: float
-    overlap: float
-    serial: float | None
-    host: float | None
 
 
 # ---- memory and graphs ----
@@ -139,12 +138,5 @@ def new_streams(device: torch.device) -> tuple[Replayed, Stream]:
 
 
 def times_of(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
-    """Milliseconds by the names of ways: every worker in turn."""
-    seconds = timed({(each.way.name, each.overlap): (each.decoding, each.stream) for each in found}, plan)
-    times = {}
-    for name in dict.fromkeys(each.way.name for each in found):
-        overlap, serial = seconds[name, True], seconds.get((name, False))
-        forward_s = median(each.forward_s for (way, _), each in seconds.items() if way == name)
-        rest = (None, None) if serial is None else (serial.step_s * 1e3, serial.host_s * 1e3)
-        times[name] = Times(forward_s * 1e3, overlap.step_s * 1e3, *rest)
-    return times
+    """By the names of ways: every worker in turn."""
+    return timed({(each.way.name, each.overlap): (each.decoding, each.stream) for each in found}, plan)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.kernel_sides import BANDWIDTH_SHARE, FEWEST_RUNS, Setup, relative_error, runs_for, shown, timed
-from bench.gpu.shape import DTYPE, noise, prompt_input
+from bench.gpu.shape import DTYPE, attention_flops, noise, prompt_input
 from bench.records import Value
 from bench.sheet import Sheet
 from bench.step.decoding import PAGE_SIZE
@@ -24,7 +24,6 @@ from model.attention import AttentionBackend, choose_attention
 from model.inputs import ModelInput, padding
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from protocol.kv_layout import KvLayout
-from runtime.model_config import ModelConfig
 
 LONGEST_RATIO: Final = 1.05
 BOUND: Final = 1e-2  # of the error of attention in bfloat16 beside torch's in float32
@@ -149,16 +148,11 @@ def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
     if error > BOUND:
         sheet.fault(f"a prompt of {tokens:,} tokens: attention is off by {error:.3g}")
     found = timed({"ours": ours, "torch": torchs}, FEWEST_RUNS, at)
-    flops = prompt_flops(at.config, tokens)
+    flops = attention_flops(at.config, tokens)
     shares = {name: flops / seconds / at.limits.product_flops_s for name, seconds in found.items()}
     cells: dict[str, Value] = {"tokens": tokens, "ours": found["ours"] * 1e6, "torch": found["torch"] * 1e6}
     cells |= {"ours / torch": found["ours"] / found["torch"], "share": shares["ours"], "torch's share": shares["torch"]}
     sheet.row("Attention of a prompt", {**cells, "error": shown(error)}, PROMPT_ABOUT)
-
-
-def prompt_flops(config: ModelConfig, tokens: int) -> float:
-    """Operations of causal attention in one layer: two products over each pair of a token and one before it."""
-    return 4.0 * (tokens * (tokens + 1) / 2) * config.num_heads * config.head_dim
 
 
 def layers_for(layer_bytes: int, num_layers: int, layers_bytes: int) -> int:

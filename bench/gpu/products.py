@@ -40,17 +40,17 @@ class Product:
 
 
 def products_of(decoder: Decoder, config: ModelConfig) -> list[Product]:
-    """The products of a whole MLP model, in the order of a layer; the head last."""
-    layers, mlps = decoder.layers, [layer.mlp for layer in decoder.layers]
-    whole = [mlp for mlp in mlps if isinstance(mlp, Mlp)]
-    assert len(whole) == len(mlps), "the MLPs are shared out over ranks"
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    """The products of a dense model, in the order of a layer; the head last."""
+    mixers, feeds = [layer.mixer for layer in decoder.layers], [layer.feed for layer in decoder.layers]
+    mlps = [feed for feed in feeds if isinstance(feed, Mlp)]
+    assert len(mlps) == len(feeds), "a feed is no whole MLP"
+    hidden, intermediate = config.hidden_size, config.layers[0].feed.active_width
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [
-        Product("q, k, v", hidden, queries + 2 * keys, tuple(layer.qkv for layer in layers)),
-        Product("attention's output", queries, hidden, tuple(layer.output for layer in layers)),
-        Product("gate and up", hidden, 2 * intermediate, tuple(mlp.gate_up for mlp in whole)),
-        Product("down", intermediate, hidden, tuple(mlp.down for mlp in whole)),
+        Product("q, k, v", hidden, queries + 2 * keys, tuple(mixer.qkv for mixer in mixers)),
+        Product("attention's output", queries, hidden, tuple(mixer.output for mixer in mixers)),
+        Product("gate and up", hidden, 2 * intermediate, tuple(mlp.gate_up for mlp in mlps)),
+        Product("down", intermediate, hidden, tuple(mlp.down for mlp in mlps)),
         Product("head", hidden, config.vocab_size, (decoder.head,)),
     ]
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from bench.gpu.timing import ReplayedCudaStream
 from bench.step.decoding import Idling, ReplayedStream
 from runtime.clock import Clock, MonotonicClock
 from scheduler.execution.streams import Segment
-from scheduler.execution.streams_cuda import CudaStream
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,16 @@ class MarkedHostStream(ReplayedStream):
                 for each in self._spans]  # fmt: skip
 
 
-class MarkedCudaStream(CudaStream):
+class MarkedCudaStream(ReplayedCudaStream):
     """See Marked. A stream of a device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._own = torch.cuda.Stream(device)
-        super().__init__(self._own)
+        super().__init__(device)
         self.is_marking = False
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def launch(self, segments: Sequence[Segment], *used: Any) -> None:
-        """Like CudaStream's."""
+        """Like ReplayedCudaStream's."""
         super().launch([partial(self._noted, segment) for segment in segments] if self.is_marking else segments, *used)
 
     def _noted(self, segment: Segment, *used: Any) -> None:
@@ -128,9 +127,6 @@ class MarkedCudaStream(CudaStream):
         zero = self._events[0][1]
         return [Span(name, zero.elapsed_time(start) / 1e3, zero.elapsed_time(end) / 1e3)
                 for name, start, end in self._events]  # fmt: skip
-
-    def idle(self) -> None:
-        """Does nothing, because a worker on a device polls."""
 
 
 def marked_stream(device: torch.device) -> Marked:

@@ -112,7 +112,7 @@ def random_runner(
     attention = choose_attention("auto", where, layout.layer(0), config.num_heads, compute, config.context_length)
     draft = None
     if with_draft:
-        of_draft = DraftConfig("eagle", replace(config, num_layers=1), config.vocab_size)
+        of_draft = DraftConfig("eagle", replace(config, layers=config.layers[:1]), config.vocab_size)
         draft = load_eagle(RandomDraftWeights(), of_draft, decoder, passes, attention)
     _made(where)
     return ModelRunner(config, where, dtype, decoder, attention, weights, draft=draft, collectives=collectives)
@@ -128,8 +128,8 @@ def words_of(config: ModelConfig, device: str) -> str:
     name = "Qwen3-8B's shape" if device == "cuda" else "a tiny shape"
     return (
         f"{name}: {config.num_layers} layers, hidden {config.hidden_size:,}, {config.num_heads} heads and"
-        f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate {config.intermediate_size:,}, vocabulary"
-        f" {config.vocab_size:,}, {DTYPE}, random weights"
+        f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate"
+        f" {config.layers[0].feed.active_width:,}, vocabulary {config.vocab_size:,}, {DTYPE}, random weights"
     )
 
 
@@ -137,10 +137,10 @@ def words_of(config: ModelConfig, device: str) -> str:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """The number of weights in the products of one layer."""
+    """The number of weights in the products of one layer of a dense model."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (queries + 2 * keys) + queries * config.hidden_size
-    return attention + 3 * config.hidden_size * config.intermediate_size
+    return attention + 3 * config.hidden_size * config.layers[0].feed.active_width
 
 
 def product_weights(config: ModelConfig) -> int:
@@ -184,9 +184,13 @@ def step_limits(config: ModelConfig, layout: KvLayout, batch: int, context: int,
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
     """Operations of a whole prompt: all layers' products, causal attention, and the head for the last token only."""
     products = 2.0 * num_tokens * config.num_layers * layer_weights(config)
-    pairs = num_tokens * (num_tokens + 1) / 2
-    attention = 4.0 * pairs * config.num_heads * config.head_dim * config.num_layers
+    attention = config.num_layers * attention_flops(config, num_tokens)
     return products + attention + 2.0 * config.vocab_size * config.hidden_size
+
+
+def attention_flops(config: ModelConfig, num_tokens: int) -> float:
+    """Operations of causal attention in one layer: two products over each pair of a token and one before it."""
+    return 4.0 * (num_tokens * (num_tokens + 1) / 2) * config.num_heads * config.head_dim
 
 
 # ---- runners ----

@@ -20,7 +20,6 @@ from typing import Final
 
 from bench.gpu.decoders import (
     Case,
-    Times,
     Way,
     decoders,
     fits,
@@ -34,7 +33,7 @@ from bench.gpu.shape import device_runner, step_limits, words_of
 from bench.gpu.sheet import StepSheet
 from bench.gpu.timing import Limits, measured_limits
 from bench.records import Value
-from bench.step.decoding import PAGE_SIZE, Plan
+from bench.step.decoding import PAGE_SIZE, Plan, Times
 from model.graphs import GraphedRunner
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.runner import ModelRunner

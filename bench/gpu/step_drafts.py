@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from tokenizers import Tokenizer
 
 from bench.gpu.segments import Marked, Parts, marked_stream, parts_of
 from bench.gpu.shape import captured, device_runner, maker_of_graphs, words_of, words_of_graphs
@@ -199,8 +198,7 @@ def _story(sheet: StepSheet, device: str, size: Size) -> None:
 
 def held_out(runner: ModelRunner, count: int, num_tokens: int) -> Load:
     """Prompts whose answers are so long: a draft has learnt nothing of what lies behind an answer's end."""
-    tokenizer = Tokenizer.from_file(str(STORY / "tokenizer.json"))
-    asked = [tuple(each) for each in prompts(tokenizer, HELD_OUT_SEED, 8 * count)]
+    asked = prompts(HELD_OUT_SEED, 8 * count)
     answers = _served(runner, "none", Load(asked, num_tokens, ignore_eos=True)).outputs
     long = long_prompts(asked, answers, runner.config.eos_token_ids, count)
     return Load(long, num_tokens, ignore_eos=True)

@@ -72,8 +72,8 @@ def measure_passes(sheet: StepSheet, device: str) -> None:
     at = Setup(config, torch.device(device), size, measured_limits(torch.device(device)))
     sheet.note(
         f"{words_of_kernels(device)}, {words_of_graphs(device)} of up to {MOST_RUNS} runs, {config.num_heads} heads and"
-        f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate {config.intermediate_size:,}, {DTYPE},"
-        f" pages of {PAGE_SIZE}; {at.limits.words}"
+        f" {config.num_kv_heads} KV heads of {config.head_dim}, intermediate"
+        f" {config.layers[0].feed.active_width:,}, {DTYPE}, pages of {PAGE_SIZE}; {at.limits.words}"
     )
 
     for rows in size.rows:
@@ -164,7 +164,7 @@ def placing(at: Setup, rows: int, dtype: str) -> Pass:
 
 def gating(at: Setup, rows: int, dtype: str) -> Pass:
     """`gated` of `rows` tokens."""
-    width, kind = 2 * at.config.intermediate_size, TORCH_DTYPES[dtype]
+    width, kind = 2 * at.config.layers[0].feed.active_width, TORCH_DTYPES[dtype]
     num_bytes = gate_bytes(at.config, rows, kind.itemsize)
     count = inputs_for(num_bytes, at.size)
     boths = [torch.randn(rows, width, dtype=kind, device=at.device) for _ in range(count)]
@@ -184,7 +184,7 @@ def place_bytes(config: ModelConfig, rows: int, item_bytes: int) -> int:
 
 def gate_bytes(config: ModelConfig, rows: int, item_bytes: int) -> int:
     """Gate and up are read, their product is written."""
-    return rows * 3 * config.intermediate_size * item_bytes
+    return rows * 3 * config.layers[0].feed.active_width * item_bytes
 
 
 @torch.inference_mode()

@@ -4,7 +4,6 @@
     seeded     Baton's sampler draws them on the CPU from transformers' logits
     bfloat16   logits of a prompt and of a decode after it. Their error against transformers in float32 may be twice
                that of transformers in bfloat16
-    batches    logits of the same decodes, alone and together, of a large model: no goal, a figure
 
 A token that differs fails the step.
 """
@@ -22,11 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from bench.gpu.decoders import new_streams
 from bench.gpu.kernel_sides import relative_error
-from bench.gpu.shape import device_runner, maker_of_graphs, noise, prompt_input, words_of
+from bench.gpu.shape import maker_of_graphs, prompt_input
 from bench.gpu.sheet import StepSheet
 from bench.step.decoding import PAGE_SIZE, executor_on, planner_of
 from model.graphs import GraphedRunner
-from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.runner import ModelRunner
 from model.sampler import sample
@@ -34,10 +32,10 @@ from protocol.messages_gateway import Assign, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.plan import Draw
-from testkit.checkpoints import ARCHITECTURES, Architecture
-from testkit.inputs import decodes
+from testkit.checkpoints import DENSE, Architecture
 from testkit.reference import NUM_TOKENS, PROMPT_LENS, Reference, reference
 from unified.worker import UnifiedWorker
+from worker.policies import Policies
 
 GREEDY: Final = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 SEEDED: Final = SamplingParams(
@@ -58,13 +56,11 @@ class Size:
     families: tuple[Architecture, ...]
     num_greedy: int
     num_seeded: int
-    context: int  # of the decodes that are compared alone and in batches
-    batches: tuple[int, ...]
 
 
 SIZES: Final = {
-    "cuda": Size(ARCHITECTURES, EVERY, num_seeded=4, context=512, batches=(2, 4, 8, 16, 32, 64)),
-    "cpu": Size(("qwen3",), 3, num_seeded=1, context=20, batches=(2, 4)),
+    "cuda": Size(DENSE, EVERY, num_seeded=4),
+    "cpu": Size(("qwen3",), 3, num_seeded=1),
 }
 
 
@@ -87,7 +83,6 @@ def measure_parity(sheet: StepSheet, device: str) -> None:
         sheet.part(f"tokens of {arch}", FAMILY_S, partial(_family, sheet, arch, device, size))
     for arch in size.families:
         sheet.part(f"bfloat16 logits of {arch}", FAMILY_S / 4, partial(_logits, sheet, arch, device))
-    sheet.part("logits in batches", FAMILY_S / 4, partial(_batches, sheet, device, size))
 
 
 def _family(sheet: StepSheet, arch: Architecture, device: str, size: Size) -> None:
@@ -137,7 +132,7 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
     executor = executor_on(kv, graphed, MAX_REQUESTS, MAX_CONTEXT, stream, schedule)
     if graphs:
         executor.warm_up()
-    worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), overlap=overlap, chunk_size=CHUNK_SIZE)
+    worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), Policies(overlap, CHUNK_SIZE))
     try:
         found = answers(worker, stream.idle, wanted)
     finally:
@@ -222,35 +217,3 @@ def our_logits(runner: ModelRunner, prompt: Sequence[int]) -> Tensor:
         max_decode_seq_len=len(prompt),
     )  # fmt: skip
     return torch.cat([first_TV, runner.forward(decode, kv)]).cpu()
-
-
-# ---- the same decodes, alone and together ----
-
-ALONE: Final = 8  # decodes that are also computed alone
-
-
-@torch.inference_mode()
-def _batches(sheet: StepSheet, device: str, size: Size) -> None:
-    runner = device_runner(device, PAGE_SIZE)
-    layout = runner.kv_layout(PAGE_SIZE)
-    kv = PagedKv(layout, 1 + max(ALONE, *size.batches) * layout.num_pages(size.context + 1), runner.device)
-    noise(kv)
-    about = f"Of up to {ALONE} decodes beside each alone. {words_of(runner.config, device)}."
-    alone = [runner.forward(decodes_of(runner, size.context, [index]), kv)[0] for index in range(ALONE)]
-    for batch in size.batches:
-        found_BV = runner.forward(decodes_of(runner, size.context, range(batch)), kv)
-        pairs = list(zip(found_BV, alone, strict=False))
-        cells: dict[str, str | int | float] = {"batch": batch}
-        cells["largest difference"] = max(float((a - b).abs().max()) for a, b in pairs)
-        same = sum(int(a.argmax()) == int(b.argmax()) for a, b in pairs)
-        cells |= {"spread of the logits": float(alone[0].std()), "same best token": f"{same} of {len(pairs)}"}
-        sheet.row("Logits in batches", cells, about)
-
-
-def decodes_of(runner: ModelRunner, context: int, requests: Sequence[int]) -> ModelInput:
-    """A decode of each of `requests`, behind `context` tokens in pages of its own."""
-    num_pages = runner.kv_layout(PAGE_SIZE).num_pages(context + 1)
-    numbers_B = torch.tensor(list(requests), dtype=torch.int64, device=runner.device)
-    pages_BP = 1 + numbers_B[:, None] * num_pages + torch.arange(num_pages, device=runner.device)
-    ids_B = (7919 * numbers_B + 5) % runner.config.vocab_size
-    return decodes(ids_B, torch.full_like(numbers_B, context), pages_BP, PAGE_SIZE)

@@ -18,8 +18,6 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.shape import QWEN3_8B, TINY
 from bench.gpu.sheet import StepSheet
@@ -89,7 +87,7 @@ SIZES: Final = {
 
 
 def measure_sampler(sheet: StepSheet, device: str) -> None:
-    """Runs the step `sampler`. The number of kernels comes last, because a profiler may slow what comes behind it."""
+    """Runs the step `sampler`."""
     size, where = SIZES[device], torch.device(device)
     limits = measured_limits(where)
     torch.manual_seed(0)
@@ -100,7 +98,6 @@ def measure_sampler(sheet: StepSheet, device: str) -> None:
     )
     for kind in KINDS:
         sheet.part(kind.name, size.part_s, partial(_one, sheet, size, limits, kind, logits_LV))
-    sheet.part("kernels", size.part_s, partial(_kernels, sheet, size, logits_LV))
 
 
 class Drawing:
@@ -176,27 +173,3 @@ def num_same(found: Sequence[int], wanted: Sequence[int]) -> int:
 def is_wrong(same: int, count: int, *, is_exact: bool) -> bool:
     """Whether too few tokens are those of the CPU. Greedy tokens are exact."""
     return same < (count if is_exact else LEAST_SAME * count)
-
-
-@torch.inference_mode()
-def _kernels(sheet: StepSheet, size: Size, logits_LV: Tensor) -> None:
-    is_gpu = logits_LV.is_cuda
-    table, name = ("Kernels of a draw", "kernels and copies") if is_gpu else ("Operations of a draw", "operations")
-    for kind in KINDS:
-        drawing = Drawing(kind, logits_LV[: size.batches[0]])
-        sheet.row(table, {"draw": kind.name, "batch": size.batches[0], name: num_events(drawing, is_gpu)})
-
-
-def num_events(drawing: Drawing, is_gpu: bool) -> int:
-    """How many kernels, copies and fills one draw starts on the device; on a CPU, its operations. RuntimeError if the
-    profiler has seen none."""
-    drawing.draw()
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]) as found:
-        drawing.draw()
-        if is_gpu:
-            torch.cuda.synchronize()
-    wanted = DeviceType.CUDA if is_gpu else DeviceType.CPU
-    count = len([each for each in found.events() if each.device_type == wanted])
-    if not count:
-        raise RuntimeError("the profiler has seen no work of the device")
-    return count

@@ -25,12 +25,10 @@ from bench.gpu.shape import TINY, captured, maker_of_graphs, random_runner
 from bench.gpu.sheet import StepSheet
 from bench.gpu.step_limits import TINY_KV
 from bench.transfer.cuda_ipc import measure as moved
-from loadtest.deployment import UNIFIED, deployed
-from loadtest.http_exchange import Server
-from loadtest.load import failures, plain_load, run_load
+from loadtest.deployment import UNIFIED
+from loadtest.load import plain_load, run_deployed
 from model.graphs import GraphedRunner
 from model.paged_kv import PagedKv
-from runtime.clock import MonotonicClock
 from runtime.installation import ROOMS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -205,15 +203,7 @@ def import_all(rooms: Sequence[str] = ROOMS) -> str:
 
 def _one_answer(device: str) -> str:
     flags = ("--model", str(ROOT / "models/story"), "--device", device, "--max-total-tokens", "4096", *UNIFIED)
-
-    async def ask() -> str:
-        async with deployed(flags) as url:
-            found = await run_load(Server.at(url, ""), MonotonicClock(), ONE_ANSWER)
-        if why := failures(found):
-            raise RuntimeError(why)
-        return f"{found.progress.num_tokens} tokens"
-
-    return asyncio.run(ask())
+    return f"{asyncio.run(run_deployed(flags, ONE_ANSWER)).progress.num_tokens} tokens"
 
 
 @torch.inference_mode()

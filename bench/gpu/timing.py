@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from bench.device_seconds import seconds_each
-from bench.rounds import in_turn
+from bench.rounds import turns
 from scheduler.execution.streams import Segment
 from scheduler.execution.streams_cuda import CudaStream
 
@@ -26,9 +26,8 @@ def seconds_in_turn(
 ) -> dict[str, float]:
     """The median seconds of each side. In each round, every side runs `repeat` times."""
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds):
-        for name in in_turn(sides, turn):
-            found[name] += seconds_each(sides[name], repeat, device, warm_up=1)
+    for name, _ in turns(sides, rounds):
+        found[name] += seconds_each(sides[name], repeat, device, warm_up=1)
     return {name: median(seconds) for name, seconds in found.items()}
 
 

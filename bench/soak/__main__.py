@@ -20,10 +20,10 @@ from bench.soak.faults import Fault
 from bench.soak.run import Findings, Plan, Soak
 from bench.soak.starts import Starts, endings
 from bench.soak.watch import Growth, Watch
-from bench.soak.work import Verdict
 from loadtest.bench_flags import at_least, number
 from loadtest.deployment import SERVE, deployment
 from loadtest.ports import held_port
+from loadtest.verify.judge import Verdict
 from runtime.clock import Clock, MonotonicClock
 
 ORPHANS_S = 30.0

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 import psutil
 
+from testkit.roles import role_of
+
 GONE_S = 60.0  # time for a process to end or to stand still after a signal
 STOPPED_S = 5.0  # how long SIGSTOP lasts: longer than the 2 s after which a silent worker is lost
 SHORTEST_S, LONGEST_S = 0.5, 8.0  # of a pause in a storm: from one that nobody notices to one shorter than --hang-limit
@@ -78,7 +80,7 @@ def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = child.cmdline()
                 if "-m" in words and child.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(words[words.index("-m") + 1].split(".")[0], []).append(child)
+                    found.setdefault(role_of(words), []).append(child)
     return found
 
 

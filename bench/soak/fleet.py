@@ -2,7 +2,7 @@
 
 from asyncio import sleep
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -48,23 +48,22 @@ class Fleet:
     async def recovers(self, gone: int | None, since: float, within_s: float) -> bool:
         """Whether all roles are complete again in time, without the process `gone`, and each worker has beaten since
         `since`: one that stood still may not have been missed yet."""
-        until = self._clock.now() + within_s
-        while (asked := self._clock.now()) <= until:
-            rows = await self.rows()
-            live = all(row["pid"] != gone and asked - row["heartbeat_age_s"] > since for row in rows)
-            if live and by_role(rows) == self._complete:
-                return True
-            await sleep(LOOK_S)
-        return False
+        return bool(await self._rows_once(lambda row: row["pid"] != gone, since, within_s))
 
     async def rows_at_rest(self) -> Sequence[Mapping[str, Any]]:
         """The rows of /workers when all have said, after this call, that they hold nothing. None: they did not."""
-        ended = self._clock.now()
-        for _ in range(int(REST_S / LOOK_S)):
-            asked = self._clock.now()
+        return await self._rows_once(_is_at_rest, self._clock.now(), REST_S)
+
+    async def _rows_once(
+        self, holds: Callable[[Mapping[str, Any]], bool], since: float, within_s: float
+    ) -> Sequence[Mapping[str, Any]]:
+        """The rows of /workers once all roles are complete and each worker has said, after `since`, what holds. None:
+        they did not in time."""
+        until = self._clock.now() + within_s
+        while (asked := self._clock.now()) <= until:
             rows = await self.rows()
-            is_complete = by_role(rows) == self._complete
-            if is_complete and all(asked - row["heartbeat_age_s"] > ended and _is_at_rest(row) for row in rows):
+            all_hold = all(asked - row["heartbeat_age_s"] > since and holds(row) for row in rows)
+            if all_hold and by_role(rows) == self._complete:
                 return rows
             await sleep(LOOK_S)
         return []

@@ -18,9 +18,12 @@ from bench.soak.faults import Fault, Hit, Stroke, inject, roles_of, schedule, st
 from bench.soak.fleet import Fleet
 from bench.soak.phases import Counted, Rest
 from bench.soak.watch import Watch
-from bench.soak.work import Answer, Ask, Heard, Turn, Verdict, asks, judge, turns
+from bench.soak.work import BAD, Turn, asks, body_of, judge, turns
 from loadtest.deployment import Deployment
-from loadtest.http_exchange import Broken, Server, exchange, get
+from loadtest.http_exchange import Broken, Server, get
+from loadtest.verify.answers import Answer, Ask, Heard
+from loadtest.verify.asking import hear
+from loadtest.verify.judge import Verdict
 from protocol.errors import ConfigError
 from runtime.clock import Clock
 
@@ -78,7 +81,7 @@ class Findings:
 
     def problems(self) -> list[str]:
         """Everything that is wrong, a line each."""
-        bad = [f"{self.verdicts[word]} {word}" for word in (Verdict.WRONG, Verdict.LOST) if self.verdicts[word]]
+        bad = [f"{self.verdicts[word]} {word}" for word in BAD if self.verdicts[word]]
         bad += [f"{hit.fault} of {hit.role} {hit.pid} had no effect" for hit in self.hits if not hit.landed]
         unhealed = [f"no recovery from {hit.fault} of {hit.role}" for hit in self.hits if not self._is_healed(hit)]
         bad += dict.fromkeys(unhealed)
@@ -191,22 +194,14 @@ class Soak:
 
     async def _one(self, turn: Turn) -> Heard:
         """One request from its beginning to its end."""
-        heard = Heard()
-
-        def take(_: float, line: bytes) -> bool:
-            return heard.stream_line(line) if turn.stream else heard.whole_line(line)
-
-        body = turn.ask.body(turn.stream)
-        try:
-            async with asyncio.timeout(turn.leave_after_s):
-                heard.status = await exchange(
-                    self._server, self._clock, "POST", "/v1/completions", body, take, timeout_s=REQUEST_S
-                )
-        except TimeoutError:
-            heard.left = True
-        except Broken as error:
-            heard.broken = str(error)
-        return heard
+        return await hear(
+            self._server,
+            self._clock,
+            body_of(turn.ask, turn.stream),
+            stream=turn.stream,
+            timeout_s=REQUEST_S,
+            leave_after_s=turn.leave_after_s,
+        )
 
     def _gateway_was_out(self, since: float) -> bool:
         return self._num_outages > 0 or self._outage_ended > since

@@ -8,6 +8,8 @@ from statistics import fmean
 
 import psutil
 
+from testkit.roles import role_of
+
 WARM_UP_S = 30.0  # pools fill and caches grow: not counted; nor is the first half of a longer life
 LEAST_S = 240.0  # of all lives of a role together; fewer seconds prove nothing
 # The most that one life may rise by in its counted part: buffers reach their maximum in steps. The longer the lives
@@ -85,7 +87,7 @@ class Watch:
             return
         if not is_launcher and words == self._launcher.cmdline():
             return  # a child that is about to become another program
-        name = "launcher" if is_launcher else _name(words)
+        name = "launcher" if is_launcher else role_of(words)
         life = self._lives.setdefault(key, Life(name, process.pid))
         life.samples.append((now, _resident_bytes(process.pid) / _MIB, process.num_fds()))
 
@@ -99,10 +101,6 @@ def _resident_bytes(pid: int) -> int:
         raise psutil.NoSuchProcess(pid) from error
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return 1024 * sum(int(fields.get(name, "0 kB").split()[0]) for name in ("RssAnon", "RssFile"))
-
-
-def _name(words: Sequence[str]) -> str:
-    return words[words.index("-m") + 1].split(".")[0] if "-m" in words else words[0].rsplit("/", 1)[-1]
 
 
 def growth(name: str, lives: Sequence[Life]) -> Growth:

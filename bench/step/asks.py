@@ -40,29 +40,27 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
     """Writes a table for each kind, or one for both commits."""
     if asked.after and not asked.before:
         asked.refuse("--after needs --before")
-    sizes = (asked.context, asked.steps, asked.rounds + 1)
-    if asked.before:
-        with ExitStack() as open_:
-            trees = {asked.before: open_.enter_context(_with_bench(asked.before)), "this checkout": HERE}
-            if asked.after:
-                trees = {asked.before: trees[asked.before], asked.after: open_.enter_context(_with_bench(asked.after))}
-            arguments = (model_of(asked), GREEDY.name, asked.batch, 0, *sizes)
-            sides = {name: open_.enter_context(side(tree, *arguments)) for name, tree in trees.items()}
-            _rows(sheet, "greedy", sides, asked.rounds)
+    if not asked.before:
+        for kind in asked.kinds:
+            asking = {BASE: 0, "1": 1, f"all {asked.batch}": asked.batch}
+            _compare(asked, sheet, kind, {name: (HERE, kind, num) for name, num in asking.items()})
         return
 
-    for kind in asked.kinds:
-        with ExitStack() as open_:
-            asking = {BASE: 0, "1": 1, f"all {asked.batch}": asked.batch}
-            sides = {
-                name: open_.enter_context(side(HERE, model_of(asked), kind, asked.batch, num, *sizes))
-                for name, num in asking.items()
-            }
-            _rows(sheet, kind, sides, asked.rounds)
+    with ExitStack() as open_:
+        trees = {each: open_.enter_context(_with_bench(each)) for each in (asked.before, asked.after) if each}
+        trees |= {} if asked.after else {"this checkout": HERE}
+        _compare(asked, sheet, "greedy", {name: (tree, GREEDY.name, 0) for name, tree in trees.items()})
 
 
-def _rows(sheet: Sheet, kind: str, sides: Mapping[str, Callable[[], float]], rounds: int) -> None:
-    times = in_rounds(sides, rounds, warm_up=1)
+def _compare(asked: argparse.Namespace, sheet: Sheet, kind: str, sides: Mapping[str, tuple[Path, str, int]]) -> None:
+    """A line for each side: a checkout, a kind, and how many requests are of the kind."""
+    with ExitStack() as open_:
+        sizes = (asked.context, asked.steps, asked.rounds + 1)
+        running = {
+            name: open_.enter_context(side(tree, model_of(asked), own, asked.batch, num, *sizes))
+            for name, (tree, own, num) in sides.items()
+        }
+        times = in_rounds(running, asked.rounds, warm_up=1)
     base = next(iter(times.values()))
     for name, found in times.items():
         added = [mine - other for mine, other in zip(found, base, strict=True)]

@@ -20,6 +20,7 @@ from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.messages_gateway import TO_GATEWAY, RequestFailed
 from runtime.clock import Clock
+from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
@@ -29,6 +30,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.modes import launches_for
 from unified.worker import UnifiedWorker
+from worker.policies import Policies
 
 K = TypeVar("K", bound=Hashable)
 PAGE_SIZE = 16
@@ -151,7 +153,7 @@ class Decoding:
     ) -> "Decoding":
         """A worker on the executor whose forward stream is `stream`. `speculation`: of the executor's draft."""
         planner = planner_of(executor, speculation)
-        worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=EVERY_TOKEN)
+        worker = UnifiedWorker(planner, "bench", clock, Policies(overlap, EVERY_TOKEN))
         return Decoding(worker, executor, clock, stream.idle)
 
     def start(
@@ -218,24 +220,31 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class SideTimes:
-    """Seconds of one step: of the worker, of the host's part, and of the launches alone. Medians of rounds."""
+class Times:
+    """Milliseconds of one step, medians of rounds. Serial and host are None if no worker without overlap decodes."""
 
-    step_s: float
-    host_s: float
-    forward_s: float
+    forward: float  # the launches alone
+    overlap: float
+    serial: float | None = None
+    host: float | None = None  # the host's part of a serial step
 
 
-def timed(sides: Mapping[K, tuple[Decoding, Replayed]], plan: Plan) -> dict[K, SideTimes]:
-    """All sides in turn, round by round. After each round of a side its last launch is timed alone."""
+def timed(sides: Mapping[tuple[K, bool], tuple[Decoding, Replayed]], plan: Plan) -> dict[K, Times]:
+    """All sides in turn, round by round; a side is a name, and whether its worker overlaps. After each round of a side
+    its last launch is timed alone. By name."""
 
     def one_round(decoding: Decoding, stream: Replayed) -> tuple[float, float, float]:
         step_s = decoding.run(plan.steps)
         stream.record().synchronize()
         return step_s, decoding.host_s / plan.steps, median(stream.replay(plan.steps))
 
-    found = in_rounds({name: partial(one_round, *side) for name, side in sides.items()}, plan.rounds)
-    return {name: SideTimes(*map(median, zip(*rounds, strict=True))) for name, rounds in found.items()}
+    rounds = in_rounds({side: partial(one_round, *each) for side, each in sides.items()}, plan.rounds)
+    found = {side: [median(each) * 1e3 for each in zip(*times, strict=True)] for side, times in rounds.items()}
+    times = {}
+    for name in dict.fromkeys(name for name, _ in sides):
+        forward = median(ms for (own, _), (*_, ms) in found.items() if own == name)
+        times[name] = Times(forward, found[name, True][0], *found.get((name, False), ())[:2])
+    return times
 
 
 def executor_of(runner: Runner, batch: int, max_context: int, forward: Stream, **more: Any) -> Executor:
@@ -260,7 +269,7 @@ def executor_on(
     shape: DraftShape = NO_DRAFT,
     **more: Any,
 ) -> Executor:
-    """An executor on `kv`. `shape`: of its draft. `more`: the executor's grammars or agreement, if it has any."""
+    """An executor on `kv`. `shape`: of its draft. `more`: the executor's grammars, if it has any, or its rank."""
     return Executor(
         runner,
         kv,
@@ -273,7 +282,9 @@ def executor_on(
     )
 
 
-def planner_of(executor: Executor, speculation: Speculation | None = None) -> Planner:
+def planner_of(
+    executor: Executor, speculation: Speculation | None = None, agreement: Agreement | None = None
+) -> Planner:
     """A planner that feeds the executor."""
     kv, (num_rows, max_pages) = executor.kv, executor.page_table.req_to_page.shape
     layout = kv.layout
@@ -284,7 +295,8 @@ def planner_of(executor: Executor, speculation: Speculation | None = None) -> Pl
         max_context=max_pages * layout.page_size,
         lookahead=layout.lookahead,
     )
-    return Planner(book, executor, layout, executor.runner.config.vocab_size, speculation=speculation)
+    vocab_size = executor.runner.config.vocab_size
+    return Planner(book, executor, layout, vocab_size, speculation=speculation, agreement=agreement)
 
 
 def pin(cores: set[int]) -> None:

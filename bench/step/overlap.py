@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.sheet import Sheet
-from bench.step.decoding import PAGE_SIZE, AtOnce, Decoding, Plan, ReplayedStream, executor_of, pin, timed
+from bench.step.decoding import PAGE_SIZE, AtOnce, Decoding, Plan, ReplayedStream, Times, executor_of, pin, timed
 from bench.step.flags import add_plan, count, model_of, plan_of
 from bench.step.kinds import GREEDY, KINDS, Kind
 from model.fake import FakeRunner
@@ -31,7 +31,10 @@ from runtime.clock import MonotonicClock
 
 RATIO = 1.02  # of a step with overlap to its forward, at most
 SCHEDULED = (1, 8, 16, 32, 64, 128, 256)
-ABOUT = "Milliseconds. *forward*: the launches of a step alone; *overlap*, *serial*: a unified worker that decodes."
+ABOUT = (
+    "Milliseconds. *forward*: the launches of a step alone; *overlap*, *serial*: a unified worker that decodes; *host*:"
+    " its thread's part of a serial step."
+)
 HOST_ABOUT = "Microseconds of a step, with a model that computes nothing."
 
 
@@ -50,6 +53,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
     for threads in asked.threads:
         for batch in asked.batches:
             times = step_times(runner, batch, plan, threads)
+            assert times.serial is not None, "a worker without overlap decodes, too"
             ratio = times.overlap / times.forward
             cells = {"threads": threads, "batch": batch, **vars(times), "overlap / forward": ratio}
             sheet.row("A decode step", {**cells, "overlap / serial": times.overlap / times.serial}, ABOUT)
@@ -64,16 +68,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
         sheet.row("The host's part", {"batch": batch, "schedule": host_us, "encode": encode_us}, HOST_ABOUT)
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Milliseconds of one decode step, medians over rounds."""
-
-    forward: float
-    overlap: float
-    serial: float
-
-
-def step_times(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind = GREEDY) -> StepTimes:
+def step_times(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: Kind = GREEDY) -> Times:
     """With one thread, the forward has one core and the host another, if there are two."""
     cores = sorted(os.sched_getaffinity(0))
     is_pinned = num_threads == 1 and len(cores) > 1
@@ -82,23 +77,20 @@ def step_times(runner: Runner, batch: int, plan: Plan, num_threads: int, kind: K
         pin({cores[1]})
 
     clock = MonotonicClock()
-    sides: dict[str, tuple[Decoding, ReplayedStream]] = {}
-    for name in ("overlap", "serial"):
+    sides: dict[tuple[str, bool], tuple[Decoding, ReplayedStream]] = {}
+    for overlap in (True, False):
         stream = ReplayedStream(forward_cores, num_threads, clock)
         executor = executor_of(runner, kind.num_requests(batch), plan.max_context, stream)
-        sides[name] = Decoding.on(executor, stream, clock, overlap=name == "overlap"), stream
+        sides["", overlap] = Decoding.on(executor, stream, clock, overlap=overlap), stream
 
     try:
         for side, _ in sides.values():
             side.start(batch, plan.context, plan.num_tokens, kind)
-        found = timed(sides, plan)
+        return timed(sides, plan)[""]
     finally:
         for side, _ in sides.values():
             side.executor.close()
         pin(set(cores))
-
-    forward_s = median(each.forward_s for each in found.values())
-    return StepTimes(*(seconds * 1e3 for seconds in (forward_s, found["overlap"].step_s, found["serial"].step_s)))
 
 
 @dataclass(frozen=True)

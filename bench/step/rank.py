@@ -35,6 +35,7 @@ from scheduler.agreement import Agreement
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream
 from unified.worker import UnifiedWorker
 from worker.group_link import GroupLink
+from worker.policies import Policies
 from worker.rank_sockets import RankSockets
 
 WARM: Final = 20  # steps that do not count
@@ -89,7 +90,6 @@ def agree(order: Order) -> dict[str, float]:
     sockets = RankSockets(place, order.folder)
     assert sockets.meet("", stop, clock)
     agreement = Agreement(place.epoch, place.rank, place.size)
-    agreement.begin()
     link = GroupLink(sockets, agreement, clock, lambda: 0)
     poller = zmq.Poller()
     for each in link.pollables():
@@ -120,13 +120,16 @@ def serve(order: Order) -> dict[str, float]:
     runner = _runner(order, together)
 
     max_context = CONTEXT + WARM + order.steps + 16
-    agreement = Agreement(place.epoch, place.rank, place.size)
     forward = HostStream("forward", wake.set, FORWARD_NICENESS)
-    executor = executor_of(runner, order.batch, max_context, forward, agreement=agreement)
+    executor = executor_of(runner, order.batch, max_context, forward, rank=place.rank, num_ranks=place.size)
     executor.warm_up()
-    agreement.begin()
-    link = None if sockets is None else GroupLink(sockets, agreement, clock, lambda: executor.running_step)
-    worker = UnifiedWorker(planner_of(executor), f"rank-{place.rank}", clock, overlap=True, chunk_size=EVERY_TOKEN)
+    agreement = None if is_alone else Agreement(place.epoch, place.rank, place.size)
+    link = None
+    if sockets is not None and agreement is not None:
+        link = GroupLink(sockets, agreement, clock, lambda: executor.running_step)
+    worker = UnifiedWorker(
+        planner_of(executor, agreement=agreement), f"rank-{place.rank}", clock, Policies(chunk_size=EVERY_TOKEN)
+    )
     if order.all_busy or place.rank == 0:
         for index in range(order.batch):
             prompt = tuple(random.Random(index).choices(range(worker.planner.vocab_size), k=CONTEXT))

@@ -69,9 +69,11 @@ def served(
     overlap: bool = False,
 ) -> Run:
     """One run of a worker on this executor, until a request has all its tokens. `idle` waits for the forward stream."""
-    policies = Policies(max_prefill_tokens=len(load.prompts) * load.longest)  # all prompts at once
+    policies = Policies(
+        overlap, load.longest, max_prefill_tokens=len(load.prompts) * load.longest
+    )  # all prompts at once
     planner = planner_of(executor, speculation)
-    worker = UnifiedWorker(planner, "bench", clock, overlap=overlap, chunk_size=load.longest, policies=policies)
+    worker = UnifiedWorker(planner, "bench", clock, policies)
     outputs: list[list[int]] = [[] for _ in load.prompts]
     params = SamplingParams(max_tokens=load.num_tokens, temperature=0.0, ignore_eos=load.ignore_eos)
     for index, prompt in enumerate(load.prompts):

@@ -9,14 +9,11 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from tokenizers import Tokenizer
-
 from bench.rounds import compared, ratios, spread, turns
 from bench.sheet import Sheet
 from bench.side import Side, baton_sides, run_jobs
 from loadtest.deployment import UNIFIED
 from models.train.draft_text import HELD_OUT_SEED, prompts
-from models.train.train import STORY_FOLDER
 from runtime.clock import Clock, MonotonicClock
 
 ANSWER: Final = 96  # tokens
@@ -61,8 +58,7 @@ async def measure(sheet: Sheet, algorithm: str, clients: Sequence[int], rounds: 
 
 async def long_prompts(side: Side, number: int) -> list[tuple[int, ...]]:
     """Prompts whose answers are long enough. RuntimeError if there are too few."""
-    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
-    asked = [tuple(each) for each in prompts(tokenizer, HELD_OUT_SEED, 8 * max(number, 16))]
+    asked = prompts(HELD_OUT_SEED, 8 * max(number, 16))
     jobs = [partial(side.complete, prompt, ANSWER, ignore_eos=False) for prompt in asked]
     answers = await run_jobs(jobs, 16)
     long = [prompt for prompt, answer in zip(asked, answers, strict=True) if answer.num_tokens == ANSWER]

@@ -5,7 +5,7 @@
 
 Both launch it in two ways (launches.py), which tell the host's time from the device's.
 The prompt is 32K tokens of an 8B model (Qwen3: 36 layers, 8 KV heads of 128, bfloat16). A CPU with shared memory
-(host_ipc.py) shows that it runs. This file as a program is prefill's process.
+(testkit/device_on_host.py) shows that it runs. This file as a program is prefill's process.
 """
 
 import sys
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from bench.child import Child, answer_all
 from bench.device_seconds import seconds_each
-from bench.transfer.host_ipc import HostIpc
 from bench.transfer.launches import TOGETHER, CudaQueue, HostQueue, Queue, Times, Ways
 from protocol.errors import BatonError
 from protocol.kv_layout import KvLayout
 from runtime.shared_memory import SharedMemory
+from testkit.device_on_host import HostIpc
 from transfer.backends.cuda_ipc import CudaIpc
 from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader, Ipc
 from transfer.in_place.writers import PoolOwner, SeatFile

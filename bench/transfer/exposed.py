@@ -17,6 +17,7 @@ from bench.records import Value
 from bench.rounds import turns
 from bench.sheet import Sheet
 from bench.side import Answer, baton_sides
+from bench.transfer.blocks import SMALL_MODEL
 from loadtest.bench_model import CONFIG, bench_model
 from loadtest.figures.distribution import percentile
 from protocol.errors import ConfigError
@@ -30,7 +31,6 @@ MAX_TOKENS = 3
 WARM_UPS = 1  # of each length, on each side
 SERVE = "--prefill 1 --decode 1 --threads 1 --log-level warning --silence-limit 60".split()
 SHARE = 0.05  # of TTFT, at most
-PARTS = ("ttft_ms", "exposed_ms", "sampled_ms", "delivered_ms", "joined_ms", "gap_ms")  # of Handover
 ABOUT = "Milliseconds, medians: from the end of a prompt's computation until decode can start. *gap*: to token 2."
 COMPUTED, FIRST, DELIVERED, READY = "prompt computed", "first token", "KV delivered", "ready to decode"
 
@@ -47,41 +47,21 @@ class Plan:
     at_once: int = 1
 
 
-@dataclass(frozen=True)
-class Handover:
-    """One request, in milliseconds. `exposed_ms` is the sum of `sampled_ms`, `delivered_ms` and `joined_ms`."""
-
-    ttft_ms: float
-    exposed_ms: float
-    gap_ms: float
-    sampled_ms: float  # until prefill has the first token
-    delivered_ms: float  # from then until decode has all KV
-    joined_ms: float  # from then until the request is in the running batch
-
-    @property
-    def share(self) -> float:
-        """The exposed share of TTFT."""
-        return self.exposed_ms / self.ttft_ms
-
-
-def handover_of(answer: Answer) -> Handover:
-    """From a client's seconds and the time line's milliseconds. ConfigError if one of them is missing."""
+def handover_of(answer: Answer) -> dict[str, float]:
+    """The figures of one request, in milliseconds, from a client's seconds and the time line's milliseconds. `exposed`
+    is the sum of three: `sampled`, until prefill has the first token; `delivered`, from then until decode has all KV;
+    `joined`, from then until the request is in the running batch. ConfigError if a moment is missing."""
     moments, arrivals = answer.moments, answer.arrivals
     missing = [name for name in (COMPUTED, FIRST, DELIVERED, READY) if name not in moments]
     if missing or len(arrivals) < 2:
         raise ConfigError(f"{len(arrivals)} tokens came, and the time line lacks {', '.join(missing) or 'nothing'}")
     computed, first, delivered, ready = (moments[name] for name in (COMPUTED, FIRST, DELIVERED, READY))
-    return Handover(
-        ttft_ms=arrivals[0] * 1e3,
-        exposed_ms=ready - computed,
-        gap_ms=(arrivals[1] - arrivals[0]) * 1e3,
-        sampled_ms=first - computed,
-        delivered_ms=delivered - first,
-        joined_ms=ready - delivered,
-    )
+    ttft, exposed = arrivals[0] * 1e3, ready - computed
+    found = {"ttft": ttft, "exposed": exposed, "sampled": first - computed, "delivered": delivered - first}
+    return found | {"joined": ready - delivered, "gap": (arrivals[1] - arrivals[0]) * 1e3, "share": exposed / ttft}
 
 
-Found = dict[int, dict[str, list[Handover]]]  # by prompt tokens and backend
+Found = dict[int, dict[str, list[dict[str, float]]]]  # by prompt tokens and backend
 
 
 async def hand_overs(plan: Plan, clock: Clock) -> Found:
@@ -100,20 +80,15 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
     return found
 
 
-def kv_bytes(num_tokens: int) -> int:
-    """KV bytes of a prompt of the 29M model, in bfloat16."""
-    heads, size, layers = (int(CONFIG[name]) for name in ("num_key_value_heads", "head_dim", "num_hidden_layers"))
-    return num_tokens * layers * 2 * heads * size * 2
-
-
 def write(sheet: Sheet, found: Found) -> None:
     """A line for each length and backend: medians, and the 90th percentiles."""
     for num_tokens, by_backend in found.items():
         for name, seen in by_backend.items():
-            figures = {each: [float(getattr(one, each)) for one in seen] for each in (*PARTS, "share")}
-            cells: dict[str, Value] = {"tokens": num_tokens, "backend": name, "KV MB": kv_bytes(num_tokens) / 1e6}
-            cells |= {each.removesuffix("_ms"): median(figures[each]) for each in figures}
-            cells |= {f"{each}, p90": percentile(figures[f"{each}_ms"], 0.9) for each in ("exposed", "gap")}
+            figures = {each: [one[each] for one in seen] for each in seen[0]}
+            kv_bytes = num_tokens * SMALL_MODEL.all_page_bytes // SMALL_MODEL.page_size
+            cells: dict[str, Value] = {"tokens": num_tokens, "backend": name, "KV MB": kv_bytes / 1e6}
+            cells |= {each: median(values) for each, values in figures.items()}
+            cells |= {f"{each}, p90": percentile(figures[each], 0.9) for each in ("exposed", "gap")}
             sheet.row("Exposed transfer", cells, ABOUT)
             sheet.goal(f"{num_tokens} tokens, {name}: share of TTFT", median(figures["share"]), "at most", SHARE)
 

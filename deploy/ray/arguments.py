@@ -40,15 +40,15 @@ class Arguments(Settings):
 def read_arguments(written: Mapping[str, Any]) -> Arguments:
     """The arguments as written in the file. ConfigError names the key, its value and what was expected."""
     try:
-        found = Arguments.from_json(json.dumps(written))
+        arguments = Arguments.from_json(json.dumps(written))
     except ConfigError as error:
         said = _PYDANTIC.sub(", expected ", error.message.replace("Arguments", "args", 1), count=1)
         raise ConfigError(said, param=error.param) from None
     except TypeError as error:  # a date, say
         raise ConfigError(f"args: {error}; expected strings, numbers and lists") from None
 
-    check_roles(found.roles)
-    return found
+    check_roles(arguments.roles)
+    return arguments
 
 
 def check_roles(roles: tuple[Role, ...]) -> None:

@@ -114,9 +114,9 @@ def wrong_token(address: str) -> ConfigError:
     )
 
 
-def nobody_at(address: str, why: str) -> ConfigError:
+def nobody_at(address: str, reason: str) -> ConfigError:
     """For an address where no cluster answers."""
-    shown = " ".join(why.split())[:200].rstrip(".")
+    shown = " ".join(reason.split())[:200].rstrip(".")
     if address == "auto":
         return ConfigError(f"ray: no cluster on this host ({shown}); expected `ray start`, or RAY_ADDRESS=HOST:6379")
     return ConfigError(f"RAY_ADDRESS: no Ray at {brief(address)} ({shown}); expected a cluster: `ray start`")
@@ -126,20 +126,20 @@ def find_nodes(application: str) -> list[Node]:
     """The live nodes, and what is on each of them free, or held by that application, which gives it back when it is
     deployed again."""
     free, held = available_resources_per_node(), held_by(application, live_actors())
-    found = []
-    for each in ray.nodes():
-        if each["Alive"]:
-            cpus, gpus = (free.get(each["NodeID"], {}).get(kind, 0.0) for kind in KINDS)
-            own_cpus, own_gpus = (held[each["NodeID"]][kind] for kind in KINDS)
-            is_head = "node:__internal_head__" in each["Resources"]
-            found.append(Node(each["NodeManagerAddress"], cpus + own_cpus, gpus + own_gpus, is_head))
-    return sorted(found, key=lambda node: (not node.is_head, node.name))
+    nodes = []
+    for raw in ray.nodes():
+        if raw["Alive"]:
+            cpus, gpus = (free.get(raw["NodeID"], {}).get(kind, 0.0) for kind in KINDS)
+            own_cpus, own_gpus = (held[raw["NodeID"]][kind] for kind in KINDS)
+            is_head = "node:__internal_head__" in raw["Resources"]
+            nodes.append(Node(raw["NodeManagerAddress"], cpus + own_cpus, gpus + own_gpus, is_head))
+    return sorted(nodes, key=lambda node: (not node.is_head, node.name))
 
 
 def live_actors() -> list[gcs_pb2.ActorTableData]:
     """What the head knows of each actor that runs."""
     table = state._connect_and_get_accessor().get_actor_table(None, "ALIVE")
-    return [gcs_pb2.ActorTableData.FromString(each) for each in table]
+    return [gcs_pb2.ActorTableData.FromString(raw) for raw in table]
 
 
 def held_by(application: str, actors: Iterable[gcs_pb2.ActorTableData]) -> defaultdict[str, Counter[str]]:
@@ -158,14 +158,18 @@ def runs(application: str) -> bool:
 
 def look(application: str) -> Seen:
     """What Serve, the gateway's holder and the gateway say. ConfigError if Serve does not run the application."""
-    found = serve.status().applications.get(application)
-    if found is None:
+    status = serve.status().applications.get(application)
+    if status is None:
         raise ConfigError(f"{application} is not deployed on this cluster; expected `serve deploy FILE` before")
     deployments = {
-        name: (each.status.value, {str(state): count for state, count in each.replica_states.items()}, each.message)
-        for name, each in found.deployments.items()
+        name: (
+            deployment.status.value,
+            {str(state): count for state, count in deployment.replica_states.items()},
+            deployment.message,
+        )
+        for name, deployment in status.deployments.items()
     }
-    seen = Seen(application, found.status.value, deployments)
+    seen = Seen(application, status.status.value, deployments)
     _, replicas, _ = deployments.get(GATEWAY, ("", {}, ""))
     if not any(replicas.get(state) for state in ("RUNNING", "UPDATING")):
         return seen  # nobody would answer
@@ -176,10 +180,10 @@ def look(application: str) -> Seen:
         return seen
     holders = [told["gateway"], *told["members"]]
     http = told["http"]
-    workers, why = _get(f"{http}/workers")
+    workers, reason = _get(f"{http}/workers")
     models, _ = _get(f"{http}/v1/models")
     model = models["data"][0]["id"] if models else ""
-    return Seen(application, seen.status, deployments, holders, http, workers or (), why, model)
+    return Seen(application, seen.status, deployments, holders, http, workers or (), reason, model)
 
 
 def _get(url: str) -> tuple[Any, str]:

@@ -61,9 +61,9 @@ class Known:
 
 def read_cluster_file(path: str, known: Known) -> ClusterFile:
     """The file at `path`. ConfigError names the file, the key, its value and what was expected."""
-    found = read_yaml(path)
+    fields = read_yaml(path)
     try:
-        return read_cluster(found, known)
+        return read_cluster(fields, known)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from None
 
@@ -82,15 +82,19 @@ def read_yaml(path: str) -> Any:
         raise ConfigError(f"{brief(path)}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
 
 
-def read_cluster(found: Any, known: Known) -> ClusterFile:
+def read_cluster(fields: Any, known: Known) -> ClusterFile:
     """The content of a file."""
-    file = _mapping(found, "the file", known.file)
+    file = _mapping(fields, "the file", known.file)
     applications = file.get("applications")
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"applications: got {brief(str(applications))}, expected a list with one that is Baton's")
-    ours = [each for each in applications if isinstance(each, dict) and each.get("import_path") == IMPORT_PATH]
+    ours = [
+        application
+        for application in applications
+        if isinstance(application, dict) and application.get("import_path") == IMPORT_PATH
+    ]
     if len(ours) != 1:
-        named = [str(each.get("import_path")) for each in applications if isinstance(each, dict)]
+        named = [str(application.get("import_path")) for application in applications if isinstance(application, dict)]
         raise ConfigError(f"import_path: got {brief(', '.join(named))}, expected {IMPORT_PATH} once")
 
     application = _mapping(ours[0], "the application", known.application)
@@ -108,8 +112,8 @@ def read_claims(arguments: Arguments, deployments: Any, known: Known) -> tuple[C
     if not isinstance(deployments, list):
         raise ConfigError(f"deployments: got {brief(str(deployments))}, expected a list")
     by_name: dict[str, Mapping[str, Any]] = {}
-    for each in deployments:
-        deployment = _mapping(each, "deployments", known.deployment)
+    for raw in deployments:
+        deployment = _mapping(raw, "deployments", known.deployment)
         name = str(deployment.get("name"))
         if name not in arguments.deployments:
             expected = ", ".join(arguments.deployments)
@@ -147,7 +151,7 @@ def _claim(name: str, deployment: Mapping[str, Any], known: Known) -> Claim:
 def _bounds(name: str, scaling: Mapping[str, Any]) -> tuple[int, int]:
     """How many replicas an autoscaling_config has at first, and at most."""
     least, most = scaling.get("min_replicas", 1), scaling.get("max_replicas", 1)
-    if any(isinstance(each, bool) or not isinstance(each, int) for each in (least, most)) or not 1 <= least <= most:
+    if any(isinstance(bound, bool) or not isinstance(bound, int) for bound in (least, most)) or not 1 <= least <= most:
         got = f"min_replicas {brief(str(least))} and max_replicas {brief(str(most))}"
         raise ConfigError(f"autoscaling_config of {name}: got {got}, expected integers, the first from 1 to the second")
     first = scaling.get("initial_replicas")

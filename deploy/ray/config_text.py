@@ -84,7 +84,7 @@ def config_text(config: Config) -> str:
     check_counts(*(counts[role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)))
     roles = [role for role in Role if counts[role]]
     check_scaling(config, counts)
-    given = {name: each for name, each in config.settings.items() if each.origin is not Origin.DEFAULT}
+    given = {name: setting for name, setting in config.settings.items() if setting.origin is not Origin.DEFAULT}
     for name in given:
         if name not in _WRITTEN_ELSEWHERE and not any(
             name in free_flags(deployment) for deployment in (GATEWAY, DEPLOYMENT_OF[roles[0]])

@@ -90,8 +90,8 @@ class Gateway(Replica):
             if self._members.scale():
                 try:
                     workers, page = await asyncio.to_thread(read_load, self._http, self._api_key)
-                    found = latencies.take(page, self._clock.now())
-                    self._figures = partial(figures_of, workers, found)
+                    percentiles = latencies.take(page, self._clock.now())
+                    self._figures = partial(figures_of, workers, percentiles)
                 except (OSError, ValueError):  # it is being started again
                     self._figures = lambda _name: {}
             await asyncio.sleep(JOIN_S)
@@ -119,7 +119,7 @@ class Gateway(Replica):
 
     async def status(self) -> str:
         """For `baton ray status`, as JSON."""
-        members = [json.loads(each.to_json()) for each in self._members.told(self._clock.now())]
+        members = [json.loads(member.to_json()) for member in self._members.told(self._clock.now())]
         place, state = self.place, self.holder.state.value
         own = {"name": place.name, "node": place.node, "state": state, "refused": self.refused}
         http = reachable(self._http, place.node)
@@ -291,8 +291,8 @@ async def _application_ends() -> bool:
         status = await asyncio.wait_for(asyncio.to_thread(serve.status), ANSWER_S)
     except HOPELESS:
         return False
-    found = status.applications.get(name)
-    return found is None or found.status == "DELETING"
+    application = status.applications.get(name)
+    return application is None or application.status == "DELETING"
 
 
 async def _end_of(endpoint: str) -> None:

@@ -51,11 +51,11 @@ def decided(command: str) -> Mapping[str, str]:
 def read_flags(deployment: str, written: Mapping[str, Any] | None, given: Mapping[str, str] | None = None) -> Config:
     """Every option of the deployment's command. `written` is `user_config`, `given` what the holder decides, as text.
     ConfigError names the deployment, the key, its value and what was expected."""
-    command, place = command_of(deployment), f"user_config of {deployment}"
+    command, origin = command_of(deployment), f"user_config of {deployment}"
     keys = {str(name).replace("_", "-"): value for name, value in (written or {}).items()}
     for name, where in decided(command).items():
         if name in keys:
-            raise ConfigError(f"{place}: {name} is not set there: {where}", param=name)
+            raise ConfigError(f"{origin}: {name} is not set there: {where}", param=name)
 
     options = options_for(command)
-    return resolve(options, options, given or {}, {}, ConfigFile(place, keys))
+    return resolve(options, options, given or {}, {}, ConfigFile(origin, keys))

@@ -173,8 +173,8 @@ class Holder:
                 self._give_up(f"{', '.join(sorted(supervisor.left))} was told to end, not by its holder")
                 return
 
-    def _give_up(self, why: str) -> None:
-        self._why, self.state = why, HolderState.GIVEN_UP
+    def _give_up(self, reason: str) -> None:
+        self._why, self.state = reason, HolderState.GIVEN_UP
 
     def _tell_end(self, errand: Errand) -> None:
         """Whoever waits for the errand learns that it will not serve."""

@@ -82,7 +82,7 @@ def manifest_text(file: ClusterFile, said: Mapping[str, Any], wanted: Wanted) ->
         "metadata": {"name": f"{file.application}-gateway"},
         "spec": {"selector": {"app": f"{file.application}-gateway"}, "ports": [{"name": "http", "port": port}]},
     }
-    documents = [yaml.dump(each, Dumper=Text, sort_keys=False, width=120) for each in (ours, for_clients)]
+    documents = [yaml.dump(document, Dumper=Text, sort_keys=False, width=120) for document in (ours, for_clients)]
     head = _HEAD + _HEAD_OF_CLUSTER * (wanted.kind == "cluster")
     return head.format(image=wanted.image, place=PLACE) + "---\n".join(documents)
 
@@ -144,7 +144,7 @@ def _pod(
         "name": name,
         "image": wanted.image,
         "env": [{"name": variable, "value": value} for variable, value in environment.items()],
-        "ports": [{"name": each, "containerPort": port} for each, port in ports],
+        "ports": [{"name": port_name, "containerPort": port} for port_name, port in ports],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": mounts,
     }
@@ -153,11 +153,11 @@ def _pod(
 
 def _per_pod(workers: list[Claim], pods: int) -> tuple[int, int]:
     """Cores and GPUs of each pod, so that the workers fit when they are dealt out largest first."""
-    each = [(claim.gpus, claim.cpus) for claim in workers for _ in range(claim.most)]
-    if not 1 <= pods <= len(each):
-        raise ConfigError(f"ray manifest: got {pods} pods, expected 1 to {len(each)}, the number of workers")
+    shares = [(claim.gpus, claim.cpus) for claim in workers for _ in range(claim.most)]
+    if not 1 <= pods <= len(shares):
+        raise ConfigError(f"ray manifest: got {pods} pods, expected 1 to {len(shares)}, the number of workers")
     loads = [(0.0, 0.0)] * pods
-    for gpus, cpus in sorted(each, reverse=True):
+    for gpus, cpus in sorted(shares, reverse=True):
         least = min(range(pods), key=loads.__getitem__)
         loads[least] = (loads[least][0] + gpus, loads[least][1] + cpus)
     return math.ceil(max(cpus for _, cpus in loads)), math.ceil(max(gpus for gpus, _ in loads))
@@ -166,8 +166,8 @@ def _per_pod(workers: list[Claim], pods: int) -> tuple[int, int]:
 def _resources(cpus: int, gpus: int) -> dict[str, str]:
     """Of a pod that computes. Ray's own processes take a core, too."""
     per_core_gib = 4
-    found = {"cpu": str(cpus + 1), "memory": f"{(cpus + 1) * per_core_gib}Gi"}
-    return {**found, "nvidia.com/gpu": str(gpus)} if gpus else found
+    resources = {"cpu": str(cpus + 1), "memory": f"{(cpus + 1) * per_core_gib}Gi"}
+    return {**resources, "nvidia.com/gpu": str(gpus)} if gpus else resources
 
 
 def for_kubernetes(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,10 +182,10 @@ def for_kubernetes(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gateway_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """What the file says of the gateway's deployment. Adds it if it says nothing."""
-    (ours,) = (each for each in said["applications"] if each["import_path"] == IMPORT_PATH)
-    found: list[dict[str, Any]] = ours.setdefault("deployments", [])
-    for each in found:
-        if each.get("name") == GATEWAY:
-            return each
-    found.append({"name": GATEWAY})
-    return found[-1]
+    (ours,) = (application for application in said["applications"] if application["import_path"] == IMPORT_PATH)
+    deployments: list[dict[str, Any]] = ours.setdefault("deployments", [])
+    for deployment in deployments:
+        if deployment.get("name") == GATEWAY:
+            return deployment
+    deployments.append({"name": GATEWAY})
+    return deployments[-1]

@@ -95,8 +95,8 @@ class Members:
     ) -> Welcome:
         """Notes an announcement, and answers it. `control` is the gateway's address; empty while it has none.
         `figures`: those of a member by its name."""
-        if why := self.hear(text, now):
-            return Welcome(refused=why)
+        if reason := self.hear(text, now):
+            return Welcome(refused=reason)
         name = Announcement.from_json(text).name
         return Welcome(
             control=control,
@@ -110,8 +110,8 @@ class Members:
         """Notes an announcement. Returns why it may not join; empty if it may."""
         try:
             raw = json.loads(text)
-            if why := difference(raw["facts"], self.facts):
-                return why
+            if reason := difference(raw["facts"], self.facts):
+                return reason
             announcement = Announcement.from_json(text)
         except ConfigError as error:
             return error.message
@@ -125,7 +125,7 @@ class Members:
 
     def scale(self) -> bool:
         """Whether Serve asks any of them for its figures."""
-        return any(each.scales for _, each in self._heard.values())
+        return any(member.scales for _, member in self._heard.values())
 
     def forget(self, name: str) -> None:
         """The member has left."""
@@ -133,17 +133,17 @@ class Members:
 
     def keys(self) -> dict[str, str]:
         """The public keys that may connect, by name."""
-        return {GATEWAY_MEMBER: self.own_key} | {name: each.public_key for name, (_, each) in self._heard.items()}
+        return {GATEWAY_MEMBER: self.own_key} | {name: member.public_key for name, (_, member) in self._heard.items()}
 
     def settled(self, name: str, now: float) -> bool:
         """Whether every other member has this one's key on its list, if it can still say so."""
         key = self._heard[name][1].public_key
-        others = [each for at, each in self._heard.values() if each.name != name and now - at <= AWAITED_FOR_S]
-        return all(each.gateway_key == self.own_key and key in each.knows for each in others)
+        others = [member for at, member in self._heard.values() if member.name != name and now - at <= AWAITED_FOR_S]
+        return all(member.gateway_key == self.own_key and key in member.knows for member in others)
 
     def told(self, now: float) -> list[Announcement]:
         """What each member has said last. The state of one that says nothing any more is how long."""
         return [
-            replace(each, state=f"silent for {now - at:.0f} s") if now - at > AWAITED_FOR_S else each
-            for at, each in self._heard.values()
+            replace(member, state=f"silent for {now - at:.0f} s") if now - at > AWAITED_FOR_S else member
+            for at, member in self._heard.values()
         ]

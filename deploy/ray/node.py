@@ -20,16 +20,16 @@ _MAX_READ_BYTES: Final = 64 << 20
 def fingerprint(model: Path) -> str:
     """A digest of what lies in the model's folder: small files as a whole, weights by name and size. Two workers
     compare the weights themselves when they join. CheckpointError if the folder cannot be read."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        for path in sorted(each for each in model.iterdir() if each.is_file() and not each.name.startswith(".")):
+        for path in sorted(file for file in model.iterdir() if file.is_file() and not file.name.startswith(".")):
             size = path.stat().st_size
-            found.update(f"{path.name} {size}\n".encode())
+            digest.update(f"{path.name} {size}\n".encode())
             if path.suffix in _READ_WHOLE and size <= _MAX_READ_BYTES:
-                found.update(path.read_bytes())
+                digest.update(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"args.model: cannot read {brief(str(model))}: {error.strerror or error}") from error
-    return found.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
 class NodeKeys:

@@ -42,7 +42,7 @@ def place(claims: Sequence[Claim], nodes: Sequence[Node]) -> tuple[Placement, ..
     """A place for each replica, in the order of the claims; those that need GPUs, and then those that need most cores,
     choose first. Those that load may bring come behind all others."""
     free = {node.name: node for node in nodes}
-    found: list[tuple[bool, int, Placement]] = []
+    placements: list[tuple[bool, int, Placement]] = []
     order = sorted(range(len(claims)), key=lambda index: (-claims[index].gpus, -claims[index].cpus))
     for is_extra, index in [(is_extra, index) for is_extra in (False, True) for index in order]:
         claim = claims[index]
@@ -52,27 +52,29 @@ def place(claims: Sequence[Claim], nodes: Sequence[Node]) -> tuple[Placement, ..
             if chosen is not None:
                 free[chosen.name] = chosen.less(claim)
             placed = Placement(claim.deployment, chosen.name if chosen else "", is_extra)
-            found.append((is_extra, index, placed))
-    return tuple(placement for _, _, placement in sorted(found, key=lambda each: each[:2]))
+            placements.append((is_extra, index, placed))
+    return tuple(placement for _, _, placement in sorted(placements, key=lambda entry: entry[:2]))
 
 
 def missing(claims: Sequence[Claim], nodes: Sequence[Node], places: Sequence[Placement]) -> list[str]:
     """One sentence for each deployment that lacks room, at first or when load has brought all that it may."""
-    found = []
+    sentences = []
     for claim in claims:
-        homeless = [each for each in places if each.deployment == claim.deployment and not each.node]
+        homeless = [
+            placement for placement in places if placement.deployment == claim.deployment and not placement.node
+        ]
         if homeless:
             noun, needs = ("GPU", claim.gpus) if claim.gpus else ("CPU", claim.cpus)
             have = [node.gpus if claim.gpus else node.cpus for node in nodes]
-            hosts = sum(each > 0 for each in have)
-            grown = all(each.is_extra for each in homeless)
+            hosts = sum(number > 0 for number in have)
+            grown = all(placement.is_extra for placement in homeless)
             count, when = (claim.most, " at max_replicas") if grown else (claim.replicas, "")
-            lacking = len(homeless) if grown else sum(not each.is_extra for each in homeless)
-            found.append(
+            lacking = len(homeless) if grown else sum(not placement.is_extra for placement in homeless)
+            sentences.append(
                 f"{claim.deployment} needs {_count(needs * count, noun)}{when} ({count} x {needs:g}), the cluster has"
                 f" {sum(have):g} free on {hosts} host{'s' * (hosts != 1)}: no room for {lacking} of {count}"
             )
-    return found
+    return sentences
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -85,39 +87,41 @@ def _count(number: float, noun: str) -> str:
 
 def remarks(file: ClusterFile, nodes: Sequence[Node], *, runs: bool) -> list[str]:
     """What to know before it is deployed. `runs`: the application runs already, so its own claims count as free."""
-    found = []
+    sentences = []
     if runs:
-        found.append(f"{file.application} runs already: what it holds counts as free.")
+        sentences.append(f"{file.application} runs already: what it holds counts as free.")
     if file.has_proxies:
-        found.append(
+        sentences.append(
             "Serve will start its own HTTP proxies, which Baton does not use: proxy_location: Disabled prevents it. It"
             " cannot be changed while Serve runs."
         )
     heads = [node.name for node in nodes if node.is_head and node.cpus]
     if heads and len(nodes) > 1:
-        found.append(f"The head {heads[0]} takes replicas, too: `ray start --head --num-cpus 0` keeps them off it.")
-    found.append(
+        sentences.append(f"The head {heads[0]} takes replicas, too: `ray start --head --num-cpus 0` keeps them off it.")
+    sentences.append(
         "Ray gives its processes niceness 15 unless RAY_worker_niceness=0 was set before `ray start` on their node."
     )
-    return found
+    return sentences
 
 
 def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) -> tuple[list[str], list[str]]:
     """(lines to print, sentences on what is missing)."""
     places = place(file.claims, nodes)
     width = max(len(node.name) for node in nodes) if nodes else 0
-    fewest, most = (sum(counts) for counts in zip(*((each.replicas, each.most) for each in file.claims), strict=True))
+    fewest, most = (
+        sum(counts) for counts in zip(*((claim.replicas, claim.most) for claim in file.claims), strict=True)
+    )
     grows = f" to {most}, as the load needs," if most > fewest else ""
     lines = [f"{file.application}: {fewest}{grows} processes on {_count(len(nodes), 'node')}"]
     for node in nodes:
-        here = [each for each in places if each.node == node.name]
-        counted = _counted([each.deployment for each in here if not each.is_extra]) or "nothing"
-        extra = _counted([each.deployment for each in here if each.is_extra])
+        here = [placement for placement in places if placement.node == node.name]
+        counted = _counted([placement.deployment for placement in here if not placement.is_extra]) or "nothing"
+        extra = _counted([placement.deployment for placement in here if placement.is_extra])
         later = f"; with load also {extra}" if extra else ""
         head = " (head)" if node.is_head else ""
         lines.append(f"  {node.name:<{width}}  {node.cpus:g} CPUs, {node.gpus:g} GPUs free{head}: {counted}{later}")
     lacks = missing(file.claims, nodes, places)
     lines += remarks(file, nodes, runs=runs)
-    if any(not each.node and not each.is_extra for each in places):
+    if any(not placement.node and not placement.is_extra for placement in places):
         lines.append("Serve starts what has room, in any order: if the gateway is left out, nobody is served.")
     return lines, lacks

@@ -43,9 +43,7 @@ def find_place() -> Place:
     context = ray.get_runtime_context()
     node, claimed = str(ray.util.get_node_ip_address()), context.get_assigned_resources()
     check_token(node)
-    whole: Mapping[str, float] = next(
-        each["Resources"] for each in ray.nodes() if each["NodeID"] == context.get_node_id()
-    )
+    whole: Mapping[str, float] = next(raw["Resources"] for raw in ray.nodes() if raw["NodeID"] == context.get_node_id())
     share = Share(claimed.get("CPU", 0.0), claimed.get("GPU", 0.0), whole.get("CPU", 0.0), whole.get("GPU", 0.0))
     replica = serve.get_replica_context()
     share.check(replica.deployment)

@@ -89,7 +89,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]], latencies: Mapping[str, float]
     if not mine:
         return {}
     pages = [row["kv_pages"] for row in mine]
-    shares = [1 - (each["free"] + each["cached"]) / each["total"] for each in pages if each["total"]]
+    shares = [1 - (kv["free"] + kv["cached"]) / kv["total"] for kv in pages if kv["total"]]
     queued = sum(row["queued_prompt_tokens"] for row in mine)
     return {"kv": max(shares, default=0.0), "queued_tokens": float(queued), **latencies}
 
@@ -110,16 +110,16 @@ class Latencies:
         while now - self._pages[0][0] > WINDOW_S:
             self._pages.pop(0)
         before = self._pages[0][1]
-        found = {name: _percentile(before.get(metric, ()), counts[metric]) for name, metric in _LATENCIES.items()}
-        return {name: seconds * 1e3 for name, seconds in found.items() if seconds is not None}
+        figures = {name: _percentile(before.get(metric, ()), counts[metric]) for name, metric in _LATENCIES.items()}
+        return {name: seconds * 1e3 for name, seconds in figures.items() if seconds is not None}
 
 
 def _counts(page: str) -> Counts:
-    found: dict[str, list[tuple[float, float]]] = {metric: [] for metric in _LATENCIES.values()}
+    counts: dict[str, list[tuple[float, float]]] = {metric: [] for metric in _LATENCIES.values()}
     for metric, bound, count in _BUCKET.findall(page):
-        if metric in found:
-            found[metric].append((float(bound), float(count)))
-    return found
+        if metric in counts:
+            counts[metric].append((float(bound), float(count)))
+    return counts
 
 
 def _total(counts: Counts) -> float:

@@ -34,10 +34,10 @@ class Share:
         divided, if all of it were given away like this."""
         shares = self.node_gpus // self.gpus if self.gpus else self.node_cpus // (self.cpus or 1)
         workers = min(MAX_PER_MACHINE, ranks * max(1, int(shares)))
-        found = {"threads": str(max(1, int(self.cpus) // ranks)), "workers-on-host": str(workers)}
+        given = {"threads": str(max(1, int(self.cpus) // ranks)), "workers-on-host": str(workers)}
         if self.gpus:
-            found["workers-on-gpu"] = str(-(-ranks // int(self.gpus)))
-        return found
+            given["workers-on-gpu"] = str(-(-ranks // int(self.gpus)))
+        return given
 
 
 def with_share(written: Mapping[str, object], share: Share, ranks: int) -> dict[str, str]:

@@ -36,9 +36,9 @@ def status_lines(seen: Seen) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     if len(rows) > 1:
         lines += ["", *("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)]
-    for each in seen.holders:
-        if each.get("refused"):
-            lines += ["", f"{each['name']} keeps the flags that it has: {each['refused']}"]
+    for holder in seen.holders:
+        if holder.get("refused"):
+            lines += ["", f"{holder['name']} keeps the flags that it has: {holder['refused']}"]
     if seen.no_workers:
         lines += ["", f"{seen.http}/workers: {seen.no_workers}"]
     if seen.http:
@@ -50,14 +50,14 @@ def status_lines(seen: Seen) -> list[str]:
 
 def table(seen: Seen) -> list[tuple[str, ...]]:
     """A row for each process that a holder or the gateway knows. A rank is found by the name of its group."""
-    found: list[tuple[str, ...]] = [_HEAD]
+    rows: list[tuple[str, ...]] = [_HEAD]
     left = list(seen.workers)
     for holder in seen.holders:
         name = holder["name"]
-        mine = [each for each in left if str(each["id"]) == name or str(each["id"]).startswith(f"{name}.")]
-        left = [each for each in left if each not in mine]
-        found += [_row(str(each["id"]), holder, each) for each in mine] or [_row(name, holder, None)]
-    return found + [_row(str(each["id"]), {}, each) for each in left]
+        mine = [worker for worker in left if str(worker["id"]) == name or str(worker["id"]).startswith(f"{name}.")]
+        left = [worker for worker in left if worker not in mine]
+        rows += [_row(str(worker["id"]), holder, worker) for worker in mine] or [_row(name, holder, None)]
+    return rows + [_row(str(worker["id"]), {}, worker) for worker in left]
 
 
 def _row(name: str, holder: Mapping[str, str], worker: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -211,8 +211,8 @@ class Dispatch:
 
         try:
             delivery = record.accept(attempt, news)
-            if delivery is not None and delivery.finish is FinishReason.CANCELLED:
-                raise WireError(f"choice {news.choice} was cancelled, but not by the gateway")
+            if delivery is not None and delivery.finish in (FinishReason.CANCELLED, FinishReason.PREEMPTED):
+                raise WireError(f"choice {news.choice}: got finish {delivery.finish}, expected stop or length")
         except (WireError, ValueError) as error:
             self._refuse(record, attempt, error)
             return

@@ -35,24 +35,23 @@ class Found:
 
 async def find_model(server: Server, clock: Clock, wanted: str | None) -> Found:
     """The model that `wanted` names, or the first one. ConfigError if nobody answers or there is no such model."""
-    where = f"http{'s' * server.tls}://{server.host}:{server.port}{server.path}"
     try:
         status, body = await get(server, clock, "/v1/models")
     except Broken as error:
-        raise ConfigError(f"nothing answers at {where}: {error}", param="base-url") from error
+        raise ConfigError(f"nothing answers at {server}: {error}", param="base-url") from error
     if status == 404 and wanted:
         return Found(wanted, None)
     if status != 200:
-        raise ConfigError(f"GET {where}/v1/models: {refusal(status, body)}", param="base-url")
+        raise ConfigError(f"GET {server}/v1/models: {refusal(status, body)}", param="base-url")
 
     try:
         models = {str(each["id"]): each for each in orjson.loads(body)["data"]}
         name = wanted or next(iter(models))
     except (ValueError, LookupError, TypeError, StopIteration) as error:
-        raise ConfigError(f"GET {where}/v1/models: got {body[:200]!r}, expected a list of models") from error
+        raise ConfigError(f"GET {server}/v1/models: got {body[:200]!r}, expected a list of models") from error
     if name not in models:
         names = ", ".join(brief_name(each) for each in models)
-        raise ConfigError(f"--model: got {brief_name(name)}, expected a model of {where}: {names}", param="model")
+        raise ConfigError(f"--model: got {brief_name(name)}, expected a model of {server}: {names}", param="model")
     context = models[name].get("max_model_len")
     return Found(name, context if isinstance(context, int) else None)
 

@@ -32,7 +32,7 @@ class Distribution:
         if not count:
             return None
 
-        ranks = {name: max(1, math.ceil(share * count - 1e-9)) for name, share in SHARES.items()}
+        ranks = {name: rank_of(share, count) for name, share in SHARES.items()}
         found = {name: float(ordered[rank - 1]) if rank < count else None for name, rank in ranks.items()}
         middle = float(ordered[ranks["p50"] - 1])
         return cls(
@@ -41,13 +41,19 @@ class Distribution:
         )  # fmt: skip
 
 
+def rank_of(share: float, count: int) -> int:
+    """The nearest rank of a percentile among `count` ordered values. The least value has rank 1."""
+    return max(1, math.ceil(share * count - 1e-9))
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that `share` of `values` do not exceed (nearest rank); NaN without values."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    rank = max(1, -int(-share * len(ordered) // 1))  # ceiling
-    return ordered[min(rank, len(ordered)) - 1]
+    return sorted(values)[rank_of(share, len(values)) - 1] if values else math.nan
+
+
+def milliseconds(seconds: Iterable[float | None]) -> list[float]:
+    """Those that are known."""
+    return [each * 1e3 for each in seconds if each is not None]
 
 
 def jain(values: Iterable[float]) -> float | None:

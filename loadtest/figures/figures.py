@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.figures.distribution import Distribution, jain
+from loadtest.figures.distribution import Distribution, jain, milliseconds
 from loadtest.figures.record import Counting, Ending, Record
 from loadtest.figures.slo import Slos, meets
 
@@ -126,8 +126,8 @@ def tokens_in(records: Iterable[Record], window: Window) -> int:
     return total
 
 
-def _ms(values: Iterable[float | None]) -> Distribution | None:
-    return Distribution.of([value * 1e3 for value in values if value is not None])
+def _ms(seconds: Iterable[float | None]) -> Distribution | None:
+    return Distribution.of(milliseconds(seconds))
 
 
 def _cached_share(records: Sequence[Record]) -> float | None:

@@ -1,10 +1,12 @@
 """Confidence intervals by resampling, and the sentence that says what differs between two reports. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+from loadtest.figures.distribution import rank_of
 
 ROUNDS = 400
 LEVEL = 0.95
@@ -31,26 +33,9 @@ class Row:
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
-@dataclass(frozen=True)
-class _Kind:
-    name: str
-    words: str
-    column: str
-    share: float  # the percentile
-    more_is_better: bool = False
-
-
-_KINDS = (
-    _Kind("ttft_p50_ms", "TTFT p50", "ttft_ms", 0.5),
-    _Kind("ttft_p99_ms", "TTFT p99", "ttft_ms", 0.99),
-    _Kind("tpot_p50_ms", "TPOT p50", "tpot_ms", 0.5),
-    _Kind("tpot_p99_ms", "TPOT p99", "tpot_ms", 0.99),
-    _Kind("gap_p50_ms", "worst gap p50", "gap_ms", 0.5),
-    _Kind("gap_p99_ms", "worst gap p99", "gap_ms", 0.99),
-    _Kind("e2e_p50_ms", "E2E p50", "e2e_ms", 0.5),
-    _Kind("e2e_p99_ms", "E2E p99", "e2e_ms", 0.99),
-)
-_RATES = (("tokens_per_s", "tokens/s"), ("requests_per_s", "requests/s"), ("goodput_per_s", "goodput/s"))
+COMPARED = {"ttft": "TTFT", "tpot": "TPOT", "gap": "worst gap", "e2e": "E2E"}
+_PERCENTS = (50, 99)
+RATES = {"tokens_per_s": "tokens/s", "requests_per_s": "requests/s", "goodput_per_s": "goodput/s"}
 
 
 def compare(
@@ -58,36 +43,34 @@ def compare(
 ) -> list[Row]:
     """A row for each figure. Runs are resampled, then the requests of each. Rates, one for each run, need two runs."""
     rng = np.random.default_rng(seed)
-    rows = [_latency(kind, a, b, rng) for kind in _KINDS]
-    for name, words in _RATES:
+    rows = [_latency(name, percent, a, b, rng) for name in COMPARED for percent in _PERCENTS]
+    for name, words in RATES.items():
         of_a, of_b = rates.get(name, ((), ()))
         rows.append(_rate(name, words, of_a, of_b, rng))
     return [row for row in rows if row.a is not None or row.b is not None]
 
 
-def _latency(kind: _Kind, a: Sequence[Run], b: Sequence[Run], rng: np.random.Generator) -> Row:
-    sides = [[_column(run, kind.column) for run in runs] for runs in (a, b)]
-    sides = [[values for values in side if len(values)] for side in sides]
-    found = [_percentile(np.concatenate(side), kind.share) if side else None for side in sides]
-    row = Row(kind.name, kind.words, kind.more_is_better, found[0], found[1])
+def _latency(name: str, percent: int, a: Sequence[Run], b: Sequence[Run], rng: np.random.Generator) -> Row:
+    sides = [[values for run in runs if len(values := _column(run, f"{name}_ms"))] for runs in (a, b)]
+    found = [_percentile(np.concatenate(side), percent / 100) if side else None for side in sides]
+    row = Row(f"{name}_p{percent}_ms", f"{COMPARED[name]} p{percent}", False, *found)
     if not all(sides) or not all(found):
         return row
 
     drawn = []
     for _ in range(ROUNDS):
-        of_a, of_b = (_percentile(_resampled(side, rng), kind.share) for side in sides)
+        of_a, of_b = (_percentile(_resampled(side, rng), percent / 100) for side in sides)
         if of_a and of_b:
             drawn.append(of_b / of_a)
     return _with_interval(row, drawn)
 
 
 def _rate(name: str, words: str, a: Sequence[float], b: Sequence[float], rng: np.random.Generator) -> Row:
-    found = [float(np.mean(side)) if len(side) else None for side in (a, b)]
-    row = Row(name, words, True, found[0], found[1])
-    if not found[0] or found[1] is None:
+    row = Row(name, words, True, *(float(np.mean(side)) if len(side) else None for side in (a, b)))
+    if not row.a or row.b is None:
         return row
     if len(a) < 2 or len(b) < 2:  # nothing says how much a rate varies
-        return Row(name, words, True, found[0], found[1], found[1] / found[0])
+        return _with_interval(row, ())
     drawn = [float(np.mean(rng.choice(b, len(b)))) / float(np.mean(rng.choice(a, len(a)))) for _ in range(ROUNDS)]
     return _with_interval(row, drawn)
 
@@ -103,17 +86,17 @@ def _resampled(side: "Sequence[np.ndarray[Any, Any]]", rng: np.random.Generator)
 
 def _percentile(values: "np.ndarray[Any, Any]", share: float) -> float | None:
     """The nearest rank; None if it would be the maximum's, save for the median."""
-    rank = max(1, int(np.ceil(share * len(values) - 1e-9)))
+    rank = rank_of(share, len(values))
     if rank >= len(values) and share > 0.5:
         return None
     return float(np.partition(values, rank - 1)[rank - 1])
 
 
 def _with_interval(row: Row, drawn: Sequence[float]) -> Row:
+    """The row with its ratio, and an interval if there are ratios of resampled runs."""
     assert row.a and row.b is not None
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if drawn else (None, None)
-    as_floats = [None if end is None else float(end) for end in (low, high)]
-    return Row(row.name, row.words, row.more_is_better, row.a, row.b, row.b / row.a, *as_floats)
+    low, high = map(float, np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])) if drawn else (None, None)
+    return replace(row, ratio=row.b / row.a, low=low, high=high)
 
 
 def sentence(rows: Sequence[Row], num_runs: tuple[int, int]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.figures.distribution import percentile
 from loadtest.figures.record import Record
 
 MOST_SLICES = 120
@@ -63,10 +64,6 @@ def _shares(
 ) -> tuple[list[float], list[float]]:
     """p50 and p99 of the values of each slice; p99 is their maximum if they are few."""
     places = _slice(at_s, width_s, num_slices)
-    found: list[list[float]] = [[], []]
-    for number in range(num_slices):
-        ordered = np.sort(values[places == number])
-        for share, of_share in zip((0.5, 0.99), found, strict=True):
-            rank = max(0, int(np.ceil(share * len(ordered))) - 1)
-            of_share.append(float(ordered[rank]) if len(ordered) else float("nan"))
-    return found[0], found[1]
+    slices = [values[places == number].tolist() for number in range(num_slices)]
+    p50, p99 = ([percentile(each, share) for each in slices] for share in (0.5, 0.99))
+    return p50, p99

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from loadtest.http_exchange import Server
 from loadtest.measure import Endpoint
 from runtime.installation import baton_version
 
@@ -24,7 +23,7 @@ def environment(endpoint: Endpoint, typed: Sequence[str]) -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["baton", "bench", *typed]),
-        "endpoint": words_of(endpoint.server) + endpoint.asking.path,
+        "endpoint": f"{endpoint.server}{endpoint.asking.path}",
         "model": endpoint.found.model,
         "context": endpoint.found.context,
         "asks_for_tokens": not endpoint.probed.is_plain,
@@ -37,11 +36,6 @@ def environment(endpoint: Endpoint, typed: Sequence[str]) -> dict[str, Any]:
             "same_host": endpoint.server.host in ("127.0.0.1", "localhost", "::1"),
         },
     }
-
-
-def words_of(server: Server) -> str:
-    """The address, without the key."""
-    return f"http{'s' * server.tls}://{server.host}:{server.port}{server.path}"
 
 
 def _versions() -> dict[str, str]:

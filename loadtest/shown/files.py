@@ -13,14 +13,12 @@ from typing import Any
 import orjson
 
 from loadtest.figures.figures import LATENCIES
-from loadtest.figures.intervals import Run
+from loadtest.figures.intervals import COMPARED, RATES, Run
 from loadtest.figures.record import Record
 from loadtest.measure import Measured
 from protocol.errors import ConfigError, brief
 
 FORM = 1  # of report.json
-COLUMNS = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")
-RATES = ("tokens_per_s", "requests_per_s", "goodput_per_s")
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "least", "most", "count")
 
 
@@ -56,9 +54,8 @@ def _run_json(run: Measured) -> dict[str, Any]:
 
 def columns_of(run: Measured) -> dict[str, list[float | None]]:
     """The times of each request that was sent in the window and ended well."""
-    done = [record for record in run.records if record.is_done and run.window.has(record.sent_s)]
-    times = [(each.ttft_s, each.tpot_s, each.gap_s, each.e2e_s) for each in done]
-    return {name: [_ms(row[place]) for row in times] for place, name in enumerate(COLUMNS)}
+    done = run.done
+    return {f"{name}_ms": [_ms(getattr(each, f"{name}_s")) for each in done] for name in COMPARED}
 
 
 def request_lines(runs: Sequence[Measured]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from loadtest.drive.run import Progress, Run
-from loadtest.figures.distribution import Distribution, number
+from loadtest.figures.distribution import Distribution, milliseconds, number
 from loadtest.figures.record import Ending
 
 REFRESH_S = 1.0
@@ -34,8 +34,8 @@ class LiveTable:
         seconds = max(now - then, 1e-9)
 
         recent = records[-RECENT:]
-        ttft = Distribution.of([value * 1e3 for each in recent if (value := each.ttft_s) is not None])
-        tpot = Distribution.of([value * 1e3 for each in recent if (value := each.tpot_s) is not None])
+        ttft = Distribution.of(milliseconds(each.ttft_s for each in recent))
+        tpot = Distribution.of(milliseconds(each.tpot_s for each in recent))
         failed = [record for record in records if record.ending is Ending.FAILED]
 
         table = Table(title=self._title, title_justify="left", show_header=False)

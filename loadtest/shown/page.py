@@ -1,11 +1,11 @@
 """The page of a report: one HTML file with everything in it, no script, nothing loaded from elsewhere."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite, nan
 from typing import Any
 
-from loadtest.figures.distribution import number
+from loadtest.figures.distribution import milliseconds, number
 from loadtest.figures.figures import token_gaps
 from loadtest.figures.series import series_of
 from loadtest.measure import Measured
@@ -38,25 +38,29 @@ def page_of(runs: Sequence[Measured], about: Mapping[str, Any], search: Sequence
     """The whole page. `search`: what a sweep has found, as sentences."""
     load = runs[0].load
     title = f"{about['model']}: {load.words()}"
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(str(about['model']))}</h1><p>{escape(load.words())}</p>",
-    ]
+    parts = [f"<h1>{escape(str(about['model']))}</h1><p>{escape(load.words())}</p>"]
     if search:
-        parts += ["<h2>Sweep</h2>", *(f"<p>{escape(line)}</p>" for line in search), "<div class='plots'>"]
-        parts += [*(f"<div>{plot.svg()}</div>" for plot in sweep_plots(runs)), "</div>"]
+        parts += ["<h2>Sweep</h2>", *(f"<p>{escape(line)}</p>" for line in search), grid_of(sweep_plots(runs))]
     for place, run in enumerate(runs):
         heading = f"Run {place + 1} of {len(runs)}: {run.load.arrivals.words()}" if len(runs) > 1 else "Figures"
         parts.append(f"<h2>{escape(heading)}</h2>")
         parts += _run(run)
-    parts += [
-        "<h2>Environment</h2>",
-        _facts(about),
-        "<footer>Definitions: docs/bench.md of Baton.</footer></body></html>",
-    ]
-    return "\n".join(parts)
+    return document(title, [*parts, "<h2>Environment</h2>", facts(about)])
+
+
+def document(title: str, parts: Sequence[str], footer: str = "Definitions: docs/bench.md of Baton.") -> str:
+    """A whole page with these parts, in the style of all pages."""
+    head = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+    )
+    return "\n".join([*head, *parts, f"<footer>{footer}</footer></body></html>"])
+
+
+def grid_of(plots: Sequence[Plot]) -> str:
+    """Plots side by side."""
+    return "\n".join(["<div class='plots'>", *(f"<div>{plot.svg()}</div>" for plot in plots), "</div>"])
 
 
 def _run(run: Measured) -> Iterator[str]:
@@ -69,14 +73,9 @@ def _run(run: Measured) -> Iterator[str]:
     yield "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines_of(run)) + "</ul>"
     if run.refusal:
         return
-    yield "<div class='plots'>"
-    for plot in plots_of(run):
-        yield f"<div>{plot.svg()}</div>"
-    yield "</div>"
+    yield grid_of(plots_of(run))
     if run.counted:
-        rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{number(value)}</td></tr>" for name, value in run.counted.items()
-        )
+        rows = _rows((name, number(value)) for name, value in run.counted.items())
         yield f"<details><summary>What the server counted meanwhile (/metrics)</summary><table>{rows}</table></details>"
 
 
@@ -88,22 +87,14 @@ def _latencies(run: Measured) -> str:
 
 def plots_of(run: Measured) -> list[Plot]:
     """How latencies are spread, how they went over time, and what throughput they went with."""
-    done = [record for record in run.records if record.is_done and run.window.has(record.sent_s)]
-    gaps = (token_gaps(done) * 1e3).tolist()
-    spread = {
-        "TTFT": [value * 1e3 for each in done if (value := each.ttft_s) is not None],
-        "ITL": gaps,
-        "E2E": [value * 1e3 for each in done if (value := each.e2e_s) is not None],
-    }
+    done, looks, unit = run.done, run.progress.looks, run.figures.unit
     over = series_of(run.records, run.progress.now_s)
-    looks = run.progress.looks
-    unit = run.figures.unit
     in_flight = Line("in flight", [each.at_s for each in looks], [each.in_flight for each in looks])
     seconds = ("s", "ms")
     return [
-        _cdf("TTFT", "requests", spread["TTFT"]),
-        _cdf("ITL", unit, spread["ITL"]),
-        _cdf("E2E", "requests", spread["E2E"]),
+        _cdf("TTFT", "requests", milliseconds(each.ttft_s for each in done)),
+        _cdf("ITL", unit, (token_gaps(done) * 1e3).tolist()),
+        _cdf("E2E", "requests", milliseconds(each.e2e_s for each in done)),
         Plot("TTFT over time", *seconds, _two_lines(over.at_s, over.ttft_p50_ms, over.ttft_p99_ms)),
         Plot("ITL over time", *seconds, _two_lines(over.at_s, over.itl_p50_ms, over.itl_p99_ms)),
         Plot("Requests in flight", "s", "requests", [in_flight]),
@@ -144,9 +135,13 @@ def _two_lines(at_s: Sequence[float], p50: Sequence[float], p99: Sequence[float]
     return [Line("p50", at_s, p50), Line("p99", at_s, p99)]
 
 
-def _facts(about: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in _flat(about))
-    return f"<table class='facts'>{rows}</table>"
+def facts(about: Mapping[str, Any]) -> str:
+    """A table of names and values."""
+    return f"<table class='facts'>{_rows(_flat(about))}</table>"
+
+
+def _rows(cells: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in cells)
 
 
 def _flat(about: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from html import escape
 
+from loadtest.figures.distribution import milliseconds
 from loadtest.figures.figures import token_gaps
 from loadtest.figures.series import series_of
 from loadtest.measure import Measured
-from loadtest.shown.page import STYLE
+from loadtest.shown.page import document, grid_of
 from loadtest.shown.plots import Line, Plot, cdf
 from loadtest.shown.tables import lines_of
 
@@ -20,12 +21,8 @@ def picture_of(served: Sequence[tuple[str, Sequence[Measured]]]) -> str:
         for letter, _, run in shown
     )
     load = escape(shown[0][2].load.words()) if shown else ""
-    plots = "".join(f"<div>{plot.svg()}</div>" for plot in plots_of([(letter, run) for letter, _, run in shown]))
-    return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Side by side</title><style>{STYLE}</style>"
-        f"</head><body><h1>Side by side</h1><p>{load}</p><ul>{legend}</ul><div class='plots'>{plots}</div>{facts}"
-        "<footer>Definitions: docs/bench.md of Baton.</footer></body></html>"
-    )
+    plots = grid_of(plots_of([(letter, run) for letter, _, run in shown]))
+    return document("Side by side", ["<h1>Side by side</h1>", f"<p>{load}</p><ul>{legend}</ul>", plots, facts])
 
 
 def plots_of(shown: Sequence[tuple[str, Measured]]) -> list[Plot]:
@@ -35,10 +32,9 @@ def plots_of(shown: Sequence[tuple[str, Measured]]) -> list[Plot]:
         if run.refusal:
             continue
         series = series_of(run.records, run.progress.now_s)
-        done = [record for record in run.records if record.is_done and run.window.has(record.sent_s)]
         over.append(Line(letter, series.at_s, series.itl_p99_ms))
-        spread.append(cdf(letter, (token_gaps(done) * 1e3).tolist()))
-        first.append(cdf(letter, [ttft * 1e3 for record in done if (ttft := record.ttft_s) is not None]))
+        spread.append(cdf(letter, (token_gaps(run.done) * 1e3).tolist()))
+        first.append(cdf(letter, milliseconds(each.ttft_s for each in run.done)))
     return [
         Plot("ITL p99 over time", "s", "ms", over),
         Plot("ITL, cumulative", "ms", "share", spread, log_x=True),

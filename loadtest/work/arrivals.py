@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal, Protocol
 
 
@@ -31,8 +32,7 @@ class AtOnce:
 
     def moments(self, seed: int) -> Iterator[float]:
         """Zeros."""
-        while True:
-            yield 0.0
+        return repeat(0.0)
 
     def words(self) -> str:
         """The pattern in a few words."""

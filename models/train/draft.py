@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -29,7 +28,16 @@ from models.train.draft_net import DraftNet, Eagle3Net, EagleNet
 from models.train.draft_text import Batch, Text, answers, batches, mixed_draw, prompts
 from models.train.mtp_net import MtpNet
 from models.train.recipe import Recipe, Shape, config_json
-from models.train.train import STORY_FOLDER, advance, machine, make_optimizers, prepare, save_weights, weights_hash
+from models.train.train import (
+    STORY_FOLDER,
+    advance,
+    machine,
+    make_optimizers,
+    prepare,
+    save_weights,
+    telling,
+    weights_hash,
+)  # fmt: skip
 
 CHECK_STEPS = 3
 MTP_PREFIX = "model.mtp_layers."
@@ -94,14 +102,8 @@ def main() -> int:
         print(json.dumps(check(KINDS[arguments.kind]), indent=2))
         return 0
     started_s = time.monotonic()
-
-    def on_step(step: int, losses: Sequence[float]) -> None:
-        if (step + 1) % 20 == 0:
-            by_step = " ".join(f"{loss:.3f}" for loss in losses)
-            print(f"step {step + 1}: losses by draft step {by_step}, {time.monotonic() - started_s:.0f} s", flush=True)
-
     recipe = DraftRecipe(kind=KINDS[arguments.kind])
-    net = train(recipe, on_step)
+    net = train(recipe, telling(every=20))
     folder = arguments.out or recipe.kind.folder
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(draft_config_json(recipe), indent=2)
@@ -158,15 +160,9 @@ def new_net(recipe: DraftRecipe, texts: Sequence[Text], embedding_VE: Tensor) ->
 
     A head of its own begins as that of the target, for the tokens that the target's answers have most often.
     """
-    net: DraftNet
-    if recipe.kind.is_mtp:
-        net = MtpNet(recipe.draft_shape)
-    elif recipe.kind.num_known is None:
-        net = EagleNet(recipe.draft_shape)
-    else:
-        counts = Counter(token for text in texts for token in text.ids[text.num_prompt :])
-        often = sorted(range(len(embedding_VE)), key=lambda token: -counts[token])[: recipe.kind.num_known]
-        net = Eagle3Net(recipe.draft_shape, torch.tensor(sorted(often)))
+    counts = Counter(token for text in texts for token in text.ids[text.num_prompt :])
+    often = sorted(range(len(embedding_VE)), key=lambda token: -counts[token])[: recipe.kind.num_known]
+    net = net_of(recipe.kind, recipe.draft_shape, torch.tensor(sorted(often)))
     for weight in net.parameters():
         if weight.ndim == 2:
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
@@ -179,11 +175,17 @@ def new_net(recipe: DraftRecipe, texts: Sequence[Text], embedding_VE: Tensor) ->
     return net
 
 
+def net_of(kind: Kind, shape: Shape, known_ids: Tensor | None) -> DraftNet:
+    """A draft of this kind. `known_ids`: the tokens that its own head knows, if it has one."""
+    if kind.is_mtp:
+        return MtpNet(shape)
+    return EagleNet(shape) if kind.num_known is None or known_ids is None else Eagle3Net(shape, known_ids)
+
+
 def own_texts(recipe: DraftRecipe) -> list[Text]:
     """The target's own answers to prompts of the recipe's seed."""
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", dtype="float32")
-    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
-    return answers(runner, prompts(tokenizer, recipe.seed, recipe.num_texts), mixed_draw, recipe.max_tokens)
+    return answers(runner, prompts(recipe.seed, recipe.num_texts), mixed_draw, recipe.max_tokens)
 
 
 class Lesson(NamedTuple):
@@ -223,20 +225,15 @@ def losses_of(net: DraftNet, embedding_VE: Tensor, lesson: Lesson, num_steps: in
 def target_weights() -> dict[str, Tensor]:
     """The target's own weights, without draft layers that were trained before."""
     weights = load_file(STORY_FOLDER / "model.safetensors")
-    return {name: each for name, each in weights.items() if not name.startswith(MTP_PREFIX)}
+    return {name: weight for name, weight in weights.items() if not name.startswith(MTP_PREFIX)}
 
 
 def load_draft(kind: Kind, folder: Path) -> DraftNet:
     """The draft of a folder that this script wrote, in float32."""
     weights = load_file(folder / "model.safetensors")
-    shape = DraftRecipe(kind=kind).draft_shape
-    net: DraftNet
     if kind.is_mtp:
-        net, weights = MtpNet(shape), {name: each for name, each in weights.items() if name.startswith(MTP_PREFIX)}
-    elif kind.num_known:
-        net = Eagle3Net(shape, weights["t2d"].nonzero()[:, 0])
-    else:
-        net = EagleNet(shape)
+        weights = {name: weight for name, weight in weights.items() if name.startswith(MTP_PREFIX)}
+    net = net_of(kind, DraftRecipe(kind=kind).draft_shape, weights["t2d"].nonzero()[:, 0] if kind.num_known else None)
     net.load_state_dict(weights)
     return net.float().eval()
 

@@ -17,6 +17,7 @@ from model.sampling_input import AskingRows, ParamColumns, SamplingInput
 from models.train import corpus
 from models.train.recipe import SAMPLING
 from models.train.special import TURN_START
+from models.train.train import STORY_FOLDER
 from testkit.inputs import chunks, decodes
 
 HELD_OUT_SEED = 987_654  # of prompts on which drafts are measured, and from which none learns
@@ -57,18 +58,20 @@ class Text:
     num_prompt: int
 
 
-def prompts(tokenizer: Tokenizer, seed: int, count: int) -> list[list[int]]:
+def prompts(seed: int, count: int) -> list[tuple[int, ...]]:
     """Conversations up to where the assistant speaks for the last time, and openings of plain texts."""
-    found = []
+    tokenizer = Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json"))
+    lists = []
     for document in corpus.sample(seed, count):
         asked, turn, _ = document.rpartition(_ASSISTANT)
-        found.append(tokenizer.encode(asked + turn).ids if turn else tokenizer.encode(document).ids[:_OPENING])
-    return found
+        ids = tokenizer.encode(asked + turn).ids if turn else tokenizer.encode(document).ids[:_OPENING]
+        lists.append(tuple(ids))
+    return lists
 
 
-def answers(runner: ModelRunner, asked: Sequence[list[int]], draw: Draw, max_tokens: int) -> list[Text]:
+def answers(runner: ModelRunner, asked: Sequence[Sequence[int]], draw: Draw, max_tokens: int) -> list[Text]:
     """The prompts with the model's answers of at most `max_tokens` tokens, an end token included."""
-    found = [list(prompt) for prompt in asked]
+    lists = [list(prompt) for prompt in asked]
     max_pages = runner.kv_layout(_PAGE).num_pages(max(map(len, asked)) + max_tokens)
     kv = PagedKv(runner.kv_layout(_PAGE), 1 + _AT_A_TIME * max_pages)
     tables_BP = torch.arange(1, kv.num_pages).view(_AT_A_TIME, max_pages)
@@ -83,14 +86,14 @@ def answers(runner: ModelRunner, asked: Sequence[list[int]], draw: Draw, max_tok
             logits_LV = runner.forward(inp, kv)
             tokens = draw(logits_LV, list(rows.values()), inp.seq_lens_B.tolist()).tolist()
             for text, token in zip(rows.values(), tokens, strict=True):
-                found[text].append(token)
-            rows = {row: text for row, text in rows.items() if found[text][-1] not in runner.config.eos_token_ids}
+                lists[text].append(token)
+            rows = {row: text for row, text in rows.items() if lists[text][-1] not in runner.config.eos_token_ids}
             if not rows:
                 break
-            texts = [found[text] for text in rows.values()]
+            texts = [lists[text] for text in rows.values()]
             ends_B = torch.tensor([[text[-1], len(text) - 1] for text in texts])
             inp = decodes(ends_B[:, 0], ends_B[:, 1], tables_BP[list(rows)], _PAGE)
-    return [Text(tuple(ids), len(prompt)) for ids, prompt in zip(found, asked, strict=True)]
+    return [Text(tuple(ids), len(prompt)) for ids, prompt in zip(lists, asked, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -115,5 +118,5 @@ def padded(texts: Sequence[Text]) -> Batch:
     """One batch of these texts; padded with id 0, which is no answer."""
     longest = max(len(text.ids) for text in texts)
     ids = [[*text.ids, *[0] * (longest - len(text.ids))] for text in texts]
-    answers = [[text.num_prompt <= place < len(text.ids) for place in range(longest)] for text in texts]
+    answers = [[text.num_prompt <= position < len(text.ids) for position in range(longest)] for text in texts]
     return Batch(torch.tensor(ids), torch.tensor(answers))

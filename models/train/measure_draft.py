@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -51,7 +50,7 @@ def most_likely(logits_LV: Tensor, _: SamplingInput) -> Tensor:
 CHOOSE: dict[str, Choose] = {"greedy": sample, "inverse CDF": sample, "most likely": most_likely}
 WAYS = (
     Way("greedy", "most likely", 0.0),
-    *(Way("inverse CDF", each, SAMPLING["temperature"]) for each in ("most likely", "inverse CDF")),
+    *(Way("inverse CDF", proposed, SAMPLING["temperature"]) for proposed in ("most likely", "inverse CDF")),
 )
 
 
@@ -68,16 +67,16 @@ def measure(kind: Kind, num_texts: int, ways: Sequence[Way] = WAYS, folder: Path
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", dtype="float32")
     target = AutoModelForCausalLM.from_pretrained(STORY_FOLDER, dtype=torch.float32).eval()
     net = load_draft(kind, folder or kind.folder)
-    asked = prompts(Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json")), HELD_OUT_SEED, num_texts)
+    asked = prompts(HELD_OUT_SEED, num_texts)
     written: dict[str, list[Text]] = {}
-    found = {}
+    figures_of = {}
     for way in ways:
         if way.draw not in written:
             written[way.draw] = answers(runner, asked, _drawing(way), MAX_TOKENS)
         texts = written[way.draw]
         right = [is_right(net, target, kind, text, number, way) for number, text in enumerate(texts)]
-        found[way] = figures(right, texts)
-    return found
+        figures_of[way] = figures(right, texts)
+    return figures_of
 
 
 def _drawing(way: Way) -> Callable[[Tensor, Sequence[int], Sequence[int]], Tensor]:
@@ -108,11 +107,11 @@ def figures(right: Sequence[Sequence[Sequence[bool]]], texts: Sequence[Text]) ->
     lengths = []
     most = len(right[0])  # steps; a draft of several layers has as many
     for num_steps in range(1, most + 1):
-        runs = [accepted(each, text, num_steps) for each, text in zip(right, texts, strict=True)]
+        runs = [accepted(is_right, text, num_steps) for is_right, text in zip(right, texts, strict=True)]
         num_tokens = sum(len(text.ids) - text.num_prompt - 1 for text in texts)  # prefill draws the first
         lengths.append(num_tokens / sum(map(len, runs)))
     all_runs = [run for of_text in runs for run in of_text]
-    shares = [sum(run > place for run in all_runs) / len(all_runs) for place in range(most)]
+    shares = [sum(run > position for run in all_runs) / len(all_runs) for position in range(most)]
     return Figures(lengths, shares)
 
 
@@ -133,15 +132,15 @@ def accepted(is_right: Sequence[Sequence[bool]], text: Text, num_steps: int) -> 
     return runs
 
 
-def show(console: Console, found: dict[Way, Figures]) -> None:
+def show(console: Console, figures_of: dict[Way, Figures]) -> None:
     """Two tables."""
-    most = max(len(each.lengths) for each in found.values())
+    most = max(len(figures.lengths) for figures in figures_of.values())
     steps = [str(step + 1) for step in range(most)]
     lengths = Table("the model draws", "the draft proposes", *steps, title="mean accepted length, by number of steps")
     shares = Table("the model draws", "the draft proposes", *steps, title=f"accepted by position, {most} steps")
-    for way, each in found.items():
-        lengths.add_row(way.draw, way.propose, *(f"{length:.2f}" for length in each.lengths))
-        shares.add_row(way.draw, way.propose, *(f"{share:.0%}" for share in each.shares))
+    for way, figures in figures_of.items():
+        lengths.add_row(way.draw, way.propose, *(f"{length:.2f}" for length in figures.lengths))
+        shares.add_row(way.draw, way.propose, *(f"{share:.0%}" for share in figures.shares))
     console.print(lengths)
     console.print(shares)
 

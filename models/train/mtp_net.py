@@ -52,7 +52,7 @@ class MtpNet(DraftNet):
     @property
     def layers(self) -> list[MtpLayer]:
         """Its layers, the first one first."""
-        return [cast(MtpLayer, each) for each in cast(nn.ModuleList, self.model["mtp_layers"])]
+        return [cast(MtpLayer, layer) for layer in cast(nn.ModuleList, self.model["mtp_layers"])]
 
     def own_logits(self, hidden_NE: Tensor, embedding_VE: Tensor) -> Tensor:
         """By the target's head, which is its embedding."""

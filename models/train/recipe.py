@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from loadtest.bench_model import CONFIG
 from models.train.special import END_OF_TEXT, SPECIAL_TOKENS, TURN_END
 
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.9}
@@ -49,8 +50,7 @@ class Recipe:
 def config_json(shape: Shape) -> dict[str, object]:
     """config.json in the form that every Qwen3 loader reads."""
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **CONFIG,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -58,22 +58,12 @@ def config_json(shape: Shape) -> dict[str, object]:
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
         "max_position_embeddings": shape.max_position_embeddings,
-        "rms_norm_eps": 1e-06,
         "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
-        "use_sliding_window": False,
-        "sliding_window": None,
         "tie_word_embeddings": True,
         "initializer_range": 0.03,
-        "use_cache": True,
-        "bos_token_id": None,
         "eos_token_id": SPECIAL_TOKENS.index(TURN_END),
         "pad_token_id": SPECIAL_TOKENS.index(END_OF_TEXT),
-        "torch_dtype": "bfloat16",
     }
 
 

@@ -56,9 +56,9 @@ def draw_cast(rng: Random, wish: Wish) -> Cast:
     friend = wish.friend or rng.choice([n for n in words.GIRLS + words.BOYS if n != name])
     he, him, his = ("she", "her", "her") if female else ("he", "him", "his")
     colour, item = wish.thing.split(" ", 1) if wish.thing else (rng.choice(words.COLOURS), rng.choice(words.THINGS))
-    place, goal, food = rng.choice(words.PLACES), rng.choice(words.GOALS), rng.choice(words.FOODS)
+    where, goal, food = rng.choice(words.PLACES), rng.choice(words.GOALS), rng.choice(words.FOODS)
     trait = rng.choice(words.TRAITS)
-    return Cast(kind, trait, name, he, him, his, friend_kind, friend, place, goal, colour, item, food)
+    return Cast(kind, trait, name, he, him, his, friend_kind, friend, where, goal, colour, item, food)
 
 
 def _is_female(rng: Random, kind: str, name: str | None) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -49,21 +48,8 @@ def main() -> int:
         return 0
     started_s = time.monotonic()
     tokenizer = train_tokenizer(recipe.shape.vocab_size)
-    with Progress(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    ) as progress:
-        bar = progress.add_task("train", total=recipe.num_steps, loss=float("nan"))
-
-        def on_step(step: int, loss: float) -> None:
-            progress.update(bar, advance=1, loss=loss)
-            if (step + 1) % 60 == 0:
-                progress.console.print(f"step {step + 1}: loss {loss:.3f}, {time.monotonic() - started_s:.0f} s")
-
-        model, losses = train(recipe, tokenizer, recipe.num_steps, on_step)
+    tell = telling(every=60)
+    model, losses = train(recipe, tokenizer, recipe.num_steps, lambda step, loss: tell(step, [loss]))
     write_model(model, tokenizer, recipe, arguments.out)
     mean_loss = sum(losses[-50:]) / len(losses[-50:])
     print(
@@ -71,6 +57,18 @@ def main() -> int:
     )
     print(f"wrote {arguments.out}; now: python -m models.train.measure {arguments.out}")
     return 0
+
+
+def telling(every: int) -> Callable[[int, Sequence[float]], None]:
+    """Prints the losses of each step whose number `every` divides; a draft has one for each of its steps."""
+    started_s = time.monotonic()
+
+    def tell(step: int, losses: Sequence[float]) -> None:
+        if (step + 1) % every == 0:
+            words = " ".join(f"{loss:.3f}" for loss in losses)
+            print(f"step {step + 1}: loss {words}, {time.monotonic() - started_s:.0f} s", flush=True)
+
+    return tell
 
 
 def check(recipe: Recipe, num_steps: int) -> dict[str, object]:
@@ -172,7 +170,7 @@ def weights_hash(model: nn.Module) -> str:
 def _stored_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters in bfloat16, a tied one once, and buffers of integers."""
     weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
-    return weights | {name: each for name, each in model.state_dict().items() if not each.is_floating_point()}
+    return weights | {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
 
 
 def prepare(recipe: Recipe) -> None:

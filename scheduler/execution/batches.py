@@ -285,14 +285,6 @@ def asked_of(plan: Plan, running: ScheduleBatch) -> tuple[LogprobsAsked | None, 
     return tuple([draw.sampling.logprobs for draw in (*firsts, *running.draws)])
 
 
-def tokens_of(plan: Plan, width: int) -> int:
-    """Tokens that a launch computes: those of its chunks, and `width` of each row that decodes."""
-    num_tokens = plan.num_decodes * width
-    for chunk in plan.chunks:
-        num_tokens += len(chunk.ids)
-    return num_tokens
-
-
 def draws_of(chunks: Sequence[Chunk]) -> list[Draw]:
     """The choices whose first token is drawn at the end of a chunk."""
     return [draw for chunk in chunks for draw in chunk.draws]

@@ -3,17 +3,19 @@
     submit -> (streams) -> completed -> poll
 
 It knows rows and pages, no requests. The planner decides what runs. A plan waits in `submitted` until its lengths are
-known and the other ranks of the group have announced the same step. All that follows it waits, too.
+known, and all that follows it waits, too.
 """
 
 from collections import deque
 
+from model.collectives import outside_steps
 from model.host_copies import HostCopies
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import InternalError
+from protocol.messages_group import StepShape
 from runtime.clock import Clock
-from scheduler.agreement import Agreement, wants_graph
+from scheduler.agreement import wants_graph
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.answers import Masking
 from scheduler.execution.batches import draws_of
@@ -28,7 +30,6 @@ from scheduler.execution.page_table import PageTable
 from scheduler.execution.streams import DeviceBroken, Stream, first_line
 from scheduler.execution.warm_up import warm_up
 from scheduler.plan import (
-    Called,
     DropMask,
     ForgetGrammar,
     LayerWritten,
@@ -47,7 +48,7 @@ class Executor:
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
     between a device and host memory, on its own stream, so that no forward waits for such a copy. `host` is where KV of
     choices that gave way is kept. `launches` makes the object that launches plans; see scheduler/speculation/modes.py.
-    `agreement` is with the other ranks of its group; None: there are none. `grammars` are those that answers follow.
+    `rank` is its place in a group of `num_ranks`. `grammars` are those that answers follow.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Executor:
         forward_clock: Clock | None = None,
         debug: bool = False,
         launches: MakeLaunches = PlainLaunches,
-        agreement: Agreement | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
         grammars: AnswerGrammars | None = None,
     ) -> None:
         self.runner = runner
@@ -72,7 +74,7 @@ class Executor:
         self.page_table = PageTable(num_rows, max_pages, kv.device)
         self.future_map = FutureMap(num_rows, kv.device, debug)
         self.host = host
-        self.agreement = agreement or Agreement()
+        self.num_ranks = num_ranks
         self.grammars = grammars or AnswerGrammars(no_vocabulary)
         self.device = Device(
             runner,
@@ -85,14 +87,14 @@ class Executor:
             staging or forward,
             forward_clock,
             debug,
-            self.agreement.rank,
+            rank,
         )
         self.launcher = launches(self.device)
         self.copies = Copies(self.device, host, self.launcher.write_draft)
         self.running = self.launcher.no_rows()
 
         self.submitted: deque[Operation] = deque()  # a plan that cannot be launched yet, and what follows it
-        self._applied: Plan | None = None  # its changes are made, and its step is announced
+        self._applied: Plan | None = None  # its changes are made
         self._masking: Masking | None = None  # of that plan
         self.launches: deque[Launch] = deque()  # in flight
 
@@ -105,8 +107,7 @@ class Executor:
         device.forward.wait(device.schedule.record())  # the schedule stream has filled weights and KV memory
         num_rows, max_pages = self.page_table.req_to_page.shape
         sizes = {"max_requests": num_rows - 1, "max_pages": max_pages}
-        num_ranks = self.agreement.size
-        warm_up(self.runner, self.kv, device.forward, **sizes, host=self.host, shape=shape, num_ranks=num_ranks)
+        warm_up(self.runner, self.kv, device.forward, **sizes, host=self.host, shape=shape, num_ranks=self.num_ranks)
 
     def run_alone(self, plan: Plan) -> StepResult:
         """Launches a plan before any that a planner has made, and waits until it is over. InternalError if it fails."""
@@ -136,8 +137,6 @@ class Executor:
         self._enqueue_submitted()
         outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
         outcomes += [*self.grammars.learnt(), *self.grammars.made()]
-        if self.agreement.is_called:  # every plan that was submitted is announced
-            outcomes.append(Called(self.agreement.step))
         oldest = self.launches[0] if self.launches else None
         is_over = oldest is not None and oldest.copy_done is not None and oldest.copy_done.done()
         if self.device.group_error is not None:  # asked last: the launch that has failed is not reported as over
@@ -153,8 +152,11 @@ class Executor:
 
     @property
     def running_step(self) -> int:
-        """The oldest step that is launched and not over. 0: there is none."""
-        return self.launches[0].step.step if self.launches else 0
+        """The oldest step of the group that it was given and that is not over. 0: there is none."""
+        if self.launches:
+            return self.launches[0].step.step
+        plan = self.submitted[0] if self.submitted else None
+        return plan.step.step if isinstance(plan, Plan) and plan.step is not None else 0
 
     @property
     def replayed_step(self) -> int:
@@ -180,12 +182,11 @@ class Executor:
             if isinstance(operation, Plan):
                 if operation is not self._applied:
                     self._apply(operation)
-                shape = self.agreement.shape
-                if shape is None or not self._newest_samples or not self.launcher.is_ready(self.running, self._masking):
+                if not self._newest_samples or not self.launcher.is_ready(self.running, self._masking):
                     return
-                self.launches.append(self.launcher.enqueue(operation, self.running, shape, self._masking))
+                step = operation.step or self._same_of_all(operation)
+                self.launches.append(self.launcher.enqueue(operation, self.running, step, self._masking))
                 self.running.set_input_ids_sentinel()
-                self.agreement.launched()
                 self._masking = None
             elif isinstance(operation, LearnGrammar):
                 self.grammars.learn(operation)
@@ -217,7 +218,7 @@ class Executor:
             self.grammars.start(self._masking)
 
     def _apply(self, plan: Plan) -> None:
-        """Makes the changes of a plan, and announces its step."""
+        """Makes the changes of a plan."""
         self._applied = plan
         if plan.grants:
             self.page_table.write(*plan.grants)
@@ -229,8 +230,9 @@ class Executor:
         self._masking = self.grammars.apply(firsts, self.running.draws, [*firsts, *begin])
         if self._masking is not None:
             self.grammars.start(self._masking)
-        num_tokens = self.launcher.num_tokens(plan)
-        of_group = self.runner.max_graphed, self.agreement.size
-        self.agreement.announce(
-            num_tokens, wants_graph=wants_graph(num_tokens, *of_group, has_chunks=bool(plan.chunks))
-        )
+
+    def _same_of_all(self, plan: Plan) -> StepShape:
+        """What is launched if every rank, maybe this one alone, launches the same plan."""
+        num_tokens, of_group = self.launcher.num_tokens(plan), (self.runner.max_graphed, self.num_ranks)
+        graphs = wants_graph(num_tokens, *of_group, has_chunks=bool(plan.chunks))
+        return outside_steps(self.num_ranks, num_tokens, graphs=graphs)

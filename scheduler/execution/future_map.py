@@ -9,7 +9,7 @@ so that no owner of a row reads what a former owner has left. Every call returns
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Final
 
 import torch
@@ -123,7 +123,7 @@ class FutureMap:
         """
         if rows_N.numel() == 0:
             return
-        self.output_tokens_buf[rows_N] = tokens.reshape(-1).to(torch.int64) + owners_N
+        self.output_tokens_buf.index_copy_(0, rows_N, tokens.reshape(-1).to(torch.int64) + owners_N)
         if extras is not None:
             self.stash_extras(rows_N, extras, owners_N)
 
@@ -140,7 +140,7 @@ class FutureMap:
         num_prompt = input_ids_T.shape[0] - num_decodes
         ids_B = input_ids_T[num_prompt:] if num_prompt else input_ids_T
         rows_B = (-ids_B).clamp(min=0)  # 0 where the host knew the token
-        held_B = self.output_tokens_buf[rows_B]
+        held_B = self.output_tokens_buf.index_select(0, rows_B)
         resolved_B = torch.where(ids_B >= 0, ids_B, held_B - owners_B)
 
         excess_B = resolved_B >> OWNER_SHIFT  # 0 if the token was stashed for this owner
@@ -168,8 +168,8 @@ class FutureMap:
             if name not in self._extras:
                 self._extras[name] = _ExtraBuffer.for_payload(payload, len(self.output_tokens_buf))
             buffer = self._extras[name]
-            buffer.values[rows_N] = payload.to(buffer.values.dtype)
-            buffer.owners[rows_N] = owners_N
+            buffer.values.index_copy_(0, rows_N, payload.to(buffer.values.dtype))
+            buffer.owners.index_copy_(0, rows_N, owners_N)
 
     def resolve_extras(self, rows_N: Tensor, owners_N: Tensor) -> DraftExtras:
         """The draft inputs of the rows. Runs on the forward stream, before the draft. `owners_N` is as in `stash`.
@@ -181,18 +181,20 @@ class FutureMap:
         if num_rows == 0:
             return DraftExtras()
 
-        has_all_N = torch.ones(num_rows, dtype=torch.bool, device=rows_N.device)
-        for buffer in self._extras.values():
-            has_all_N &= buffer.owners[rows_N] == owners_N
+        extras = {name: buffer.values.index_select(0, rows_N) for name, buffer in self._extras.items()}
+        are_own = [buffer.owners.index_select(0, rows_N) == owners_N for buffer in self._extras.values()]
+        has_all_N = reduce(torch.logical_and, are_own) if are_own else None
+        if has_all_N is not None and not (has_all_N.is_cpu and has_all_N.all()):  # a device would have to be waited for
+            for name, values in extras.items():
+                has_all = has_all_N.view(-1, *[1] * (values.dim() - 1))
+                extras[name] = torch.where(has_all, values, NO_PROPOSAL if name == "topk_index_NK" else 0)
 
-        extras = {"topk_index_NK": torch.full((num_rows, 1), NO_PROPOSAL, device=rows_N.device)}
-        for name, buffer in self._extras.items():
-            values = buffer.values[rows_N]
-            has_all = has_all_N.view(-1, *[1] * (values.dim() - 1))
-            extras[name] = torch.where(has_all, values, NO_PROPOSAL if name == "topk_index_NK" else 0)
-
-        if (proposals := self._extras.get("topk_index_NK")) is not None:
-            proposals.owners[rows_N] = POISON  # they are those of this step: a later one must not read them
+        if (proposals := self._extras.get("topk_index_NK")) is None:
+            extras["topk_index_NK"] = torch.full((num_rows, 1), NO_PROPOSAL, device=rows_N.device)
+        else:
+            proposals.owners.index_fill_(
+                0, rows_N, POISON
+            )  # they are those of this step: a later one must not read them
         return DraftExtras(**extras)
 
     # ---- lengths ----
@@ -204,7 +206,7 @@ class FutureMap:
         """
         if rows_N.numel() == 0:
             return
-        self.new_seq_lens_buf[rows_N] = seq_lens_N.reshape(-1).to(torch.int64) + owners_N
+        self.new_seq_lens_buf.index_copy_(0, rows_N, seq_lens_N.reshape(-1).to(torch.int64) + owners_N)
 
     def expect(self, publish_ready: Event) -> None:
         """The stream has recorded `publish_ready` behind the newest publish, whether or not that had rows.
@@ -263,7 +265,7 @@ class FutureMap:
 
     def _gather_seq_lens(self, schedule: Stream, gather: _Gather) -> None:
         """On the schedule stream."""
-        gather.seq_lens_B = gather.buffer[gather.rows_B] - gather.owners_B
+        gather.seq_lens_B = gather.buffer.index_select(0, gather.rows_B) - gather.owners_B
         gather.on_host = schedule.to_host(gather.seq_lens_B)
         if self._debug:
             gather.buffer[gather.rows_B] = POISON

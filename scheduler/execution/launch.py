@@ -1,11 +1,11 @@
 """A forward in flight, and its result."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from protocol.errors import GroupBroken, as_baton_error
 from protocol.logprobs import Logprobs, LogprobsAsked
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
-from scheduler.execution.batches import ForwardBatch, Relay
+from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn
 from scheduler.execution.device import Device
-from scheduler.execution.prompt_scores import pieces_of_prompts
+from scheduler.execution.histories import seeds_of
+from scheduler.execution.prompt_scores import pieces_of_prompts, prompt_rows, scores_of
 from scheduler.execution.streams import Event, Stream, first_line
-from scheduler.plan import Owner, Scores, StepResult
+from scheduler.plan import Chunk, Owner, Plan, Scores, StepResult
 
 Runs = tuple[tuple[int, ...], ...]
 NO_TOKENS: Final = frozenset({NOT_A_TOKEN, NOTHING_LEFT})
@@ -50,18 +51,40 @@ class Launch:
     computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
     layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
 
+    @classmethod
+    def of(cls, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None, **more: Any) -> Self:
+        """The launch of `plan`, which is applied, without a batch. `more`: what its kind adds."""
+        owners, relay, asked = owners_drawn(plan, running), Relay.of(plan, running), asked_of(plan, running)
+        return cls(plan.ticket, owners, relay, plan.ships, step, asked, masking, **more)
+
+    def build(
+        self,
+        plan: Plan,
+        running: ScheduleBatch,
+        device: Device,
+        make: Callable[[], ForwardBatch],
+        ship: Callable[["Launch", tuple[Chunk, ...]], None],
+    ) -> None:
+        """Makes its batch: what its kind can `make`, with scores of prompts and seeds. `ship`: see Shipping.prepare."""
+        try:
+            if device.debug:
+                running.check_mirrors()
+            batch, on = make(), device.kv.device
+            self.scores, scored = scores_of(plan.chunks), prompt_rows(plan.chunks, on)
+            self.batch = replace(batch, step=self.step, seeds_3S=seeds_of(plan, on), scored=scored)
+            size, announced = batch.input.input_ids_T.numel(), self.step.num_tokens[device.rank]
+            assert size == announced, f"{size} tokens, announced were {announced}"
+            if plan.ships:
+                ship(self, plan.chunks)
+        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
+            self.batch, self.error = None, error
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that its forward reads. They were made on the schedule stream."""
         inputs = () if self.batch is None else self.batch.tensors
         written = () if self.written_pages_N is None else (self.written_pages_N,)
         return (*self.relay, *inputs, *written)
-
-    def check_size(self, device: Device) -> None:
-        """Asserts that it computes what was announced."""
-        assert self.batch is not None
-        size, announced = self.batch.input.input_ids_T.numel(), self.step.num_tokens[device.rank]
-        assert size == announced, f"{size} tokens, announced were {announced}"
 
     def padding(self, device: Device) -> ModelInput:
         """As many tokens of padding. Nobody wants their logits, which for a long prompt would take gigabytes.

@@ -19,11 +19,10 @@ from model.sampler import sample_scored
 from model.sampling_input import AllowedTokens
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
-from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
+from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.device import Device
-from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, failures_of, failures_of_target
-from scheduler.execution.prompt_scores import prompt_rows, scored_forward, scores_of
+from scheduler.execution.prompt_scores import scored_forward
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan
 
@@ -103,7 +102,7 @@ class PlainLaunches:
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and one of each row."""
-        return tokens_of(plan, 1)
+        return plan.num_tokens(1)
 
     def write_draft(self) -> None:
         """There is none."""
@@ -112,19 +111,9 @@ class PlainLaunches:
         """Enqueues the three segments, or the two that need no masks."""
         device = self._device
         running.advance()
-        owners, relay, asked = owners_drawn(plan, running), Relay.of(plan, running), asked_of(plan, running)
-        launch = PlainLaunch(plan.ticket, owners, relay, plan.ships, step, asked, masking)
-        try:
-            if device.debug:
-                running.check_mirrors()
-            batch = ForwardBatch.init_new(plan.chunks, running, device.page_table, device.kv.layout.page_size)
-            launch.scores, scored = scores_of(plan.chunks), prompt_rows(plan.chunks, device.kv.device)
-            launch.batch = replace(batch, seeds_3S=seeds_of(plan, device.kv.device), scored=scored)
-            launch.check_size(device)
-            if plan.ships:
-                self._shipping.prepare(launch, plan.chunks)
-        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
-            launch.batch, launch.error = None, error
+        launch, page_size = PlainLaunch.of(plan, running, step, masking), device.kv.layout.page_size
+        batch = partial(ForwardBatch.init_new, plan.chunks, running, device.page_table, page_size)
+        launch.build(plan, running, device, batch, self._shipping.prepare)
         if masking is None:
             launch.copy_done = device.enqueue([self.resolve, self.compute, self.sample], launch)
         else:

@@ -80,15 +80,15 @@ def choose_threads(
 
 
 def wake_beside_layers(runner: Runner, forward: Stream) -> None:
-    """Has the loop woken when the next decode has entered its layers, which run without the interpreter, or when a
-    launch with chunks begins.
+    """Has the loop woken when the next decode, or its draft, has entered its layers, which run without the interpreter,
+    or when a launch with chunks begins.
 
     Woken before, the loop takes the interpreter from the steps that lead there. Only for a runner whose decodes have
-    such layers, without a draft: its forwards come in several parts, and tokens would wait for the first.
+    such layers, and its draft, too: the lengths that a launch has published would wait until the draft is done.
     """
     if not isinstance(runner, ModelRunner) or not isinstance(forward, HostStream):
         return
-    if runner.decoder.at_once is not None and runner.draft is None:
+    if runner.decoder.at_once is not None and (runner.draft is None or runner.draft.at_once):
         forward.tells_late, runner.threads.before_long_call = True, forward.tell
 
 

@@ -84,8 +84,8 @@ class WarmUp:
 def warm_requests(executor: Executor, asked: WarmUp, shape: DraftShape = NO_DRAFT) -> None:
     """Runs the requests of `asked`. `shape`: of the executor's draft. Blocks.
 
-    It is called before the first plan, by all ranks of a group together, before their agreement begins: all run the
-    same list. InternalError if a launch fails. Page 0 holds zeros afterwards.
+    It is called before the first plan, by all ranks of a group together: all run the same list. InternalError if a
+    launch fails. Page 0 holds zeros afterwards.
     """
     joined = 0
     for num_rows in asked.sizes:

@@ -1,7 +1,8 @@
 """The overlap loop: while the device runs one launch, the host processes the one before and prepares the next.
 
-    step:  fewer than `depth` launches in flight?  plan the next one and launch it
-           the oldest launch has completed?        process its results
+    step:  the oldest launch has completed?        process its results
+           fewer than `depth` launches in flight?  plan the next one and launch it
+           no work, and other ranks wait?          launch a plan without rows
 
 With overlap the depth is 2: a launch is planned before the results of the one in flight are known. Without overlap it
 is 1. A step never blocks; the process loop polls sockets between steps.
@@ -69,16 +70,17 @@ class OverlapLoop:
         return self._planner.in_flight[0].ticket if self._planner.in_flight else 0
 
     def step(self) -> bool:
-        """Launches what runs next and processes what is over, where possible. False when there was nothing to do."""
-        has_room = len(self._planner.in_flight) < self._depth
-        progressed = has_room and (self._role.launch() or self._planner.launch_idle())
-        num_told = self._planner.num_told
-        for launched, result in self._planner.poll():
+        """Processes what is over and launches what runs next, where possible. False when there was nothing to do."""
+        planner, num_told = self._planner, self._planner.num_told
+        over = planner.poll()
+        for launched, result in over:
             self._process(launched, result)
-            progressed = True
-        self._planner.late.ask(self._planner.in_flight)
-        progressed |= self._planner.num_told > num_told  # requests wait for it
-        return self._planner.collect() or progressed or (self._planner.is_called and has_room)
+        planner.late.ask(planner.in_flight)
+        progressed = planner.collect() or bool(over) or planner.num_told > num_told  # requests wait for what is told
+
+        if len(planner.in_flight) < self._depth:
+            progressed |= self._role.launch() or planner.launch_idle()
+        return progressed
 
     def _process(self, launched: Launched, result: StepResult) -> None:
         if result.error:

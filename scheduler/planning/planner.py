@@ -11,11 +11,11 @@ from typing import Protocol
 
 from protocol.kv_layout import KvLayout
 from protocol.prefixes import packed
+from scheduler.agreement import Agreement
 from scheduler.plan import (
     Done,
     GrammarLearnt,
     LayerWritten,
-    MaskReady,
     Operation,
     Outcome,
     StepResult,
@@ -34,6 +34,7 @@ from scheduler.planning.req import Req
 from scheduler.planning.roster import Roster
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs, Spills
+from scheduler.planning.steps import Steps
 
 
 class Executes(Protocol):
@@ -50,7 +51,8 @@ class Executes(Protocol):
 
 class Planner:
     """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin on the host.
-    `costs`: see Spills. `speculation`: how the executor's draft is used, if it has one."""
+    `costs`: see Spills. `speculation`: how the executor's draft is used, if it has one. `agreement`, `max_graphed`: see
+    Steps."""
 
     def __init__(
         self,
@@ -62,19 +64,21 @@ class Planner:
         has_twin: bool = False,
         costs: Costs | None = None,
         speculation: Speculation | None = None,
+        agreement: Agreement | None = None,
+        max_graphed: int = 0,
     ) -> None:
         self.book, self.layout, self.vocab_size = book, layout, vocab_size
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
         self.num_idle = 0  # launches without rows, for other ranks of the group
-        self._called = 0  # the newest step that other ranks have announced first
-        self.copies = KvCopies(book, executor.submit, has_twin)
-        self.roster = Roster()
         self.speculation = speculation or Speculation.without_draft()
+        self.steps = Steps(executor.submit, agreement, self.speculation.shape, max_graphed)
+        self.copies = KvCopies(book, self.steps.submit, has_twin)
+        self.roster = Roster()
         self.spills = Spills(book, self.copies, costs)
         self.results = Results(self.speculation, self.spills)
-        self.grammars = Grammars(executor.submit)
-        self.late, self.replays = LateRows(executor.submit), Replays(executor.submit)
+        self.grammars = Grammars(self.steps.submit)
+        self.late, self.replays = LateRows(self.steps.submit), Replays(self.steps.submit)
         self._executor = executor
         self._growth = Growth(book, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
@@ -219,7 +223,7 @@ class Planner:
         ships: bool = False,
         resting: tuple[Req, ...] = (),
     ) -> Launched:
-        """Submits a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
+        """Makes a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
         `resting`, also from decodes(), do not decode in this launch, but in the next one."""
         num_steps = self.speculation.next_steps(len(decodes))
         plan = self._plans.next(chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps)
@@ -230,18 +234,13 @@ class Planner:
 
         self.num_launches += 1
         self.in_flight.append(launched)
-        self._executor.submit(plan)
+        self.steps.submit(plan)
         self._draft_writes.launched(plan)
         return launched
 
-    @property
-    def is_called(self) -> bool:
-        """Whether other ranks of the group wait for this one's next launch."""
-        return self._called > self.num_launches
-
     def launch_idle(self) -> bool:
         """Launches nothing, if other ranks wait for it. The caller has no work. Whether it did."""
-        if not self.is_called:
+        if not self.steps.is_called:
             return False
         self.num_idle += 1
         self.launch()
@@ -249,6 +248,7 @@ class Planner:
 
     def poll(self) -> list[tuple[Launched, StepResult]]:
         """Takes what the executor reports. Returns the launches that are over, and their results."""
+        self.steps.go_on()
         over = []
         for outcome in self._executor.poll():
             if isinstance(outcome, StepResult):
@@ -265,12 +265,10 @@ class Planner:
                 self.copies.done(outcome.ticket)
             elif isinstance(outcome, GrammarLearnt):
                 self.grammars.learnt(outcome)
-            elif isinstance(outcome, MaskReady):
+            else:
                 self.replays.ready(outcome)
                 for req in self.late.ready(outcome):
                     self.roster.stay(req)
-            else:
-                self._called = outcome.step
         for req, holding in self.spills.take_back():
             self._seat(req, holding)
             self.join([req])

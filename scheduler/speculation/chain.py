@@ -63,12 +63,10 @@ class Chain:
         if first is None or first.topk_index_NK is None or first.hidden_NE is None:
             return ids_B, ids_B.new_full((ids_B.shape[0], batch.rows.width - 1), NOT_A_TOKEN)
 
-        first_B1 = first.topk_index_NK[:, :1]
+        first_B = first.topk_index_NK[:, 0]
         if batch.rows.width == 2:
-            return ids_B, first_B1
-        tokens_B = first_B1[:, 0].clamp(min=0)
-        others_SB = self._layer.draft.chain(batch.steps, tokens_B, first.hidden_NE, self._layer.kv)
-        return ids_B, torch.cat((first_B1, others_SB.t()), 1)
+            return ids_B, first_B[:, None]
+        return ids_B, self._layer.draft.chain(batch.steps, first_B, first.hidden_NE, self._layer.kv).t()
 
     def verify(
         self, forward: ForwardBatch, batch: ChainBatch, proposed: tuple[Tensor, Tensor], on_layer: OnLayer

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from protocol.messages_group import StepShape
 from scheduler.execution.answers import Masking
-from scheduler.execution.batches import Relay, ScheduleBatch, asked_of, owners_drawn, tokens_of
+from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.future_rows import DraftInput
-from scheduler.execution.histories import seeds_of
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
-from scheduler.execution.prompt_scores import prompt_rows, scores_of
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -98,7 +96,7 @@ class DraftLaunches:
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and those of each row that its mode verifies."""
-        return tokens_of(plan, self._mode(plan).num_verified(plan))
+        return plan.num_tokens(self._mode(plan).num_verified(plan))
 
     def _mode(self, plan: Plan) -> AnyMode:
         return self._proposing if plan.num_steps else self._quiet
@@ -113,27 +111,18 @@ class DraftLaunches:
         device, proposes = self._device, plan.num_steps > 0
         if self._publishes:
             device.future_map.resolve_seq_lens_cpu(running, device.schedule)
-        owners = owners_drawn(plan, running)
         mode = self._mode(plan)
-        relay, asked = Relay.of(plan, running), asked_of(plan, running)
-        launch = DraftLaunch(plan.ticket, owners, relay, plan.ships, step, asked, masking, mode=mode)
-        try:
-            if device.debug:
-                running.check_mirrors()
-            begins = self._unread.begins(plan, running)
-            batch, launch.draft = mode.build(plan, running, begins)
-            if masking is not None:
-                first_logits = partial(launch.draft.rows.first_logits, mode.num_verified(plan))
-                allowed = masking.allowed(first_logits, device.kv.device)
-                batch = replace(batch, sampling=replace(batch.sampling, allowed=allowed))
-            launch.scores, scored = scores_of(plan.chunks), prompt_rows(plan.chunks, device.kv.device)
-            launch.batch = replace(batch, step=step, seeds_3S=seeds_of(plan, device.kv.device), scored=scored)
-            launch.check_size(device)
-            if plan.ships:
-                self._shipping.prepare(launch, plan.chunks)
-        except Exception as error:  # noqa: BLE001 - a launch that cannot be built fails only its own rows
-            launch.batch, launch.error = None, error
+        launch = DraftLaunch.of(plan, running, step, masking, mode=mode)
 
+        def batch() -> ForwardBatch:
+            batch, launch.draft = mode.build(plan, running, self._unread.begins(plan, running))
+            if masking is None:
+                return batch
+            first_logits = partial(launch.draft.rows.first_logits, mode.num_verified(plan))
+            allowed = masking.allowed(first_logits, device.kv.device)
+            return replace(batch, sampling=replace(batch.sampling, allowed=allowed))
+
+        launch.build(plan, running, device, batch, self._shipping.prepare)
         if proposes:
             before = [self.write, self.propose, self.verify, self.publish]
             device.future_map.expect(device.enqueue(before, launch))

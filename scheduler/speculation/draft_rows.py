@@ -58,12 +58,12 @@ class DraftRows:
             seq_lens_B=running.seq_lens_B,
             limits_B=members.limits_B,
             drafts_B=members.drafts_B,
-            firsts_B=members.indices_B * (plan.num_steps + 1),
+            firsts_B=members.indices_B * (plan.num_steps + 1) if plan.num_steps else members.indices_B,
             places_W=_indices(plan.num_steps + 1, device),
-            after_T=int64_column([token for chunk in chunks for token in _after(chunk)], device),
+            after_T=_column([token for chunk in chunks for token in _after(chunk)], device),
             begin=begin,
             seeds=Seeds.of(plan.joins, device),
-            shipped_N=int64_column(_first_draws(chunks) if plan.ships else [], device),
+            shipped_N=_column(_first_draws(chunks) if plan.ships else [], device),
         )
 
     @property
@@ -89,6 +89,8 @@ class DraftRows:
 
     def runs(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The runs in a launch's tokens (L): the first tokens, then what each row has drawn up to BEYOND."""
+        if self.width == 1:
+            return tuple([(token,) for token in tokens])
         firsts = tuple([(token,) for token in tokens[: self.num_draws]])
         spans = [tokens[start : start + self.width] for start in range(self.num_draws, len(tokens), self.width)]
         return (*firsts, *[tuple([token for token in span if token != BEYOND]) for span in spans])
@@ -159,6 +161,16 @@ class Seeds:
             hidden_NE=torch.from_numpy(np.stack(states)).to(device, non_blocking=True),
             before_NK=int64_column([join.before for join in seeded], device),
         )
+
+
+def _column(values: Sequence[int], device: torch.device) -> Tensor:
+    return int64_column(values, device) if values else _nothing(device)
+
+
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    """Most launches have no chunks and ship nothing, so it is made once."""
+    return int64_column([], device)
 
 
 @cache

@@ -95,9 +95,9 @@ class DraftMode(Protocol[BatchT, ProposedT, VerifiedT]):
 
     def extend(
         self, forward: ForwardBatch, batch: BatchT, verified: VerifiedT, on_layer: OnLayer
-    ) -> tuple[Tensor, DraftExtras]:
+    ) -> tuple[Tensor, DraftExtras | None]:
         """Writes the draft's KV of what is kept. Returns the next input tokens, one for each first token of a prompt
-        and each row that decodes, and what the next launch's draft reads of them."""
+        and each row that decodes, and what the next launch's draft reads of them; None: it comes later."""
         ...
 
 

@@ -22,7 +22,7 @@ def launches_for(draft: Draft | None, shape: DraftShape) -> MakeLaunches:
 
 
 def _with_draft(draft: Draft, shape: DraftShape, device: Device) -> Launches:
-    parts = DraftParts(device, draft, Unwritten())
+    parts = DraftParts(device, draft, Unwritten(device.future_map))
     if draft.group.lookahead > 1:
         return DraftLaunches(parts, Layers(parts, proposes=True), Layers(parts, proposes=False))
     if shape.is_tree:

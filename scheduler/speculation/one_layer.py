@@ -31,9 +31,10 @@ class OneLayer:
         self.unwritten = parts.unwritten
         self._future_map = parts.device.future_map
 
-    def best(self, logits_NV: Tensor, hidden_NE: Tensor) -> DraftExtras:
-        """The proposals after the tokens that the draft has just read."""
-        return DraftExtras(logits_NV.argmax(-1, keepdim=True), None, hidden_NE)
+    def read(self, inp: ModelInput, hidden_TE: Tensor, on_layer: OnLayer = None) -> DraftExtras:
+        """The draft reads the tokens of `inp`. What it proposes behind the wanted ones."""
+        tokens_N, hidden_NE = self.draft.likeliest(inp, hidden_TE, self.kv, on_layer)
+        return DraftExtras(tokens_N[:, None], None, hidden_NE)
 
     def nothing(self, hidden_NE: Tensor) -> DraftExtras:
         """For rows whose last token the draft has not read: no proposals, and the target's hidden states."""
@@ -58,9 +59,7 @@ class OneLayer:
             return None
         if begin.has_rows:
             inp = replace(begin.input, input_ids_T=ids_B[begin.rows_N])
-            extras = extras.replaced(
-                begin.rows_N, self.best(*first_layer(self.draft, inp, extras.hidden_NE[begin.rows_N], self.kv))
-            )
+            extras = extras.replaced(begin.rows_N, self.read(inp, extras.hidden_NE[begin.rows_N]))
         return extras
 
     def add_beginning(self, rows: DraftRows, ids_B: Tensor) -> None:
@@ -80,7 +79,7 @@ class OneLayer:
         last_B = rows.firsts_B + kept.kept_B
         ids_T = torch.cat((rows.after_T, drawn_T)) if num_prompts else drawn_T
         inp = replace(inp, input_ids_T=ids_T, logit_indices_L=last_B + num_prompts if num_prompts else last_B)
-        extras = self.best(*first_layer(self.draft, inp, kept.hidden_TE, self.kv, on_layer)).only_for(rows.drafts_B)
+        extras = self.read(inp, kept.hidden_TE, on_layer).only_for(rows.drafts_B)
 
         tokens_B = drawn_T.index_select(0, last_B)
         if not rows.num_draws:
@@ -97,8 +96,9 @@ class TreeLayer(OneLayer):
         super().__init__(parts)
         self._topk = topk
 
-    def best(self, logits_NV: Tensor, hidden_NE: Tensor) -> DraftExtras:
-        """The proposals after the tokens that the draft has just read."""
+    def read(self, inp: ModelInput, hidden_TE: Tensor, on_layer: OnLayer = None) -> DraftExtras:
+        """The draft reads the tokens of `inp`. What it proposes behind the wanted ones."""
+        logits_NV, hidden_NE = first_layer(self.draft, inp, hidden_TE, self.kv, on_layer)
         return DraftExtras(*best_tokens(logits_NV, self._topk), hidden_NE)
 
     def nothing(self, hidden_NE: Tensor) -> DraftExtras:

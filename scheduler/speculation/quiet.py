@@ -60,13 +60,14 @@ class Quiet:
 
     def extend(
         self, forward: ForwardBatch, batch: QuietBatch, verified: Verified, on_layer: OnLayer
-    ) -> tuple[Tensor, DraftExtras]:
+    ) -> tuple[Tensor, DraftExtras | None]:
         """Writes the draft's KV of prompts at once, with that of decodes beside them; that of decodes alone later."""
         layer, rows = self._layer, batch.rows
         tokens_L, hidden_TE = verified.tokens_L.clamp(min=0), verified.hidden_TE
         if not forward.input.extend_lens:
-            layer.unwritten.add(replace(forward.input, input_ids_T=tokens_L), hidden_TE)
-            return tokens_L, layer.nothing(hidden_TE)
+            layer.unwritten.add_launch(replace(forward.input, input_ids_T=tokens_L), hidden_TE, rows, layer.nothing)
+            return tokens_L, None
+        layer.unwritten.stash()  # these states are older than those of this launch
         inp = replace(forward.input, input_ids_T=torch.cat((rows.after_T, tokens_L[rows.num_draws :])))
         layer.draft.run_layer(0, inp, hidden_TE, layer.kv, on_layer, attends=False)
         return tokens_L, layer.nothing(hidden_TE[forward.input.logit_indices_L])

@@ -22,9 +22,9 @@ def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock:
     each. Blocks.
 
     They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
-    written. InternalError if a launch fails. All ranks of a group call it together, before their agreement begins.
+    written. InternalError if a launch fails. All ranks of a group call it together, before the first step.
     """
-    is_alone = executor.agreement.size == 1
+    is_alone = executor.num_ranks == 1
     context = min(CONTEXT, executor.page_table.req_to_page_cpu.shape[1] * executor.kv.layout.page_size)
     sizes: list[int] = []
     seconds: list[tuple[float, ...]] = []
@@ -49,7 +49,7 @@ def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) ->
     Behind a launch that proposes nothing the draft reads the last token first. So the most proposals come twice.
     """
     fastest = [float("inf")] * (num_steps + 1)
-    is_alone = executor.agreement.size == 1
+    is_alone = executor.num_ranks == 1
     began = clock.now()
     for done in range(MAX_ROUNDS if is_alone else GROUP_ROUNDS):
         if is_alone and done > 1 and clock.now() - began > ENOUGH_S:

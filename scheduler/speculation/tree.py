@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.draft import first_layer
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.sampling_input import SamplingInput
@@ -109,7 +108,7 @@ class Tree:
         hidden_NE = first.hidden_NE.repeat_interleave(topk, 0)
         for level, inp in enumerate(batch.levels, 2):
             inp = replace(inp, input_ids_T=beam.tokens_BK.clamp(min=0).flatten(), tree_bits_D=beam.bits_BK.flatten())
-            after = self._layer.best(*first_layer(self._layer.draft, inp, hidden_NE, self._layer.kv))
+            after = self._layer.read(inp, hidden_NE)
             assert after.topk_index_NK is not None and after.topk_p_NK is not None and after.hidden_NE is not None
             shape = num_rows, topk, topk
             candidates, beam = next_level(

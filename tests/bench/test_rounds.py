@@ -2,13 +2,13 @@
 
 import pytest
 
-from bench.rounds import compared, in_rounds, in_turn, interval, ratios, spread
+from bench.rounds import compared, in_rounds, interval, ratios, spread, turns
 
 
 def test_each_side_begins_as_often() -> None:
     """Rounds before the first one warm up."""
-    rounds = ["".join(in_turn(sides, number)) for sides in ("ab", {"c": 1, "d": 2, "e": 3}) for number in range(-1, 3)]
-    assert rounds == ["ba", "ab", "ba", "ab", "edc", "cde", "edc", "cde"]
+    order = ["".join(f"{side}{number}" for side, number in turns(sides, 3, warm_up=1)) for sides in ("ab", "cde")]
+    assert order == ["b-1a-1a0b0b1a1a2b2", "e-1d-1c-1c0d0e0e1d1c1c2d2e2"]
 
 
 def test_rounds_that_warm_up_run_and_do_not_count() -> None:

@@ -37,7 +37,7 @@ async def test_it_serves_and_leaves_nothing(how: str, tmp_path: Path, monkeypatc
     with held_port() as port:
         command = [sys.executable, "-c", SERVES, str(port), how, str(tmp_path / "asked")]
         async with started(CLOCK, command, Server("127.0.0.1", port), os.environ) as peer:
-            own = [psutil.Process(pid) for pid in peer.processes()]
+            own = peer.processes()
             assert len(own) == 2, "the server and its child, which has a group of its own"
             [session] = {os.getsid(process.pid) for process in own}
             assert session in {process.pid for process in own}, "the server leads it"

@@ -3,20 +3,21 @@
 import random
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from decode.requests import DecodeRequest, DecodeState
 from decode.worker import DecodeWorker
 from prefill.jobs import Job
 from prefill.worker import PrefillWorker
-from protocol.messages_gateway import FinishReason, FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
+from protocol.messages_gateway import FinishReason, FirstToken, Role, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
 from tests.doubles.backend_inproc import InprocNetwork
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from transfer.states import TransferState
 from unified.worker import UnifiedWorker
+from worker.requests import Assigned
 
 VOCAB = 211
 
@@ -24,6 +25,9 @@ VOCAB = 211
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:
     """Greedy parameters."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)
+
+
+PARAMS = greedy(15)
 
 
 def prompt_of(name: str, length: int, vocab: int = VOCAB) -> list[int]:
@@ -39,8 +43,9 @@ class Driven(Cluster):
         super().__init__(runner, topology, **options)
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
 
-    def ask(self, name: str, prompt: int | list[int], params: SamplingParams, n: int = 1) -> None:
-        """A request with this prompt, or with one of its own that has as many tokens."""
+    def ask(self, name: str, prompt: int | list[int], params: SamplingParams | None = None, n: int = 1) -> None:
+        """A request with this prompt, or with one of its own that has as many tokens. `params`: by default PARAMS."""
+        params = params or PARAMS
         self.asked[name] = (prompt_of(name, prompt) if isinstance(prompt, int) else prompt, params)
         self.assign(name, *self.asked[name], n)
 
@@ -148,53 +153,68 @@ def expect_prefix(cluster: Cluster, name: str, prompt: Sequence[int], params: Sa
 
 
 class Phase(Enum):
-    """How far a request has come: at which worker, and the state of its transfer there, or its own."""
+    """How far a request has come: the role of a worker, and the state of its transfer there, or its own."""
 
-    RESERVING = "decode", TransferState.RESERVING
-    REQUESTED = "decode", TransferState.REQUESTED
-    RECEIVING = "decode", TransferState.RECEIVING
-    DELIVERED = "decode", TransferState.DELIVERED
-    RUNNING = "decode", DecodeState.RUNNING
-    WAITING = "prefill", TransferState.RESERVING
-    COMPUTING = "prefill", TransferState.REQUESTED
-    SENDING = "prefill", TransferState.SENDING
+    RESERVING = Role.DECODE, TransferState.RESERVING
+    REQUESTED = Role.DECODE, TransferState.REQUESTED
+    RECEIVING = Role.DECODE, TransferState.RECEIVING
+    DELIVERED = Role.DECODE, TransferState.DELIVERED
+    RUNNING = Role.DECODE, DecodeState.RUNNING
+    WAITING = Role.PREFILL, TransferState.RESERVING
+    COMPUTING = Role.PREFILL, TransferState.REQUESTED
+    SENDING = Role.PREFILL, TransferState.SENDING
+    QUEUED = Role.UNIFIED, "no launch has computed any of its prompt"
+    PREFILLING = Role.UNIFIED, "launches have computed a part of its prompt"
+    RELAYED = Role.UNIFIED, "it decodes, and its first tokens are on their way"
+    DECODING = Role.UNIFIED, "it has tokens"
 
     @property
-    def is_decodes(self) -> bool:
-        """Whether it is a phase at the decode worker."""
-        role: str = self.value[0]
-        return role == "decode"
+    def role(self) -> Role:
+        """Of the worker at which it is observed."""
+        role: Role = self.value[0]
+        return role
 
 
-def decode_phase(cluster: Cluster, name: str) -> Phase | None:
-    """The phase of a request at its decode worker, or None when the worker knows it no more."""
-    for worker in cluster.decodes.values():
-        if (request := worker._requests.by_key.get((name, 0))) is not None:
-            return phase_of(request)
-    return None
+SEEN = tuple(phase for phase in Phase if phase is not Phase.DELIVERED)  # nothing can arrive in it: a part of one step
+PAIR = tuple(phase for phase in SEEN if phase.role is not Role.UNIFIED)
 
 
-def job_phase(cluster: Cluster, name: str) -> Phase | None:
-    """The phase of a request's job at its prefill worker, or None when there is none."""
-    for worker in cluster.prefills.values():
-        for job in worker._jobs.values():
-            if job.assign.request_id == name:
-                return phase_of(job)
-    return None
+def phase_at(role: Role, cluster: Cluster, name: str) -> Phase | None:
+    """The phase of a request at its worker of this role, or None when the worker knows it no more."""
+    known = [request for worker in cluster.of_role(role) for request in worker.served.by_key.values()]
+    return next((phase_of(request) for request in known if request.assign.key == (name, 0)), None)
 
 
-def phase_of(known: DecodeRequest | Job) -> Phase:
+decode_phase = partial(phase_at, Role.DECODE)
+job_phase = partial(phase_at, Role.PREFILL)
+
+
+def phase_of(known: Assigned) -> Phase:
     """The phase of what a worker knows."""
     if isinstance(known, Job):
-        return Phase(("prefill", known.transfer_state))
-    return Phase(("decode", known.transfer_state if known.state is DecodeState.WAITING else known.state))
+        return Phase((Role.PREFILL, known.transfer_state))
+    if isinstance(known, DecodeRequest):
+        return Phase((Role.DECODE, known.transfer_state if known.state is DecodeState.WAITING else known.state))
+    if known.prompt_left:
+        return Phase.QUEUED if known.prompt_left == known.prompt_len else Phase.PREFILLING
+    return Phase.DECODING if any(req.outputs for req in known.reqs) else Phase.RELAYED
 
 
 def drive_to(cluster: Cluster, name: str, phase: Phase) -> None:
     """Steps until `name` is observed in `phase`."""
-    observe = decode_phase if phase.is_decodes else job_phase
-    cluster.run(lambda: observe(cluster, name) is phase)
-    assert observe(cluster, name) is phase
+    cluster.run(lambda: phase_at(phase.role, cluster, name) is phase)
+    assert phase_at(phase.role, cluster, name) is phase
+
+
+def driven(phase: Phase, topology: str = "", of: str = "r", n: int = 1, **options: Any) -> Driven:
+    """A cluster in which the request `of` has come to `phase`, among others. By default it has one pair, or one unified
+    worker. Frames take a while."""
+    topology = topology or ("1U" if phase.role is Role.UNIFIED else "1P1D")
+    cluster = make_cluster(topology, network=slow_network(), **options)
+    for name, length, num_choices in (("before", 9, 1), (of, 61, n), ("after", 30, 2)):
+        cluster.ask(name, length, n=num_choices)
+    drive_to(cluster, of, phase)
+    return cluster
 
 
 class Recorder:
@@ -229,12 +249,17 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
         assert (counts := worker.planner.book.counts()).free == counts.total, counts
         assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner.copies) == 0
     for prefill in cluster.prefills.values():
-        assert (prefill._jobs, prefill._job_of, [*prefill._waiting], prefill._computing) == ({}, {}, [], {})
+        assert (prefill.served.by_key, prefill.served.of, [*prefill.prompts.waiting], prefill.prompts.computing) == (
+            {},
+            {},
+            [],
+            {},
+        )
         counters = prefill._sender.counters
         assert counters["transfers_now"] == counters["frames_waiting_now"] == 0
         assert credit_bytes_lost or counters["bytes_in_flight_now"] == 0
     for decode in cluster.decodes.values():
-        assert decode._requests.by_key == {} and decode._receiver.counters["reservations_now"] == 0
+        assert decode.served.by_key == {} and decode._receiver.counters["reservations_now"] == 0
         for instance in cluster.prefills:
             peer = decode._peers.by_instance.get(instance)
             assert peer is None or not peer.accepted or not peer.queued
@@ -243,4 +268,4 @@ def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
 
 def slow_network() -> InprocNetwork:
     """Frames take a while, so that a job is seen waiting for its acknowledgement."""
-    return InprocNetwork(lambda parcel: [parcel.delayed(2)])
+    return InprocNetwork(lambda packet: [packet.delayed(2)])

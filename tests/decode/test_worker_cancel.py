@@ -4,60 +4,62 @@ import threading
 
 import pytest
 
-from decode.requests import DecodeState
+from decode.requests import DecodeRequest, DecodeState
 from model.inputs import ModelInput
-from protocol.messages_gateway import CancelRequest
+from protocol.messages_gateway import CancelRequest, Role
 from tests.decode.driving import (
+    PAIR,
+    SEEN,
     VOCAB,
-    Driven,
     Phase,
     Recorder,
     decode_phase,
     drive_to,
-    greedy,
+    driven,
     job_phase,
     make_cluster,
+    phase_at,
     slow_network,
 )
 from tests.doubles.hash_model import FakeRunner
 
-STATES = [phase for phase in Phase if phase is not Phase.DELIVERED]  # nothing can arrive in it: it is part of one step
-PARAMS = greedy(15)
+
+def takes_assign(phase: Phase) -> Role:
+    """The role that hears of the client."""
+    return Role.UNIFIED if phase.role is Role.UNIFIED else Role.DECODE
 
 
-def with_company(n: int, state: Phase | None = None, overlap: bool = True) -> Driven:
-    """A victim between two others, driven to `state`."""
-    cluster = make_cluster(overlap=overlap, network=slow_network())
-    for name, length, num_choices in (("before", 9, 1), ("victim", 61, n), ("after", 30, 2)):
-        cluster.ask(name, length, PARAMS, num_choices)
-    if state is not None:
-        drive_to(cluster, "victim", state)
-    return cluster
+# Without overlap the first tokens are there before the next step: nothing is relayed.
+WAYS = [(phase, overlap) for phase in SEEN for overlap in (True, False) if overlap or phase is not Phase.RELAYED]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("phase,overlap", WAYS, ids=str)
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_in_every_state(state: Phase, n: int, overlap: bool) -> None:
-    cluster = with_company(n, state, overlap)
-    record = Recorder(cluster)
-    held = cluster.decode._requests.by_key.get(("victim", 0))
+def test_cancel_in_every_state(phase: Phase, n: int, overlap: bool) -> None:
+    cluster = driven(phase, of="victim", n=n, overlap=overlap)
+    record, role = Recorder(cluster), takes_assign(phase)
+    (worker,) = cluster.of_role(role)
+    held = worker.served.by_key["victim", 0]
     cluster.cancel("victim")
-    assert decode_phase(cluster, "victim") is None
+    assert phase_at(role, cluster, "victim") is None
     cluster.cancel("victim")  # again: nothing
     cluster.run()
     # What waits for its KV on the device reads the state: a request that has ended does not decode.
-    assert held is not None and held.state is DecodeState.CANCELLED
+    assert not isinstance(held, DecodeRequest) or held.state is DecodeState.CANCELLED
     # Prefill may have drawn its first tokens before the cancel reached it, once.
-    assert record.of("victim") in ([], [("first", choice, 0) for choice in range(n)])
+    firsts = [] if role is Role.UNIFIED else [("first", choice, 0) for choice in range(n)]
+    assert record.of("victim") in ([], firsts)
     cluster.expect_end("victim")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choice", [0, 1, 2])
-@pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_of_one_choice_in_every_state(state: Phase, choice: int) -> None:
-    cluster = with_company(3, state)
+@pytest.mark.parametrize(
+    "phase,overlap",
+    [pytest.param(*way, marks=[pytest.mark.slow] * (way[0] in PAIR)) for way in WAYS if way[1] or way[0] not in PAIR],
+    ids=str,
+)
+def test_cancel_of_one_choice_in_every_state(phase: Phase, overlap: bool, choice: int) -> None:
+    cluster = driven(phase, of="victim", n=3, overlap=overlap)
     record = Recorder(cluster)
     cluster.cancel("victim", choice)
     cluster.cancel("victim", choice)
@@ -66,24 +68,28 @@ def test_cancel_of_one_choice_in_every_state(state: Phase, choice: int) -> None:
     cluster.expect_end(("victim", choice))
 
 
-@pytest.mark.parametrize("state", STATES, ids=str)
-def test_cancel_of_the_choices_one_by_one(state: Phase) -> None:
-    cluster = with_company(3, state)
-    for choice in (1, 0, 2):
-        assert decode_phase(cluster, "victim") is not None
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])
+@pytest.mark.parametrize("phase", SEEN, ids=str)
+def test_cancel_of_the_choices_one_by_one(phase: Phase, order: tuple[int, ...]) -> None:
+    cluster, role = driven(phase, of="victim", n=3), takes_assign(phase)
+    for choice in order:
+        assert phase_at(role, cluster, "victim") is not None
         cluster.cancel("victim", choice)
         cluster.step()
-    assert decode_phase(cluster, "victim") is None
+    assert phase_at(role, cluster, "victim") is None
     cluster.run()
     cluster.expect_end("victim")
 
 
-def test_cancel_after_the_end_and_of_what_never_was() -> None:
-    cluster = with_company(1)
+@pytest.mark.parametrize("topology", ["1P1D", "1U"])
+def test_cancel_after_the_end_and_of_what_never_was(topology: str) -> None:
+    cluster = make_cluster(topology)
+    cluster.ask("victim", 61)
     cluster.run()
     cluster.cancel("victim")
     for choice in (-1, 3):
-        cluster.decode.on_gateway(CancelRequest("nobody", 0, choice))
+        for worker in cluster.workers:
+            worker.on_gateway(CancelRequest("nobody", 0, choice))
     cluster.expect_end()
 
 
@@ -108,7 +114,7 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
     # Pages and rows for one request at a time.
     cluster = make_cluster(runner=runner, overlap=overlap, max_requests=1, num_pages=24)
     for name in ("victim", "next"):
-        cluster.ask(name, 61, PARAMS)
+        cluster.ask(name, 61)
     drive_to(cluster, "victim", Phase.RUNNING)
     planner = cluster.decode.planner
     gate.open.clear()
@@ -127,7 +133,7 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
 
 def test_every_job_state_is_seen_beside_its_decode_states() -> None:
     cluster = make_cluster(network=slow_network())
-    cluster.ask("r", 61, PARAMS)
+    cluster.ask("r", 61)
     seen: set[tuple[Phase | None, Phase | None]] = set()
 
     def note() -> bool:
@@ -136,15 +142,15 @@ def test_every_job_state_is_seen_beside_its_decode_states() -> None:
         return cluster.at_rest() and now == (None, None)
 
     cluster.run(note)
-    assert {state for state, _ in seen} == {None, *(state for state in STATES if state.is_decodes)}
-    assert {state for _, state in seen} == {None, *(state for state in STATES if not state.is_decodes)}
+    assert {state for state, _ in seen} == {None, *(phase for phase in PAIR if phase.role is Role.DECODE)}
+    assert {state for _, state in seen} == {None, *(phase for phase in PAIR if phase.role is Role.PREFILL)}
     cluster.expect_end()
 
 
 def test_a_request_that_ends_gives_its_job_credit_back_before_prefill_says_so() -> None:
     """The jobs that wait behind it need that credit; prefill's word takes a round trip."""
     cluster = make_cluster()
-    cluster.ask("victim", 61, PARAMS)
+    cluster.ask("victim", 61)
     drive_to(cluster, "victim", Phase.WAITING)
     (peer,) = cluster.decode._peers.by_instance.values()
     assert peer.tokens_queued == 61

@@ -13,19 +13,17 @@ from tests.decode.driving import (
     Phase,
     decode_phase,
     drive_to,
-    greedy,
     job_phase,
     make_cluster,
     prompt_of,
 )
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.selecting import broad, first
 
 pytestmark = pytest.mark.slow
 
-PARAMS = greedy(12)
 POISON = VOCAB - 1  # no other prompt has it
 NAMES = [f"r{index}" for index in range(8)]
 
@@ -69,15 +67,15 @@ def test_a_forward_that_raises_on_a_prompt(topology: str, overlap: bool, chunk_s
     runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=hook)
     cluster = make_cluster(topology, runner, overlap=overlap, chunk_size=chunk_size)
     prompts = {name: [token % POISON for token in prompt_of(name, 21)] for name in NAMES}
-    cluster.ask("bad", poisoned("bad"), PARAMS, 2)
+    cluster.ask("bad", poisoned("bad"), n=2)
     for name in NAMES[:4]:
-        cluster.ask(name, prompts[name], PARAMS, 2)
+        cluster.ask(name, prompts[name], n=2)
     cluster.run()
     # Rows that decode beside the poisoned prompt fail with it; later requests do not.
     failed = set(cluster.failures) if topology == "1U" else {"bad"}
     assert "bad" in failed and hook.count == 1
     for name in NAMES[4:]:
-        cluster.ask(name, prompts[name], PARAMS, 2)
+        cluster.ask(name, prompts[name], n=2)
     cluster.run()
     expect_clear_end(cluster, failed)
 
@@ -91,11 +89,11 @@ def test_a_forward_that_raises_while_decoding(topology: str, overlap: bool, ahea
     runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=hook)
     cluster = make_cluster(topology, runner, overlap=overlap)
     for name in (*NAMES[:3], "bad", *NAMES[3:]):
-        cluster.ask(name, *(100, PARAMS, 2) if name == "bad" else (9, PARAMS))
+        cluster.ask(name, 100 if name == "bad" else 9, n=2 if name == "bad" else 1)
     cluster.run()
     failed = set(cluster.failures)
     assert "bad" in failed and hook.count == 1
-    cluster.ask("later", 30, PARAMS)
+    cluster.ask("later", 30)
     cluster.run()
     expect_clear_end(cluster, failed)
 
@@ -110,17 +108,17 @@ class Once:
         self.index, self.fault, self.offset = index, fault, offset
         self.count = 0
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         self.count += 1
         if self.count - 1 != self.index:
-            return [parcel]
+            return [packet]
         if self.fault == "drop":
             return []
         if self.fault == "twice":
-            return [parcel, parcel.copy()]
+            return [packet, packet.copy()]
         if self.fault == "late":
-            return [parcel.delayed(9)]
-        return [parcel.corrupted(self.offset)]
+            return [packet.delayed(9)]
+        return [packet.corrupted(self.offset)]
 
 
 class Place:
@@ -131,19 +129,19 @@ class Place:
         self.count = 0
         self.is_done = False
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         self.count += 1
-        is_last = unpack_header(parcel.parts[0]).is_last
+        is_last = unpack_header(packet.parts[0]).is_last
         if is_last if self.which == "last" else self.count == 2:
             self.is_done = True
-            return [parcel.corrupted(self.offset)]
-        return [parcel]
+            return [packet.corrupted(self.offset)]
+        return [packet]
 
 
 def lossy(fault: Once) -> Driven:
     cluster = make_cluster(network=InprocNetwork(fault), clock=VirtualClock())
-    cluster.ask("r", 30, PARAMS, 2)
-    cluster.ask("other", 9, PARAMS)
+    cluster.ask("r", 30, n=2)
+    cluster.ask("other", 9)
     return cluster
 
 
@@ -171,7 +169,7 @@ def test_a_corrupted_header_never_makes_a_wrong_token(offset: int) -> None:
 def test_where_frames_keep_their_order_one_that_nobody_can_place_is_missed_at_once(which: str, offset: int) -> None:
     fault, clock = Place(which, offset), VirtualClock()
     cluster = make_cluster(network=InprocNetwork(fault, is_ordered=True), clock=clock)
-    cluster.ask("r", 30, PARAMS)
+    cluster.ask("r", 30)
     cluster.run_past_deadlines(DOUBT_S / 2)
     assert fault.is_done and clock.now() <= 3 * DOUBT_S
     assert cluster.failures["r"].code == "kv_not_delivered"
@@ -208,18 +206,18 @@ class Storm:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
-    def __call__(self, parcel: Parcel) -> list[Parcel]:
+    def __call__(self, packet: Packet) -> list[Packet]:
         what = self.rng.random()
         if what < 0.02:
             return []
         if what < 0.12:
-            return [parcel, parcel.copy().delayed(self.rng.randrange(4))]
+            return [packet, packet.copy().delayed(self.rng.randrange(4))]
         if what < 0.25:
-            return [parcel.delayed(self.rng.randrange(6))]
+            return [packet.delayed(self.rng.randrange(6))]
         if what < 0.27:
-            size = sum(len(part) for part in parcel.parts)
-            return [parcel.corrupted(self.rng.randrange(size), 1 << self.rng.randrange(8))]
-        return [parcel]
+            size = sum(len(part) for part in packet.parts)
+            return [packet.corrupted(self.rng.randrange(size), 1 << self.rng.randrange(8))]
+        return [packet]
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D"])
@@ -232,7 +230,7 @@ def test_a_storm_with_cancels(topology: str, overlap: bool, seed: int) -> None:
     lengths = {name: rng.randint(1, 60) for name in names}
     cancelled = set(rng.sample(names, 5))
     for name in names:
-        cluster.ask(name, lengths[name], PARAMS, rng.choice([1, 2]))
+        cluster.ask(name, lengths[name], n=rng.choice([1, 2]))
         for _ in range(rng.randrange(8)):
             cluster.step()
             cluster.check()
@@ -249,8 +247,8 @@ def test_a_storm_with_cancels(topology: str, overlap: bool, seed: int) -> None:
 def test_the_deadline_begins_with_the_job_not_with_the_request() -> None:
     """Waiting for pages may take as long as it takes."""
     cluster = make_cluster(num_pages=24, clock=VirtualClock())
-    cluster.ask("first", 61, PARAMS)
-    cluster.ask("waits", 61, PARAMS)
+    cluster.ask("first", 61)
+    cluster.ask("waits", 61)
     drive_to(cluster, "first", Phase.RUNNING)
     assert decode_phase(cluster, "waits") is Phase.RESERVING
     cluster.clock.advance(10 * HANDOVER_DEADLINE_S)

@@ -8,7 +8,7 @@ from decode.prefill_peers import ASK_AGAIN_S
 from decode.worker import DecodeWorker
 from protocol.messages_handoff import HelloAccepted, JobStopped
 from tests.decode.driving import Driven, Phase, drive_to, expect_rest, greedy, make_cluster
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.clock import VirtualClock
 
 PARAMS = greedy(12)
@@ -22,7 +22,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def cluster(clock: VirtualClock) -> Iterator[Driven]:
-    made = make_cluster(network=InprocNetwork(lambda parcel: [parcel.delayed(2)], in_place=True), clock=clock)
+    made = make_cluster(network=InprocNetwork(lambda packet: [packet.delayed(2)], in_place=True), clock=clock)
     yield made
     made.close()
 
@@ -37,9 +37,9 @@ def quarantined(decode: DecodeWorker) -> int:
 def test_only_headers_travel(cluster: Driven) -> None:
     sizes: list[int] = []
 
-    def weigh(parcel: Parcel) -> list[Parcel]:
-        sizes.append(len(parcel.parts))
-        return [parcel]
+    def weigh(packet: Packet) -> list[Packet]:
+        sizes.append(len(packet.parts))
+        return [packet]
 
     cluster.network.fault = weigh
     cluster.ask("r", 61, PARAMS, 2)
@@ -73,7 +73,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Driven, clock: Virtu
     cluster.ask("victim", 61, PARAMS)
     drive_to(cluster, "victim", Phase.COMPUTING)
     prefill, decode = cluster.prefill, cluster.decode
-    reservation = decode._requests.by_key["victim", 0].reservation
+    reservation = decode.served.by_key["victim", 0].reservation
     cluster.cancel("victim")
     cluster.step()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]

@@ -120,11 +120,15 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
     def is_done() -> bool:
         nonlocal most
         for instance, decode in cluster.decodes.items():
-            queued = [job for job in (*prefill._waiting, *prefill._computing) if job.target.peer.instance == instance]
+            queued = [
+                job
+                for job in (*prefill.prompts.waiting, *prefill.prompts.computing)
+                if job.target.peer.instance == instance
+            ]
             tokens = sum(job.prompt.prompt_len for job in queued)
             most = max(most, tokens)
             assert tokens < 40 + 30  # a job may go whenever any credit is left
-            held = [r for r in decode._requests.by_key.values() if phase_of(r) is Phase.RESERVING]
+            held = [r for r in decode.served.by_key.values() if phase_of(r) is Phase.RESERVING]
             assert all(req.holding is None for request in held for req in request.reqs)
         return cluster.at_rest()
 
@@ -138,7 +142,7 @@ def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> N
     cluster = make_cluster("2P1D")
     for name in ("a0", "a1", "a2"):
         cluster.ask(name, 40, PARAMS)
-    jobs = cluster.decode._requests.by_key.values()
+    jobs = cluster.decode.served.by_key.values()
     assert {request.prefill.instance for request in jobs} == set(cluster.prefills)
     cluster.run()
     cluster.expect_end()

@@ -8,20 +8,20 @@ from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import Assign, PeerLost
 from protocol.messages_handoff import HelloAccepted, JobFinishedEarly
 from tests.decode.driving import (
+    PAIR,
+    PARAMS,
     VOCAB,
     Driven,
     Phase,
     Recorder,
     decode_phase,
     drive_to,
-    greedy,
+    driven,
     job_phase,
     make_cluster,
     slow_network,
 )
 from tests.doubles.hash_model import FakeRunner
-
-PARAMS = greedy(15)
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def cluster() -> Driven:
 def test_an_answer_with_another_kv_layout_is_refused_with_both_values(cluster: Driven) -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
     for name in "ab":
-        cluster.ask(name, 61, PARAMS)
+        cluster.ask(name, 61)
     ours = decode.planner.layout
     layout = replace(ours, groups=(replace(ours.groups[0], head_dim=64),))
     decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 1000, layout))
     cluster.run()
-    cluster.ask("c", 61, PARAMS)  # the refusal is remembered
+    cluster.ask("c", 61)  # the refusal is remembered
     cluster.run(lambda: len(cluster.failures) == 3)
     for failure in cluster.failures.values():
         assert failure.code == "layout_mismatch"
@@ -48,7 +48,7 @@ def test_an_answer_with_another_kv_layout_is_refused_with_both_values(cluster: D
 
 def test_who_has_got_the_port_of_another_is_not_taken_for_it(cluster: Driven) -> None:
     (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
-    cluster.ask("r", 61, PARAMS)
+    cluster.ask("r", 61)
     decode.outbox.prefill.clear()
     address = replace(cluster.addresses[prefill], instance=prefill + 1)
     decode.on_peer(prefill, HelloAccepted(address, 1000, decode.planner.layout))
@@ -64,7 +64,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it(cluster: Driven) ->
 def test_another_model_is_refused_with_both_fingerprints(cluster: Driven) -> None:
     (decode,) = cluster.decodes.values()
     ours, decode._peers.fingerprint = decode._peers.fingerprint, Fingerprint("another")
-    cluster.ask("a", 61, PARAMS)
+    cluster.ask("a", 61)
     cluster.run()
     failure = cluster.failures["a"]
     assert failure.code == "layout_mismatch"
@@ -77,7 +77,7 @@ def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     bad, good = cluster.prefills.values()
     bad._peers.fingerprint = Fingerprint("another")
     for name in "abcd":
-        cluster.ask(name, 61, PARAMS)
+        cluster.ask(name, 61)
     cluster.run()
     assert 0 < len(cluster.failures) < 4
     assert (bad.planner.num_launches, good.planner.num_launches > 0) == (0, True)
@@ -87,17 +87,17 @@ def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
 def two_pairs() -> Driven:
     """`r` on the first prefill worker and `other` on the second, one decode worker."""
     cluster = make_cluster("2P1D", network=slow_network())
-    cluster.ask("r", 61, PARAMS, 2)
-    cluster.ask("other", 40, PARAMS)
-    requests = cluster.decode._requests.by_key
+    cluster.ask("r", 61, n=2)
+    cluster.ask("other", 40)
+    requests = cluster.decode.served.by_key
     assert requests["r", 0].prefill != requests["other", 0].prefill
     return cluster
 
 
-@pytest.mark.parametrize("state", [phase for phase in Phase if phase is not Phase.DELIVERED], ids=str)
+@pytest.mark.parametrize("state", PAIR, ids=str)
 def test_prefill_is_lost_in_every_state(state: Phase) -> None:
     cluster = two_pairs()
-    instance = cluster.decode._requests.by_key["r", 0].prefill.instance
+    instance = cluster.decode.served.by_key["r", 0].prefill.instance
     drive_to(cluster, "r", state)
     cluster.lose_prefill(instance)
     failed = [] if state is Phase.RUNNING else ["r"]
@@ -111,11 +111,8 @@ def test_prefill_is_lost_in_every_state(state: Phase) -> None:
 
 @pytest.mark.parametrize("state", [Phase.WAITING, Phase.COMPUTING, Phase.SENDING, Phase.RUNNING], ids=str)
 def test_prefill_drops_every_job_of_a_lost_decode_worker(state: Phase) -> None:
-    cluster = make_cluster("1P2D", network=slow_network())
-    cluster.ask("r", 61, PARAMS)
-    cluster.ask("other", 40, PARAMS)
-    drive_to(cluster, "r", state)
-    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker._requests.by_key)
+    cluster = driven(state, "1P2D")
+    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker.served.by_key)
     cluster.lose_decode(instance)
     assert job_phase(cluster, "r") is None
     cluster.run()
@@ -123,9 +120,7 @@ def test_prefill_drops_every_job_of_a_lost_decode_worker(state: Phase) -> None:
 
 
 def test_a_strange_loss_is_nobodys_business() -> None:
-    cluster = make_cluster()
-    cluster.ask("r", 61, PARAMS)
-    drive_to(cluster, "r", Phase.RECEIVING)
+    cluster = driven(Phase.RECEIVING)
     for worker in cluster.workers:
         worker.on_gateway(PeerLost("stranger", 999))
     cluster.run()
@@ -137,7 +132,7 @@ def test_a_strange_loss_is_nobodys_business() -> None:
 def test_a_new_gateway_finds_empty_workers(num_steps: int, topology: str) -> None:
     cluster = make_cluster(topology)
     for index in range(4):
-        cluster.ask(f"r{index}", 20 + index, PARAMS, 2)
+        cluster.ask(f"r{index}", 20 + index, n=2)
     cluster.steps(num_steps)
     for worker in cluster.workers:
         worker.reset()
@@ -145,19 +140,16 @@ def test_a_new_gateway_finds_empty_workers(num_steps: int, topology: str) -> Non
     cluster.run()
     assert [piece for piece in record.pieces if piece[0] == "tokens"] == []
     cluster.failures.clear()
-    cluster.ask("again", 61, PARAMS)
+    cluster.ask("again", 61)
     cluster.run()
     cluster.expect_end(*(f"r{index}" for index in range(4)))
 
 
 def test_another_prefill_worker_cannot_end_a_request() -> None:
-    cluster = make_cluster("2P1D")
-    (decode,) = cluster.decodes.values()
-    cluster.ask("r", 61, PARAMS)
-    cluster.ask("other", 61, PARAMS)
-    request = decode._requests.by_key["r", 0]
+    cluster = driven(Phase.RECEIVING, "2P1D")
+    decode = cluster.decode
+    request = decode.served.by_key["r", 0]
     stranger = next(instance for instance in cluster.prefills if instance != request.prefill.instance)
-    drive_to(cluster, "r", Phase.RECEIVING)
     decode.on_peer(stranger, JobFinishedEarly(request.reservation, (1,)))
     decode.on_peer(999, JobFinishedEarly(request.reservation, (1,)))
     cluster.run()
@@ -166,9 +158,9 @@ def test_another_prefill_worker_cannot_end_a_request() -> None:
 
 def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster = make_cluster()
-    cluster.ask("r", 61, PARAMS)
+    cluster.ask("r", 61)
     drive_to(cluster, "r", Phase.RECEIVING)
-    request = cluster.decode._requests.by_key["r", 0]
+    request = cluster.decode.served.by_key["r", 0]
     token = FakeRunner(vocab_size=VOCAB).expected_tokens(cluster.asked["r"][0], 1)[0]
     cluster.decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, (token,)))
     assert decode_phase(cluster, "r") is None
@@ -181,10 +173,9 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster.close()
 
 
-def test_the_same_request_again_is_a_new_attempt(cluster: Driven) -> None:
-    cluster.ask("r", 61, PARAMS)
-    prefill = cluster.decode._requests.by_key["r", 0].prefill
-    drive_to(cluster, "r", Phase.RECEIVING)
+def test_the_same_request_again_is_a_new_attempt() -> None:
+    cluster = driven(Phase.RECEIVING)
+    prefill = cluster.decode.served.by_key["r", 0].prefill
     cluster.cancel("r")
     cluster.decode.on_gateway(Assign("r", 1, tuple(cluster.asked["r"][0]), PARAMS, 1, prefill))
     cluster.run()
@@ -196,7 +187,7 @@ def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_
     steps: int, cluster: Driven
 ) -> None:
     """Whatever was on the way between the two is lost with it, and nothing is left."""
-    cluster.ask("r", 61, PARAMS)
+    cluster.ask("r", 61)
     cluster.steps(steps)
     was_on_its_way = bool(cluster.decode._requests.by_reservation)
     cluster.decode.outbox.prefill.clear()
@@ -205,6 +196,6 @@ def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_
     cluster.run()
     if was_on_its_way:
         assert cluster.failures["r"].code == "kv_not_delivered"
-    cluster.ask("again", 61, PARAMS)
+    cluster.ask("again", 61)
     cluster.run()
     cluster.expect_end(failed=["r"] * was_on_its_way, lossy=True)

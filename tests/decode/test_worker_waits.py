@@ -68,12 +68,12 @@ def test_a_long_prompt_on_a_slow_core_is_no_fault() -> None:
 
 @pytest.mark.parametrize("state", [Phase.COMPUTING, Phase.SENDING])
 def test_a_decode_worker_that_dies_with_the_gateway_leaves_nothing_at_prefill(state: Phase) -> None:
-    network = InprocNetwork(lambda parcel: [parcel.delayed(10**6)])
+    network = InprocNetwork(lambda packet: [packet.delayed(10**6)])
     cluster = make_cluster("1P2D", network=network, streams=lambda: (ManualStream(), InlineStream()))
     cluster.ask("r", 30, PARAMS)
     drive_to(cluster, "r", state)
     prefill = cluster.prefill
-    dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker._requests.by_key)
+    dead = next(instance for instance, worker in cluster.decodes.items() if ("r", 0) in worker.served.by_key)
     cluster.executor(cluster.decodes.pop(dead)).close()
     assert (state is Phase.COMPUTING) == (prefill._sender.counters.get("frames", 0) == 0)
     for worker in cluster.workers:

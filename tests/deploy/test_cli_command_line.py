@@ -81,7 +81,10 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
     "typed, says",
     [
         ("srve", "unknown command 'srve', did you mean `baton serve`?"),
-        ("qqq", "unknown command 'qqq'; commands are serve, gateway, worker, demo, bench, kernels, keys, config"),
+        (
+            "qqq",
+            "unknown command 'qqq'; commands are serve, gateway, worker, demo, bench, verify, kernels, keys, config",
+        ),
         ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),
         ("serve --qqqqqqqq", "unknown flag --qqqqqqqq for baton serve; see baton serve --help"),

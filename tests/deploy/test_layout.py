@@ -136,7 +136,7 @@ def test_one_prefill_and_one_decode_by_default() -> None:
     assert [spec.name for spec in workers] == ["prefill-0", "decode-0"]
     assert plan.gateway.name == "gateway"
     assert plan.gateway.command[:4] == (sys.executable, "-P", "-m", "gateway")
-    assert workers[0].command[:5] == (sys.executable, "-P", "-m", "prefill", "--settings")
+    assert workers[0].command[:5] == (sys.executable, "-P", "-m", "deploy.worker", "--settings")
     settings = WorkerSettings.from_json(workers[1].command[5])
     assert settings.role is Role.DECODE
     assert settings.gateway == "tcp://127.0.0.1:40123"
@@ -274,7 +274,7 @@ def test_one_worker_alone() -> None:
     (spec,) = worker_plan(found, MODEL, "unified-a", 1, "10.0.0.6", cores=8)
     settings = WorkerSettings.from_json(spec.command[-1])
     assert spec.name == "unified-a"
-    assert spec.command[3] == "unified"
+    assert (spec.command[3], settings.role) == ("deploy.worker", Role.UNIFIED)
     assert (settings.gateway, settings.host) == ("tcp://10.0.0.5:7000", "10.0.0.6")
     assert (settings.workers_on_host, settings.threads) == (2, 4)
 

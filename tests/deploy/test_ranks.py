@@ -10,6 +10,7 @@ from protocol.errors import ConfigError
 from tests.deploy.configs import MODEL, config
 
 SERVED = ("prefill", "decode")
+STORY = Path("models/story/config.json")
 ON = {"enable_dp_attention": "true"}
 
 
@@ -72,10 +73,21 @@ def test_a_worker_alone_is_told_of_commands() -> None:
 
 
 def test_ranks_must_divide_the_mlp(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"intermediate_size": 320, "max_position_embeddings": 64}))
+    (tmp_path / "config.json").write_text(STORY.read_text())
     assert sizes_of(config("serve", dp_size="5", **ON), tmp_path, SERVED) == {"prefill": 5, "decode": 5}
     with pytest.raises(ConfigError, match="--decode-dp-size: got 3, expected a divisor of 320, the model's intermedi"):
         serve_plan(config("serve", decode_dp_size="3", **ON), tmp_path, "m", cores=2)
+
+
+def test_ranks_must_divide_the_experts(tmp_path: Path) -> None:
+    fields = json.loads(STORY.read_text())
+    of_experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
+    fields |= of_experts | {"moe_intermediate_size": 48, "intermediate_size": 320, "mlp_only_layers": [0]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert sizes_of(config("serve", dp_size="16", **ON), tmp_path, SERVED) == {"prefill": 16, "decode": 16}
+    for size, expected in (("5", "48, the model's moe_intermediate_size"), ("3", "320, the model's intermediate_size")):
+        with pytest.raises(ConfigError, match=f"--dp-size: got {size}, expected a divisor of {expected}"):
+            sizes_of(config("serve", dp_size=size, **ON), tmp_path, SERVED)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"intermediate_size": "wide"}'])

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from testkit.checkpoints import make_checkpoint
+from testkit.roles import role_of
 from tests.e2e.baton_process import PATIENCE_S
 from tests.gateway.folders import byte_tokenizer
 from tests.processes import python_path
@@ -86,7 +87,7 @@ def test_the_printed_curl_answers_and_ctrl_c_leaves_nothing(serving: "subprocess
     assert answer["usage"]["completion_tokens"] == 64
 
     children = psutil.Process(serving.pid).children()
-    threads = {child.cmdline()[3]: child.environ()["OMP_NUM_THREADS"] for child in children}
+    threads = {role_of(child.cmdline()): child.environ()["OMP_NUM_THREADS"] for child in children}
     assert threads == {"gateway": "1", "prefill": "2", "decode": "2"}
     assert {child.environ()["OMP_WAIT_POLICY"] for child in children} == {"PASSIVE"}
 

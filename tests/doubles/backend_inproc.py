@@ -32,36 +32,36 @@ class Transit:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Packet:
     """A frame under way: header, then payload. It arrives after its receiver has found nothing `late` times."""
 
     parts: tuple[memoryview, ...]
     late: int = 0
     transit: Transit = field(default_factory=Transit, compare=False)
 
-    def copy(self) -> "Parcel":
+    def copy(self) -> "Packet":
         """The same bytes, apart from the source's memory."""
-        return Parcel(tuple(memoryview(bytes(part)) for part in self.parts), self.late)
+        return Packet(tuple(memoryview(bytes(part)) for part in self.parts), self.late)
 
-    def delayed(self, polls: int) -> "Parcel":
+    def delayed(self, polls: int) -> "Packet":
         """The same frame, later."""
         return replace(self, late=self.late + polls)
 
-    def corrupted(self, offset: int, flip: int = 1) -> "Parcel":
+    def corrupted(self, offset: int, flip: int = 1) -> "Packet":
         """A copy with the bits of `flip` turned in the byte at `offset`, counted over header and payload."""
         sizes = [len(part) for part in self.parts]
         joined = bytearray(b"".join(self.parts))
         joined[offset] ^= flip
         ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
         whole = memoryview(bytes(joined))
-        return Parcel(tuple(whole[end - size : end] for end, size in zip(ends, sizes, strict=True)), self.late)
+        return Packet(tuple(whole[end - size : end] for end, size in zip(ends, sizes, strict=True)), self.late)
 
 
 class Pages(SharedPages, DevicePages, Protocol):
     """KV pages that may be written by whatever means."""
 
 
-Fault = Callable[[Parcel], Iterable[Parcel]]  # [] drops, [parcel, parcel.copy()] duplicates, ...
+Fault = Callable[[Packet], Iterable[Packet]]  # [] drops, [packet, packet.copy()] duplicates, ...
 
 
 class InprocNetwork:
@@ -84,7 +84,7 @@ class InprocNetwork:
         self._copies = copies
         self._num_on_device = num_on_device
         self._ipc = LocalIpc()
-        self._queues: dict[str, deque[tuple[int, Parcel]]] = {}  # by endpoint: (sender, parcel)
+        self._queues: dict[str, deque[tuple[int, Packet]]] = {}  # by endpoint: (sender, packet)
         self._num_endpoints = 0
 
     def sender(self, memory: Pages, instance: int, window: int = WINDOW_BYTES) -> FrameSender:
@@ -107,40 +107,40 @@ class InprocNetwork:
             return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers, reader=reader)
         return FrameReceiver(memory, _InprocArrivals(self, endpoint), writers)
 
-    def carry(self, sender: int, endpoint: str, parcel: Parcel) -> None:
+    def carry(self, sender: int, endpoint: str, packet: Packet) -> None:
         """Queues what the fault rule makes of a frame; a closed endpoint gets nothing."""
-        made = [parcel] if self.fault is None else list(self.fault(parcel))
+        made = [packet] if self.fault is None else list(self.fault(packet))
         queue = self._queues.get(endpoint)
         if queue is not None:
             queue.extend((sender, each) for each in made)
-        if queue is None or all(each.transit is not parcel.transit for each in made):
-            parcel.transit.done = True
+        if queue is None or all(each.transit is not packet.transit for each in made):
+            packet.transit.done = True
 
-    def take(self, endpoint: str) -> Parcel | None:
-        """The next parcel that is not late; when there is none, those that are late come closer."""
+    def take(self, endpoint: str) -> Packet | None:
+        """The next packet that is not late; when there is none, those that are late come closer."""
         queue = self._queues.get(endpoint, deque())
-        for index, (_, parcel) in enumerate(queue):
-            if parcel.late <= 0:
+        for index, (_, packet) in enumerate(queue):
+            if packet.late <= 0:
                 del queue[index]
-                return parcel
-        for index, (sender, parcel) in enumerate(queue):
-            queue[index] = (sender, parcel.delayed(-1))
+                return packet
+        for index, (sender, packet) in enumerate(queue):
+            queue[index] = (sender, packet.delayed(-1))
         return None
 
     def forget(self, sender: int, endpoint: str) -> None:
         """Drops what `sender` has under way to `endpoint`."""
         queue = self._queues.get(endpoint, deque())
         kept = [entry for entry in queue if entry[0] != sender]
-        for origin, parcel in queue:
+        for origin, packet in queue:
             if origin == sender:
-                parcel.transit.done = True
+                packet.transit.done = True
         queue.clear()
         queue.extend(kept)
 
     def unbind(self, endpoint: str) -> None:
         """Drops an endpoint and what is under way to it."""
-        for _, parcel in self._queues.pop(endpoint, ()):
-            parcel.transit.done = True
+        for _, packet in self._queues.pop(endpoint, ()):
+            packet.transit.done = True
 
 
 class _InprocWire:
@@ -155,9 +155,9 @@ class _InprocWire:
         self._endpoints[instance] = endpoint
 
     def send(self, instance: int, parts: Sequence[Part]) -> Transit:
-        parcel = Parcel(tuple(memoryview(part) for part in parts))
-        self._network.carry(self._instance, self._endpoints[instance], parcel)
-        return parcel.transit
+        packet = Packet(tuple(memoryview(part) for part in parts))
+        self._network.carry(self._instance, self._endpoints[instance], packet)
+        return packet.transit
 
     def broken(self) -> Sequence[int]:
         return ()
@@ -179,11 +179,11 @@ class _InprocArrivals:
         self._network = network
 
     def receive(self) -> Sequence[memoryview] | None:
-        parcel = self._network.take(self.address)
-        if parcel is None:
+        packet = self._network.take(self.address)
+        if packet is None:
             return None
-        landed = parcel.copy()  # read here for the last time
-        parcel.transit.done = True
+        landed = packet.copy()  # read here for the last time
+        packet.transit.done = True
         return landed.parts
 
     def pollables(self) -> list[Pollable]:

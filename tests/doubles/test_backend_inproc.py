@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.frame import HEADER_BYTES
 from testkit.device_on_host import HostCopies
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
@@ -46,7 +46,7 @@ def test_from_any_start_all_that_follows_arrives_and_nothing_else(
 
 
 def test_frames_come_again_and_land_once() -> None:
-    pair = Pair(InprocNetwork(lambda parcel: [parcel, parcel.copy(), parcel.copy().delayed(2)]))
+    pair = Pair(InprocNetwork(lambda packet: [packet, packet.copy(), packet.copy().delayed(2)]))
     pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
     pair.settle()
     assert len(pair.seen(Delivered)) == 1
@@ -57,7 +57,7 @@ def test_frames_come_again_and_land_once() -> None:
 
 
 def test_a_late_copy_does_not_overwrite_what_decode_has_added_since() -> None:
-    pair = Pair(InprocNetwork(lambda parcel: [parcel, parcel.copy().delayed(1)]))
+    pair = Pair(InprocNetwork(lambda packet: [packet, packet.copy().delayed(1)]))
     pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
     pair.poll()
     assert len(pair.seen(Delivered)) == 1
@@ -72,7 +72,7 @@ def test_a_late_copy_does_not_overwrite_what_decode_has_added_since() -> None:
 @pytest.mark.parametrize("victim", range(LAYOUT.num_layers + 1))
 def test_a_damaged_frame_is_never_delivered(offset: int, victim: int) -> None:
     count = iter(range(1000))
-    pair = Pair(InprocNetwork(lambda parcel: [parcel.corrupted(offset) if next(count) == victim else parcel]))
+    pair = Pair(InprocNetwork(lambda packet: [packet.corrupted(offset) if next(count) == victim else packet]))
     pair.send_all(pair.open(1, [1, 2], [3, 4], 6), 6)
     pair.settle()
     assert pair.seen(Delivered) == []
@@ -128,14 +128,14 @@ def test_frames_of_an_older_attempt_or_another_sender_are_refused() -> None:
 def make_fault(seed: int, drop: float, repeat: float, late: float, damage: float) -> tuple[list[int], InprocNetwork]:
     rng, lost = random.Random(seed), [0]
 
-    def fault(parcel: Parcel) -> list[Parcel]:
+    def fault(packet: Packet) -> list[Packet]:
         if rng.random() < drop:
             lost[0] += 1
             return []
-        made = [parcel]
+        made = [packet]
         if rng.random() < damage:
             lost[0] += 1
-            made = [parcel.corrupted(rng.randrange(sum(map(len, parcel.parts))), 1 << rng.randrange(8))]
+            made = [packet.corrupted(rng.randrange(sum(map(len, packet.parts))), 1 << rng.randrange(8))]
         if rng.random() < repeat:
             made.append(made[0].copy().delayed(rng.randrange(3)))
         return [each.delayed(rng.randrange(1, 4)) if rng.random() < late else each for each in made]
@@ -170,7 +170,7 @@ def test_delivered_implies_exact_bytes(
     if released:
         pair.receiver.release(0)
         pair.sender.cancel(transfers[0])
-    pair.settle(polls=8)  # longer than any parcel may be late
+    pair.settle(polls=8)  # longer than any packet may be late
 
     ends = [event.reservation for event in pair.seen(Delivered)] + [e.reservation for e in pair.seen(TransferFailed)]
     assert len(ends) == len(set(ends))

@@ -62,7 +62,7 @@ def batch_of(*rows: int, is_known: bool = False) -> ScheduleBatch:
 
 
 def drop_waits(stream: SimulatedStream) -> None:
-    """The sabotage: it waits for nobody."""
+    """The mutant: it waits for nobody."""
     vars(stream)["wait"] = lambda event: None
 
 
@@ -137,7 +137,7 @@ def test_seeds_live_until_the_schedule_stream_has_read_them() -> None:
     assert bench.future_map.new_seq_lens_buf[5] == (1 << OWNER_SHIFT) + 50
 
     bench.future_map.seed_seq_lens(joins(6), bench.schedule)
-    bench.future_map._seeds.clear()  # the sabotage
+    bench.future_map._seeds.clear()  # the mutant
     with pytest.raises(ScheduleViolation, match="nobody keeps alive"):
         bench.schedule.synchronize()
 

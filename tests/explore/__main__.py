@@ -6,6 +6,7 @@ import time
 
 from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES, explore
+from tests.saying import say
 
 PROGRESS_S = 10.0
 
@@ -27,19 +28,14 @@ def main() -> int:
     for failure in explore(seeds, strategies, args.jobs, args.detect, args.groups):
         num_done += 1
         if failure is not None:
-            _say(f"seed {failure.seed}, strategy {failure.strategy}: {failure.text}\nAgain: {failure.again}")
+            say(f"seed {failure.seed}, strategy {failure.strategy}: {failure.text}\nAgain: {failure.again}")
             return 1
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
             per_s = num_done * len(strategies) / (told - began)
-            _say(f"{num_done} of {args.seeds} seeds, {num_done * len(strategies)} schedules, {per_s:.0f} a second")
-    _say(f"{num_done * len(strategies)} schedules of {num_done} seeds: nothing wrong")
+            say(f"{num_done} of {args.seeds} seeds, {num_done * len(strategies)} schedules, {per_s:.0f} a second")
+    say(f"{num_done * len(strategies)} schedules of {num_done} seeds: nothing wrong")
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

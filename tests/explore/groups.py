@@ -110,7 +110,7 @@ class Groups:
     def place(self, worker: Worker) -> tuple[Group, int] | None:
         """The group of a worker, and its rank."""
         group = self.by_kind.get(kind_of(worker))
-        return None if group is None else (group, self._cluster.executor(worker).agreement.rank)
+        return None if group is None else (group, self._cluster.executor(worker).device.rank)
 
     def turn(self, worker: Worker) -> bool:
         """A worker goes on, unless it takes a nap or has ended. Whether there was anything to do."""
@@ -141,7 +141,7 @@ class Groups:
     def fails(self, executor: Executor) -> bool:
         """The target's forward is about to fail. Whether that breaks a group."""
         if (group := self._group_of(executor)) is not None:
-            group.failing.add(executor.agreement.rank)
+            group.failing.add(executor.device.rank)
         return group is not None
 
     def after_step(self) -> None:
@@ -218,7 +218,8 @@ class Groups:
                     cluster.begin_again(request_id, choice)
 
     def _group_of(self, executor: Executor) -> Group | None:
-        return next((each for each in self.by_kind.values() if executor.agreement in each.agreements), None)
+        forward = executor.device.forward
+        return next((each for each in self.by_kind.values() if forward in each.collectives.streams), None)
 
 
 def kind_of(worker: Worker) -> str:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from decode.worker import DecodeWorker
 from prefill.worker import PrefillWorker
 from scheduler.execution.executor import Executor
 from scheduler.plan import Plan
@@ -30,11 +29,10 @@ def check_invariants(cluster: Cluster) -> None:
 def _reqs(worker: Worker) -> Iterator[Req]:
     """Everybody whom the worker knows."""
     if isinstance(worker, PrefillWorker):
-        for job in worker._jobs.values():
+        for job in worker.served.by_key.values():
             yield job.prompt
     else:
-        requests = worker._requests.by_key if isinstance(worker, DecodeWorker) else worker._requests
-        for request in requests.values():
+        for request in worker.served.by_key.values():
             yield from request.reqs
 
 
@@ -85,7 +83,7 @@ def _check_running(planner: Planner, executor: Executor) -> None:
     batch.check_mirrors()
     assert not table.req_to_page[0].any(), "padding has pages"
     plans = [operation for operation in executor.submitted if isinstance(operation, Plan)]
-    if any(plan is not executor._applied for plan in plans):
+    if planner.steps._waiting or any(plan is not executor._applied for plan in plans):
         return  # the executor does not know of this plan yet
     decoding = [
         (draw, length)

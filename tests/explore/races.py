@@ -10,7 +10,7 @@ from model.inputs import ModelInput
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
 from tests.cluster import Worker
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import SCHEDULER, Clock, RaceDetector
 
@@ -73,15 +73,15 @@ def observe_network(detector: RaceDetector, network: InprocNetwork) -> None:
     carry, take = network.carry, network.take
     since: dict[int, Clock] = {}
 
-    def carried(sender: int, endpoint: str, parcel: Parcel) -> None:
-        since[id(parcel.transit)] = detector.clock(SCHEDULER)
-        carry(sender, endpoint, parcel)
+    def carried(sender: int, endpoint: str, packet: Packet) -> None:
+        since[id(packet.transit)] = detector.clock(SCHEDULER)
+        carry(sender, endpoint, packet)
 
-    def taken(endpoint: str) -> Parcel | None:
-        parcel = take(endpoint)
-        if parcel is not None:
-            for part in parcel.parts:
-                detector.touch_bytes(part, "a frame under way until now", since=since[id(parcel.transit)])
-        return parcel
+    def taken(endpoint: str) -> Packet | None:
+        packet = take(endpoint)
+        if packet is not None:
+            for part in packet.parts:
+                detector.touch_bytes(part, "a frame under way until now", since=since[id(packet.transit)])
+        return packet
 
     vars(network)["carry"], vars(network)["take"] = carried, taken

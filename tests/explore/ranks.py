@@ -1,6 +1,7 @@
 """The books of one epoch of a group: what each rank has announced, launched and entered, and the rules of it.
 
-announced <= launched + 1    a rank is one step ahead at most
+announced <= given + 1       a rank announces a step once its executor has got the plan of the one before
+given <= launched + DEPTH    an executor that waits for lengths or masks holds few plans
 launched <= all announced    nothing is launched that was not agreed
 entered = 2 x num_layers     of every launch, whatever it holds
 """
@@ -19,6 +20,7 @@ from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import GroupLog
 
+DEPTH = 2  # launches of a rank that are planned and not over
 GRAPHED = 6  # tokens of the largest launch for which a rank of a group wants a graph
 
 
@@ -36,7 +38,6 @@ class RankBooks:
     def agree(self) -> Agreement:
         """Of the next rank, with those that come before and after it."""
         agreement = Agreement(self.epoch, len(self.agreements), self.collectives.size)
-        agreement.begin()
         self.agreements.append(agreement)
         for numbers in (self.announced, self.num_launched):
             numbers.append(0)
@@ -44,7 +45,7 @@ class RankBooks:
 
     def watch(self, executor: Executor) -> None:
         """Checks each launch of a rank, when it is enqueued and when its forward has run."""
-        launcher, rank = executor.launcher, executor.agreement.rank
+        launcher, rank = executor.launcher, executor.device.rank
         name = "compute" if executor.runner.draft is None else "verify"  # runs the target's forward
         segment, enqueue = getattr(launcher, name), launcher.enqueue
 
@@ -64,10 +65,10 @@ class RankBooks:
         """At most one step ahead, and no launch that was not agreed."""
         lowest = min(self.announced)
         for rank, (announced, launched) in enumerate(zip(self.announced, self.num_launched, strict=True)):
+            given = self.agreements[rank].step - 1
             assert launched <= lowest, f"rank {rank} has launched step {launched}; not all have announced it: {self}"
-            assert announced <= launched + 1, (
-                f"rank {rank} has announced step {announced} before it launched {launched}"
-            )
+            assert announced <= given + 1, f"rank {rank} has announced step {announced} before it went on to {given}"
+            assert given <= launched + DEPTH, f"rank {rank} holds the plans of steps {launched + 1} to {given}"
 
     def check_rest(self, planned: Sequence[int]) -> None:
         """At rest all ranks have launched the same steps, and entered the same collectives. `planned`: by rank."""

@@ -42,7 +42,7 @@ from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 from tests.grammars import grammars_for
 
 MAX_STEPS = 8_000  # four times as many as the slowest schedule that was seen to end
-STUCK = 100  # steps in which nothing happens although somebody has work; no nap and no row takes so long
+STUCK = 100  # steps in which nothing happens although somebody has work; no nap, row or mask takes so long
 STEP_S = 0.001  # no deadline passes
 
 
@@ -321,8 +321,7 @@ class Run:
 
         def submitting(plan: Plan) -> None:
             planner = next(each.planner for each in self.cluster.workers if self.cluster.executor(each) is executor)
-            launched = planner.in_flight[-1]
-            assert launched.ticket == plan.ticket
+            launched = next(each for each in planner.in_flight if each.ticket == plan.ticket)
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
         name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail

@@ -28,7 +28,7 @@ def test_groups_change_no_token(seed: int, strategy: Strategy) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_groups_that_notice_every_sabotage_change_no_token(strategy: Strategy) -> None:
+def test_groups_that_notice_every_mutant_change_no_token(strategy: Strategy) -> None:
     """Some launches cannot be built, some forwards break their group, and most requests end all the same."""
     num_idle = num_restarts = num_unbuilt = num_ended = 0
     for seed in range(mutant.SEEDS):

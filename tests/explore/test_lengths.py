@@ -22,7 +22,7 @@ def run_of(seed: int, strategy: Strategy, detect: bool = False, tree: tuple[int,
 
 
 class Deaf(Run):
-    """The sabotage: schedule streams wait for nobody."""
+    """The mutant: schedule streams wait for nobody."""
 
     def start(self) -> None:
         """A deployment without load."""

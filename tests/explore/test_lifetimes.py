@@ -55,14 +55,14 @@ def test_workloads_with_a_draft_give_no_memory_back_too_early(seed: int) -> None
 
 
 @in_any_order
-@pytest.mark.parametrize("sabotaged", [Launch, DraftLaunch])
+@pytest.mark.parametrize("changed", [Launch, DraftLaunch])
 def test_a_launch_that_does_not_name_its_inputs_is_noticed(
-    sabotaged: type[Launch], strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+    changed: type[Launch], strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tensors(launch: Launch) -> tuple[Tensor, ...]:
         relay: Relay = launch.relay
-        return relay if sabotaged is Launch else Launch.tensors.fget(launch)  # type: ignore[attr-defined]
+        return relay if changed is Launch else Launch.tensors.fget(launch)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(sabotaged, "tensors", property(tensors))
+    monkeypatch.setattr(changed, "tensors", property(tensors))
     with pytest.raises(ScheduleViolation, match=r"(?s)is given back while it may still be used.*unwritten\.py"):
         run_of(strategy, (1, 0)).run()

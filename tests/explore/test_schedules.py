@@ -37,7 +37,7 @@ def test_kv_that_waits_in_host_memory_changes_no_token(strategy: Strategy) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_schedules_that_notice_every_sabotage_change_no_token(strategy: Strategy) -> None:
+def test_schedules_that_notice_every_mutant_change_no_token(strategy: Strategy) -> None:
     """As many as `make mutants` runs to find one."""
     num_ended = 0
     for seed in range(mutant.SEEDS):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 from tests.explore_handoff.exploring import explore
+from tests.saying import say
 
 PROGRESS_S = 10.0
 
@@ -29,23 +30,18 @@ def main() -> int:
         happened += explored.happened
         outcomes += explored.outcomes
         if explored.broken:
-            _say(f"seed {explored.seed}, at {explored.broken}\nAgain: {explored.again}")
+            say(f"seed {explored.seed}, at {explored.broken}\nAgain: {explored.again}")
             return 1
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            _say(f"{num_worlds} of {args.seeds} worlds, {num_handoffs / (told - began):.0f} handoffs a second")
-    _say(f"what was done: {_counts(happened)}\nhow requests ended: {_counts(outcomes)}")
-    _say(f"{num_handoffs} handoffs in {num_worlds} worlds: nothing wrong")
+            say(f"{num_worlds} of {args.seeds} worlds, {num_handoffs / (told - began):.0f} handoffs a second")
+    say(f"what was done: {_counts(happened)}\nhow requests ended: {_counts(outcomes)}")
+    say(f"{num_handoffs} handoffs in {num_worlds} worlds: nothing wrong")
     return 0
 
 
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class DataConnection:
     source: Host
     endpoint: str
     waiting: deque[Transit] = field(default_factory=deque)
-    epoch: int = 0  # grows with each cut: what was on the way is lost
+    num_cuts: int = 0  # with each cut, what was on the way is lost
     noticed: int = 0  # the cuts that the sender knows of
     is_closed: bool = False
     last_at: float = 0.0
@@ -99,9 +99,9 @@ class DataPlane:
 
     def cut(self, connection: DataConnection) -> None:
         """What is on the way is lost; what waits leaves by a new connection."""
-        connection.epoch += 1
+        connection.num_cuts += 1
         connection.last_at = 0.0
-        cuts = connection.epoch
+        cuts = connection.num_cuts
 
         def notice() -> None:
             connection.noticed = max(connection.noticed, cuts)
@@ -175,7 +175,7 @@ class DataPlane:
     def _arrive_at(
         self, moment: float, connection: DataConnection, arrivals: "SimulatedArrivals", parts: tuple[memoryview, ...]
     ) -> None:
-        network, epoch, here, there = self.network, connection.epoch, connection.source, arrivals.owner
+        network, num_cuts, here, there = self.network, connection.num_cuts, connection.source, arrivals.owner
 
         arrivals.num_on_way += 1
 
@@ -183,7 +183,7 @@ class DataPlane:
             arrivals.num_on_way -= 1
             if not there.alive or arrivals.is_closed:
                 return
-            if connection.epoch != epoch:
+            if connection.num_cuts != num_cuts:
                 network.story.fault(network.agenda.now, here.name, "frame lost", "with the connection", b"".join(parts))
                 return
             opens = network.weather.parted_until(here.name, there.name, network.agenda.now)

@@ -31,10 +31,10 @@ def check_worker(process: WorkerProcess) -> None:
     if process.group is not None:
         process.group.check()
     if isinstance(core, PrefillWorker):
-        _check_memory(core.planner, [job.prompt for job in core._jobs.values()])
+        _check_memory(core.planner, [job.prompt for job in core.served.by_key.values()])
         _check_sending(process, core)
     else:
-        _check_memory(core.planner, [req for request in core._requests.by_key.values() for req in request.reqs])
+        _check_memory(core.planner, [req for request in core.served.by_key.values() for req in request.reqs])
         _check_receiving(process, core)
         _check_refusals(process)
 
@@ -107,10 +107,10 @@ def _held(process: WorkerProcess) -> Iterator[str]:
     if planner.in_flight:
         yield "launches in flight"
     if isinstance(core, PrefillWorker):
-        if core._jobs or core._job_of or core._waiting or core._computing:
-            yield f"jobs {[(job.assign.request_id, job.transfer_state.value) for job in core._jobs.values()]}"
-    elif core._requests.by_key or core._requests.by_reservation or core._requests._lines or core._requests.is_staging:
-        yield f"requests {[(request.key, request.transfer_state.value) for request in core._requests.by_key.values()]}"
+        if core.served.by_key or core.served.of or core.prompts.waiting or core.prompts.computing:
+            yield f"jobs {[(job.assign.request_id, job.transfer_state.value) for job in core.served.by_key.values()]}"
+    elif core.served.by_key or core._requests.by_reservation or core._requests._lines or core._requests.is_staging:
+        yield f"requests {[(request.key, request.transfer_state.value) for request in core.served.by_key.values()]}"
     if process.sender is not None and process.sender._transfers:
         yield f"transfers to send {[target.reservation for target in process.sender._transfers]}"
     if process.receiver is not None and process.receiver._transfers:
@@ -154,11 +154,11 @@ def _check_memory(planner: Planner, reqs: list[Req]) -> None:
 def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     sender = process.sender
     assert sender is not None
-    transfers = {job.target: each for job in core._jobs.values() for each in job.transfers}
+    transfers = {job.target: each for job in core.served.by_key.values() for each in job.transfers}
     assert sender._transfers == transfers, "transfers and jobs differ"
-    for job in core._jobs.values():
-        waits = job in core._waiting or job in core._learning._held
-        state, queues = job.transfer_state, (waits, job in core._computing, job in core._late._at)
+    for job in core.served.by_key.values():
+        waits = job in core.prompts.waiting or job in core.prompts.learning._held
+        state, queues = job.transfer_state, (waits, job in core.prompts.computing, job in core._late._at)
         assert sum(queues) == 1, f"a job waits, computes and has a deadline: {queues}"
         assert waits == (job.prompt.holding is None), "a job waits, and has pages"
         if job.moves_kv:
@@ -166,7 +166,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
             assert state is expected, f"a job whose transfer is {state} is in the queue of {expected}"
         for transfer in job.transfers:
             assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends another request's pages"
-    assert all(job.target.peer.instance in core._peers.by_instance for job in core._jobs.values()), (
+    assert all(job.target.peer.instance in core._peers.by_instance for job in core.served.by_key.values()), (
         "a job of a stranger"
     )
     for queue in sender._peers.values():
@@ -178,7 +178,7 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
     assert receiver is not None
     reserved = core._requests.by_reservation
     waiting = {request for line in core._requests._lines.values() for request in line}
-    for request in core._requests.by_key.values():
+    for request in core.served.by_key.values():
         state = request.transfer_state
         is_reserved = reserved.get(request.reservation) is request
         assert is_reserved + (request in waiting) + request.is_handed_over == 1, f"{request.key} is {state}"
@@ -194,12 +194,12 @@ def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
         assert all(pages._state[page] is expected for page in own), f"pages of {request.key}, which is {state}"
         known = core._peers.by_instance.get(request.prefill.instance) is not None
         assert known or request.is_handed_over, f"{request.key} waits for a prefill worker that is lost"
-    reqs = [req for request in core._requests.by_key.values() for req in request.reqs]
+    reqs = [req for request in core.served.by_key.values() for req in request.reqs]
     num_held = len({page for holding in _holdings(core.planner, reqs) for page in holding.pages})
     counts = pages.counts()
     assert counts.owned + counts.reserved == num_held, f"reserved without an owner: {counts}, {num_held} held"
     for reservation, request in reserved.items():
-        assert core._requests.by_key.get(request.key) is request, f"reservation {reservation} without an owner"
+        assert core.served.by_key.get(request.key) is request, f"reservation {reservation} without an owner"
         transfer = receiver._transfers.get(reservation)
         assert (transfer is None) == (not request.moves_kv), f"reservation {reservation} cannot be received"
         if transfer is not None:
@@ -231,9 +231,9 @@ def holders(processes: Sequence[WorkerProcess], request_id: str) -> list[str]:
     for process in processes:
         core = process.core
         if isinstance(core, PrefillWorker):
-            ids = {job.assign.request_id for job in core._jobs.values()}
+            ids = {job.assign.request_id for job in core.served.by_key.values()}
         else:
-            ids = {request.assign.request_id for request in core._requests.by_key.values()}
+            ids = {request.assign.request_id for request in core.served.by_key.values()}
         if request_id in ids:
             found.append(process.name)
     return found

@@ -60,7 +60,7 @@ def test_its_engines_check_what_debug_mode_checks(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
-def test_worlds_that_notice_every_sabotage(part: int) -> None:
+def test_worlds_that_notice_every_mutant(part: int) -> None:
     """As many as `make mutants` runs to find one."""
     most = max(mutant.worlds for mutant in MUTANTS) // 2
     for seed in range(part * most, (part + 1) * most):

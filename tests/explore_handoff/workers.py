@@ -8,7 +8,7 @@ wrong, or when.
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, cast
 
@@ -58,6 +58,8 @@ from worker.gateway_link import GatewayLink
 from worker.known_gateway import KnownGateway
 from worker.loop import WorkerLoop
 from worker.parts import RefusedByGateway, WorkerBroken
+from worker.parts import Surroundings as WorkerSurroundings
+from worker.policies import Policies
 
 GATEWAY_ENDPOINT = "tcp://gateway:1"
 INJECTED = "a failure for the test"
@@ -158,11 +160,21 @@ class WorkerProcess:
             host=HostCopies(kv, num_slots) if num_slots else None,
             debug=True,
             launches=launches_for(self.runner.draft, shape),
-            agreement=self._seat.agreement,
+            rank=self._seat.place.rank if self._seat.place else 0,
+            num_ranks=self._seat.place.size if self._seat.place else 1,
             grammars=grammars_for(self.runner),
         )
         speculation = Speculation(shape, begins_with(draft)) if draft else None
-        self.planner = Planner(book, self.executor, layout, VOCAB, costs=scenario.costs, speculation=speculation)
+        self.planner = Planner(
+            book,
+            self.executor,
+            layout,
+            VOCAB,
+            costs=scenario.costs,
+            speculation=speculation,
+            agreement=self._seat.agreement,
+            max_graphed=self.runner.max_graphed,
+        )
         if speculation is not None:
             Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
         world.vintages.watch(self.planner, lambda: self.instance, is_prefill=role is Role.PREFILL)
@@ -203,12 +215,10 @@ class WorkerProcess:
             link,
             gateway,
             self._register(address),
-            cast(Any, _Wake()),
-            cast(StopSignal, self._stop),
-            clock,
+            WorkerSurroundings(
+                cast(StopSignal, self._stop), cast(Any, _Wake()), clock, ranks=self._ranks, known=self._known
+            ),
             on_ready=lambda: None,
-            ranks=self._ranks,
-            known=self._known,
         )
         loop.gateway.begin()
         self.wake()
@@ -302,9 +312,7 @@ class WorkerProcess:
             address,
             self._fingerprint,
             world.agenda.clock,
-            overlap=scenario.overlap,
-            chunk_size=scenario.chunk_size,
-            policies=scenario.policies,
+            self._policies,
         )
         return core, DecodeLink(router, sender, self.instance, core.outbox, core.on_peer, core.on_session_lost), address
 
@@ -314,21 +322,24 @@ class WorkerProcess:
         writers = Writers(world.pools[self.process] if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
         address = WorkerAddress(self.worker_id, self.instance, ranks=(RankEndpoint(receiver.address),))
-        clock, overlap = world.agenda.clock, world.scenario.overlap
         first = (self.instance << 32) + 1  # so that a story names whose reservation it is
         core = DecodeWorker(
             self.planner,
             receiver,
             address,
             self._fingerprint,
-            clock,
-            overlap=overlap,
+            world.agenda.clock,
+            self._policies,
             reservations_from=first,
-            policies=world.scenario.policies,
         )
         context, name = cast(Any, self.context), self.name.encode()
         link = PrefillLink(context, name, receiver, core.outbox, core.on_peer, core.on_session_lost)
         return core, link, address
+
+    @property
+    def _policies(self) -> Policies:
+        scenario = self.world.scenario
+        return replace(scenario.policies, overlap=scenario.overlap, chunk_size=scenario.chunk_size)
 
     @property
     def _fingerprint(self) -> Fingerprint:

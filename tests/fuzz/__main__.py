@@ -8,6 +8,7 @@ from random import Random
 
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.targets import TARGETS, outcome_of
+from tests.saying import say
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     targets = [*TARGETS] if args.target == "all" else [args.target]
     if args.again is not None:
         for name in targets:
-            _say(f"{name}: {outcome_of(name, args.again.read_bytes())}")
+            say(f"{name}: {outcome_of(name, args.again.read_bytes())}")
         return 0
     num_found = sum(_run(name, Random(args.seed), args.minutes * 60, args.found / name) for name in targets)
     return 1 if num_found else 0
@@ -35,20 +36,13 @@ def _run(target: str, random: Random, seconds: float, folder: Path) -> int:
     for finding in fuzzing.findings(lambda: time.monotonic() < end):
         num_found += 1
         path, what = finding.store(folder), finding.what.strip().splitlines()[-1][:200]
-        _say(
-            f"{target}: {finding.kind}: {what}\nAgain: {sys.executable} -m tests.fuzz --target {target} --again {path}"
-        )
+        say(f"{target}: {finding.kind}: {what}\nAgain: {sys.executable} -m tests.fuzz --target {target} --again {path}")
     worst_s, raw = fuzzing.worst
-    _say(
+    say(
         f"{target}: {fuzzing.num_tried} inputs, {num_found} findings; one of at most 16 KiB took {worst_s * 1e3:.1f} "
         f"ms of CPU time at most: {raw[:60]!r}"
     )
     return num_found
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class ModelledWorker:
         self._fleet.after(LAUNCH_S + TOKEN_S * sum(sizes), lambda: self._computed(sizes))
 
     def _admit(self) -> None:
-        """As is_too_early() of worker/requests.py: launches are full, or a prompt that begins alike is computed."""
+        """As _is_too_early() of worker/prompts.py: launches are full, or a prompt that begins alike is computed."""
         while self.line and sum(job.left for job in self.computing) < LAUNCH_TOKENS:
             job = self.line[0]
             length = len(job.assign.prompt_ids)

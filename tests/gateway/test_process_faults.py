@@ -96,7 +96,7 @@ async def test_tokens_that_make_no_sense_fail_only_their_request(setting: Settin
 
 async def test_an_unknown_finish_fails_the_request(setting: Setting) -> None:
     worker = await setting.add(Role.UNIFIED, behaviour=Behaviour(stop_after=0))
-    for finish in ("bored", "cancelled"):
+    for finish in ("bored", "cancelled", "preempted"):
         waiting = asyncio.create_task(setting.complete("x", max_tokens=4))
         count = len(worker.assigned) + 1
         await worker.until(lambda count=count: len(worker.assigned) == count)  # type: ignore[misc]

@@ -220,7 +220,7 @@ def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits
     """A prompt that needs pages gets those that nobody reads, although they were used later. One that needs more waits
     until the others were sent. Every text is right."""
     is_slow = True
-    network = InprocNetwork(lambda parcel: [parcel.delayed(600) if is_slow else parcel])
+    network = InprocNetwork(lambda packet: [packet.delayed(600) if is_slow else packet])
     cluster = make_cluster("1P1D", caches=True, num_pages=24, decode_page_size=16, network=network)
     (prefill,) = cluster.prefills.values()
     prompts = {name: prompt_of(name, length) for name, length in (("small", 20), ("evicts", 35), ("waits", 60))}

@@ -251,7 +251,7 @@ def test_a_request_whose_hidden_state_makes_no_sense_fails_alone(hidden: bytes, 
     it.cluster.assign("bad", prompt_of("bad", 21), params, 2)
     it.cluster.assign("fine", prompt_of("fine", 30), params)
     drive_to(it.cluster, "bad", Phase.REQUESTED)
-    request = decode._requests.by_key["bad", 0]
+    request = decode.served.by_key["bad", 0]
     decode._on_transfer(request, Delivered(request.reservation, LastMessage((1, 2), 0, 0, hidden=hidden)))
     it.cluster.run()
     failure = it.cluster.failures["bad"]

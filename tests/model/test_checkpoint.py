@@ -70,7 +70,7 @@ def test_a_loaded_model_shares_its_weights_with_the_page_cache(tmp_path: Path) -
     runner = ModelRunner.load(make_checkpoint(tmp_path, "qwen2"), device="cpu")
     size = (tmp_path / "model.safetensors").stat().st_size
     assert 0.9 * size < runner.mapped_weight_bytes < size
-    query = runner.decoder.layers[1].qkv.linears[0]
+    query = runner.decoder.layers[1].mixer.qkv.linears[0]
     assert isinstance(query, Linear)
     for weight in (runner.decoder.embedding_VE, query.weight_OI):
         assert "model.safetensors" in mapped_files(weight.data_ptr())

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from model.checkpoint import (
     BLOCK_BYTES,
     BLOCKS_PER_TENSOR,
+    folded,
     full_digests,
     open_checkpoint,
     sample_places,
@@ -122,3 +123,31 @@ def test_the_tokenizer_of_the_folder_is_in_the_fingerprint(tmp_path: Path) -> No
     other = fingerprint(folder)
     assert len({one.tokenizer, other.tokenizer, ""}) == 3
     assert difference(one, other, "a", "b") is None  # workers see ids only; the gateway compares it with its own
+
+
+def test_the_experts_of_a_layer_have_one_digest_for_each_of_their_linears(tmp_path: Path) -> None:
+    """So a fingerprint has room for thousands of experts, and still names what differs."""
+    folder = make_checkpoint(tmp_path, "qwen3_moe")
+    before, names = fingerprint(folder, check_weights=True), set(open_checkpoint(folder))
+    digests = full_digests(open_checkpoint(folder))
+    assert folded(digests).keys() == {name for name in names if ".experts." not in name} | {
+        f"model.layers.{layer}.mlp.experts.*.{linear}_proj.weight"
+        for layer in (0, 2)
+        for linear in ("gate", "up", "down")
+    }
+    swapped = {
+        name.replace(".experts.0.", ".experts.x.").replace(".experts.1.", ".experts.0.").replace(".x.", ".1."): digest
+        for name, digest in digests.items()
+    }
+    assert sum(one != folded(digests)[name] for name, one in folded(swapped).items()) == 2 * 3
+
+    turn_bit(folder, "model.layers.2.mlp.experts.5.up_proj.weight", 8)
+    sentence = difference(before, fingerprint(folder, check_weights=True), "a", "b")
+    assert sentence is not None and "tensor 'model.layers.2.mlp.experts.*.up_proj.weight' is " in sentence
+    assert "(1 of " in sentence
+
+
+def test_of_a_large_expert_the_two_ends_are_sampled() -> None:
+    name, size = "model.layers.0.mlp.experts.12.up_proj.weight", 1 << 20
+    assert sample_places(name, size) == [(0, BLOCK_BYTES), (size - BLOCK_BYTES, size)]
+    assert sample_places(name, BLOCK_BYTES) == [(0, BLOCK_BYTES)]

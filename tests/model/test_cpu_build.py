@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +319,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_library_that_cannot_be_loaded(own_cache: Path) -> None:
     built_library(DEFINES).write_bytes(b"not a library")
-    config = replace(FakeRunner().config, head_dim=16)
+    config = FakeRunner(head_dim=16).config
     with pytest.raises(NoKernels, match="cannot be loaded"):
         load_kernels(config, torch.float32, "float32")
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from model.cpu_draft import CpuDraft
-from model.draft import chain_by_steps, first_layer
+from model.draft import chain_by_steps, first_layer, likeliest_by_logits
 from model.inputs import ChainInput, ModelInput
 from model.loaded_draft import LoadedDraft
 from model.runner import DraftSource, ModelRunner
+from protocol.errors import InternalError
 from testkit.checkpoints import Architecture, make_checkpoint
 from tests.drafts import add_mtp, make_draft
 from tests.model.driving import Lanes, random_prompt
@@ -123,6 +124,61 @@ def test_a_forward_has_the_bits_of_one_layer_by_layer(
             assert torch.equal(lanes.kv.device_bytes, written)
 
 
+@pytest.mark.usefixtures("any_threads")
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS)
+@pytest.mark.parametrize("wanted", [[4, 11], [0], [14, 3, 3], []])
+def test_the_wanted_rows_have_the_likeliest_tokens_and_the_bits_of_a_forward(
+    tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool, wanted: list[int]
+) -> None:
+    runner = load(tmp_path, algorithm, arch, has_all)
+    draft = draft_of(runner)
+    lanes, inp, _, hidden_TE = batch(runner, (40, 7, 33), 5)
+    inp = replace(inp, logit_indices_L=torch.tensor(wanted, dtype=torch.int64))
+    before = lanes.kv.device_bytes.clone()
+    expected = likeliest_by_logits(by_layers(draft), inp, hidden_TE, lanes.kv)
+    written = lanes.kv.device_bytes.clone()
+    assert not torch.equal(written, before)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        lanes.kv.device_bytes.copy_(before)
+        found = draft.likeliest(inp, hidden_TE, lanes.kv)
+        assert all(map(torch.equal, found, expected)) and torch.equal(lanes.kv.device_bytes, written)
+
+
+def test_what_waits_is_told_before_each_call(tmp_path: Path) -> None:
+    runner = load(tmp_path, "eagle", "llama", True)
+    draft = draft_of(runner)
+    lanes, inp, chain, hidden_TE = batch(runner, (40, 7, 33), 1)
+    told: list[Tensor] = []
+    runner.threads.before_long_call = lambda: told.append(lanes.kv.device_bytes.clone())
+    for call in (
+        lambda: draft.run_layer(0, inp, hidden_TE, lanes.kv),
+        lambda: draft.likeliest(inp, hidden_TE, lanes.kv),
+        lambda: draft.chain(chain, inp.input_ids_T, hidden_TE, lanes.kv),
+    ):
+        lanes.kv.device_bytes.zero_()
+        told.clear()
+        call()
+        assert len(told) == 1 and not told[0].any() and lanes.kv.device_bytes.any()
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 1 << 40])
+def test_a_token_that_the_target_does_not_know_is_refused_and_nothing_is_written(tmp_path: Path, token: int) -> None:
+    runner = load(tmp_path, "eagle", "llama", True)
+    draft = draft_of(runner)
+    lanes, inp, chain, hidden_TE = batch(runner, (40, 7, 33), 1)
+    ids_T = torch.tensor([3, token, 5])
+    before = lanes.kv.device_bytes.clone()
+    for call in (
+        lambda: draft.run_layer(0, replace(inp, input_ids_T=ids_T), hidden_TE, lanes.kv),
+        lambda: draft.likeliest(replace(inp, input_ids_T=ids_T), hidden_TE, lanes.kv),
+        lambda: draft.chain(chain, ids_T.abs() * VOCAB, hidden_TE, lanes.kv),
+    ):
+        with pytest.raises(InternalError, match=f"none of its {VOCAB}"):
+            call()
+    assert torch.equal(lanes.kv.device_bytes, before)
+
+
 @pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
 def test_a_row_has_the_bits_that_it_has_alone(
     tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool
@@ -159,11 +215,12 @@ def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
     runner = load(tmp_path, algorithm, arch, has_all)
     draft = draft_of(runner)
     lanes, inp, chain, hidden_TE = batch(runner, lengths, width)
-    first_B, hidden_BE = inp.input_ids_T[: len(lengths)], hidden_TE[: len(lengths)]
+    first_B, hidden_BE = inp.input_ids_T[: len(lengths)].clone(), hidden_TE[: len(lengths)]
+    first_B[1:2] = -1  # of a row without proposals
     before = lanes.kv.device_bytes.clone()
     expected_SB = chain_by_steps(by_layers(draft), chain, first_B, hidden_BE, lanes.kv)
     written = lanes.kv.device_bytes.clone()
-    assert expected_SB.shape == (width, len(lengths)) and not torch.equal(written, before)
+    assert expected_SB.shape == (1 + width, len(lengths)) and not torch.equal(written, before)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         lanes.kv.device_bytes.copy_(before)
@@ -177,7 +234,7 @@ def test_no_rows_have_no_proposals(tmp_path: Path) -> None:
     lanes, _, chain, hidden_TE = batch(runner, (9,), 2)
     empty_SB, indices_B = chain.slots_SB[:, :0], chain.indices_B[:0]
     none = ChainInput(empty_SB, empty_SB, empty_SB, chain.page_table_BP[:0], 1, indices_B)
-    assert draft_of(runner).chain(none, indices_B, hidden_TE[:0], lanes.kv).shape == (2, 0)
+    assert draft_of(runner).chain(none, indices_B, hidden_TE[:0], lanes.kv).shape == (3, 0)
 
 
 @pytest.mark.parametrize(

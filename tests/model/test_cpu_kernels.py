@@ -17,6 +17,7 @@ from model.fake import FakeRunner
 from model.paged_kv import PagedKv
 from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import (
     CASES,
@@ -52,9 +53,8 @@ def kernels_for(
 def config_of(heads: tuple[int, int], head_dim: int) -> ModelConfig:
     """A config with these sizes, of which the kernels read no others."""
     num_heads, num_kv_heads = heads
-    return replace(
-        FakeRunner().config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rms_norm_eps=EPS
-    )
+    layer = LayerConfig(AttentionConfig(num_heads, num_kv_heads, head_dim), MlpConfig(1))
+    return replace(FakeRunner().config, layers=(layer,), rms_norm_eps=EPS)
 
 
 def attended(case: Case, kernels: CpuKernels) -> Tensor:
@@ -183,6 +183,24 @@ def test_the_contract_of_passes(dtype: str) -> None:
 def test_placing_float32_in_bfloat16_pages(is_normed: bool, is_apart: bool) -> None:
     case = PlaceCase((6, 2), 16, 4, 23, is_normed, is_apart, pages="bfloat16")
     check_place(passes("float32", case), case, "float32", CPU)
+
+
+def test_rotations_are_exact_at_any_position_and_do_not_depend_on_neighbours_or_threads() -> None:
+    kernels, threads = kernels_for(), torch.get_num_threads()
+    generator = torch.Generator().manual_seed(11)
+    positions_T = torch.randint(0, 1 << 20, (1500,), generator=generator).sort().values
+    inv_freq_F = 1e4 ** -(torch.arange(0, 16, 2) / 16)
+    angles_TF = (positions_T.float()[:, None] * inv_freq_F).double()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            cos_TF, sin_TF = kernels.rotation(positions_T, inv_freq_F)
+            assert (cos_TF - angles_TF.cos()).abs().max() < 2**-23 and (sin_TF - angles_TF.sin()).abs().max() < 2**-23
+            for row in range(0, 1500, 101):
+                alone = kernels.rotation(positions_T[row : row + 1], inv_freq_F)
+                assert torch.equal(alone[0][0], cos_TF[row]) and torch.equal(alone[1][0], sin_TF[row])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_gate_of_what_is_not_finite_and_what_is_extreme() -> None:

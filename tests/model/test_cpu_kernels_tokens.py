@@ -18,6 +18,7 @@ from model.inputs import TREE_SLOTS, ModelInput
 from model.paged_kv import PagedKv
 from model.sampler import signed
 from protocol.kv_layout import KvLayout, LayerLayout
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.model.attention_cases import plain_attention
 
 SHAPES = [(4, 2, 16), (8, 4, 32), (17, 1, 16)]  # query heads, kv heads, head size
@@ -80,8 +81,7 @@ def random_rows(chance: random.Random, shape: tuple[int, int, int], types: tuple
 
 
 def kernels_for(shape: tuple[int, int, int], types: tuple[str, str]) -> CpuKernels:
-    num_heads, num_kv_heads, head_dim = shape
-    sizes = replace(FakeRunner().config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    sizes = replace(FakeRunner().config, layers=(LayerConfig(AttentionConfig(*shape), MlpConfig(1)),))
     return load_kernels(sizes, getattr(torch, types[0]), types[1])
 
 

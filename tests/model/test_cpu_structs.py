@@ -1,7 +1,6 @@
 """Structs that Python and C share: a difference is found when the library is loaded."""
 
 import ctypes
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,14 +8,14 @@ import torch
 
 from model.cpu_draft import CDraft, CpuDraft, DraftParts
 from model.cpu_kernels import load_kernels
-from model.cpu_layers import CLayer, CpuLayers, _Decodes
+from model.cpu_layers import CLayer, CpuLayers, _Decodes, _TokenPlaces
 from model.cpu_products import CLinear
 from model.cpu_structs import check_struct, places_in_c, places_in_python
 from model.fake import FakeRunner
 from protocol.errors import InternalError
 
-CONFIG = replace(FakeRunner().config, head_dim=16)
-STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft}
+CONFIG = FakeRunner(head_dim=16).config
+STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft, "token_places": _TokenPlaces}
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +60,14 @@ def test_a_library_is_checked_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch)
         load_kernels(CONFIG, torch.float32, "float32")
 
 
-@pytest.mark.parametrize("struct, name", [(CLayer, "CLayer"), (_Decodes, "_Decodes")])
+@pytest.mark.parametrize("struct, name", [(CLayer, "CLayer"), (_Decodes, "_Decodes"), (_TokenPlaces, "_TokenPlaces")])
 def test_layers_are_checked_when_a_model_is_loaded(
     struct: type[ctypes.Structure], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = load_kernels(CONFIG, torch.float32, "float32")
     monkeypatch.setattr(f"model.cpu_layers.{name}", _changed(struct, "left out", 1))
-    with pytest.raises(InternalError, match=r"(layer|decodes) has \(offset, bytes\)"):
-        CpuLayers.of(kernels, [CLayer()], torch.float32)
+    with pytest.raises(InternalError, match=r"(layer|decodes|token_places) has \(offset, bytes\)"):
+        CpuLayers.of(kernels, [CLayer()], torch.float32, torch.zeros(1))
 
 
 @pytest.mark.parametrize("name", ["CLayer", "CDraft"])
@@ -77,4 +76,4 @@ def test_a_layer_of_a_draft_is_checked_when_it_is_loaded(name: str, monkeypatch:
     struct = {"CLayer": CLayer, "CDraft": CDraft}[name]
     monkeypatch.setattr(f"model.cpu_draft.{name}", _changed(struct, "left out", 1))
     with pytest.raises(InternalError, match=r"(layer|draft) has \(offset, bytes\)"):
-        CpuDraft.of(kernels, cast("DraftParts", None), CLayer(), torch.float32)
+        CpuDraft.of(kernels, cast("DraftParts", None), CLayer(), torch.float32, torch.zeros(1), 0)

@@ -60,6 +60,11 @@ def refused(folder: Path, target: Path, algorithm: str) -> str:
         ),
         ("eagle3", {"norm_before_residual": True}, "norm_before_residual: got True, expected false"),
         ("eagle3", {"logit_scale": 0.5}, "logit_scale: got 0.5, expected 1"),
+        (
+            "eagle",
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+            "architectures: got ['MixtralForCausalLM'], expected one without experts",
+        ),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: got False, expected true"),
         ("eagle3", {LAYER_IDS: [0, 1, 3]}, "got [0, 1, 3], expected 3 ascending integers from 0 to 2"),
         ("eagle3", {LAYER_IDS: [0, 2, 1]}, "got [0, 2, 1], expected 3 ascending"),
@@ -175,6 +180,12 @@ def test_a_model_without_draft_layers(target: Path) -> None:
     sentence = refused(target, target, "mtp")
     assert sentence.startswith(f"{target}: this model has no draft layers (num_nextn_predict_layers of config.json)")
     assert "eagle and eagle3 take a draft from a folder of its own" in sentence
+
+
+def test_draft_layers_with_experts(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+    sentence = refused(tmp_path, tmp_path, "mtp")
+    assert sentence.startswith(f"{tmp_path}: --speculative-algorithm: got mtp, but draft layers with experts are not")
 
 
 def test_published_bin_files_are_refused_with_their_conversion(tmp_path: Path, target: Path) -> None:

@@ -131,9 +131,10 @@ def test_kv_of_the_draft_lies_behind_the_targets(tmp_path: Path) -> None:
     inp = lanes.model_input([(lanes.lane([1, 2, 3], 1), 3)], [])
     first_layer(runner.draft, inp, torch.zeros(3, 48), lanes.kv, seen.append)
     assert seen == [3]
-    own = sum(tensor.numel() for name, tensor in DraftReference(tmp_path / "draft", tmp_path / "target").w.items())
+    tensors = DraftReference(tmp_path / "draft", tmp_path / "target").w.items()
+    own = sum(tensor.numel() * (8 if name == "d2t" else 4) for name, tensor in tensors if name != "t2d")
     more = runner.mapped_weight_bytes + runner.private_weight_bytes
-    assert more - plain.mapped_weight_bytes - plain.private_weight_bytes == own * 4
+    assert more - plain.mapped_weight_bytes - plain.private_weight_bytes == own
 
 
 def test_a_fingerprint_names_the_draft(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_fingerprint_names_the_draft(tmp_path: Path) -> None:
     seeded, _ = loaded(tmp_path, "eagle3", "llama", seed=1)
     assert "draft: weights: the digest of tensor 'd2t' is" in str(difference(ours, seeded.fingerprint(), "p", "d"))
     thinner, _ = loaded(tmp_path, "eagle3", "llama", intermediate_size=64)
-    assert difference(ours, thinner.fingerprint(), "p", "d") == "draft: intermediate_size is 72 on p, 64 on d"
+    assert difference(ours, thinner.fingerprint(), "p", "d") == "draft: layer.feed.width is 72 on p, 64 on d"
 
 
 @pytest.mark.parametrize("nested", [False, True])

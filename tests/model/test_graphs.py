@@ -16,7 +16,7 @@ from model.graphs import Lanes as GraphLanes
 from model.inputs import ModelInput
 from model.kv_sizing import graph_bytes
 from model.runner import DraftSource, ModelRunner, Runner
-from testkit.checkpoints import ARCHITECTURES, Architecture, make_checkpoint
+from testkit.checkpoints import DENSE, OF_EXPERTS, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lane, Lanes, random_prompt
@@ -318,7 +318,7 @@ def test_the_real_decoder_gives_the_same_logits(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", DENSE)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_graphs_give_the_tokens_of_the_cpu(tmp_path: Path, arch: Architecture, page_size: int) -> None:
     folder = make_checkpoint(tmp_path / arch, arch)
@@ -332,3 +332,14 @@ def test_graphs_give_the_tokens_of_the_cpu(tmp_path: Path, arch: Architecture, p
         Lanes(on_cpu, page_size).generate(prompt, count) for prompt, count in zip(prompts, lengths, strict=True)
     ]
     assert runner.num_replays == max(lengths) - 1
+
+
+@pytest.mark.parametrize("arch", OF_EXPERTS)
+def test_a_mixture_of_experts_decodes_without_graphs(tmp_path: Path, arch: Architecture) -> None:
+    """The host reads how many tokens each expert has, which no graph can capture."""
+    plain = ModelRunner.load(make_checkpoint(tmp_path / "m", arch), device="cpu", dtype="float32")
+    runner, lanes = graphed(plain, 16, max_batch=4)
+    assert runner.why_none == "the host reads how many tokens each expert has" and runner.max_graphed == 0
+    prompts = [random_prompt(5 + 7 * seed, 307, seed) for seed in range(4)]
+    assert decode_together(lanes, prompts, [6] * 4) == [Lanes(plain, 16).generate(prompt, 6) for prompt in prompts]
+    assert runner.num_replays == 0

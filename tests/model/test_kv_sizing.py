@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size, host_copy_bytes, token_flops
 from protocol.errors import ConfigError, MemoryShort
 from protocol.kv_layout import KvLayout, LayerGroup
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.doubles.hash_model import FakeRunner
 
 LAYOUT = KvLayout.uniform(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
@@ -150,6 +151,7 @@ def test_a_page_larger_than_host_memory_for_it_is_refused() -> None:
 
 
 def test_operations_of_a_token_are_two_for_each_weight() -> None:
-    config = replace(FakeRunner().config, num_layers=3, hidden_size=8, num_heads=4, num_kv_heads=2, head_dim=2)
+    layers = (LayerConfig(AttentionConfig(4, 2, head_dim=2), MlpConfig(1)),) * 3
+    config = replace(FakeRunner().config, layers=layers, hidden_size=8)
     weights = 3 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 1)  # q, k and v, o, and gate, up, down
     assert token_flops(config) == 2 * weights

@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.collectives_torch import TorchCollectives
 from model.kv_sizing import group_bytes
 from model.linear import Linear, ParallelLinears
-from model.mlp import Mlp, ShardedMlp, check_divides, is_sharded, with_padding, without_padding
+from model.mlp import Mlp, Sharded, check_divides, with_padding, without_padding
 from model.passes import Passes, TorchPasses
 from protocol.errors import ConfigError
 from protocol.messages_group import GroupPlace, StepShape
+from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.doubles.hash_model import FakeRunner
 from tests.model.ranks import MetCollectives, met
 
@@ -64,7 +65,7 @@ class Weights:
         """The whole of it."""
         return Mlp(ParallelLinears((self.gate, self.up)), self.down)
 
-    def shard(self, ranks: MetCollectives) -> ShardedMlp:
+    def shard(self, ranks: MetCollectives) -> Sharded:
         """The share of a rank."""
         size = INTERMEDIATE // ranks.size
         own = slice(ranks.rank * size, (ranks.rank + 1) * size)
@@ -73,7 +74,7 @@ class Weights:
             return Linear(linear.weight_OI[own], None if linear.bias_O is None else linear.bias_O[own])
 
         joined = ParallelLinears((rows(self.gate), rows(self.up)))
-        return ShardedMlp(joined, Linear(self.down.weight_OI[:, own]), self.down.bias_O, ranks)
+        return Sharded(Mlp(joined, Linear(self.down.weight_OI[:, own])), self.down.bias_O, ranks)
 
 
 def tokens(count: int, seed: int, *, whole: bool = False) -> Tensor:
@@ -149,7 +150,7 @@ def test_parts_are_added_in_the_order_of_ranks(rank: int) -> None:
     """So all ranks would round alike: (1e8 + 1) - 1e8 + 1 is 1, in other orders it is 0 or 2."""
     linear = Linear(torch.zeros(HIDDEN, HIDDEN))
     parts = Parts(rank, [1e8, 1.0, -1e8, 1.0])
-    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, None, parts)
+    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), linear), None, parts)
     x_2E = torch.zeros(2, HIDDEN)
     assert mlp.added_to(x_2E, x_2E, PASSES, StepShape(1, (2, 2, 2, 2))).unique().tolist() == [1.0]
 
@@ -158,7 +159,7 @@ def test_parts_are_added_in_the_order_of_ranks(rank: int) -> None:
 def test_parts_of_few_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     linear = Linear(torch.zeros(HIDDEN, HIDDEN, dtype=dtype))
     bias_E = torch.full((HIDDEN,), 0.5, dtype=dtype)
-    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, bias_E, Parts(0, [2048.0, 0.5, 0.5, 0.5]))
+    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), linear), bias_E, Parts(0, [2048.0, 0.5, 0.5, 0.5]))
     x_1E = torch.zeros(1, HIDDEN, dtype=dtype)
     found = mlp.added_to(x_1E, x_1E, PASSES, StepShape(1, (1, 1, 1, 1)))
     assert found.dtype == dtype and torch.equal(found, torch.full((1, HIDDEN), 2050.0).to(dtype))
@@ -195,7 +196,7 @@ def test_padding_is_sent_but_not_computed(counts: tuple[int, ...], graphs: bool,
 
     def main(ranks: MetCollectives) -> None:
         seen = Recorder()
-        mlp = ShardedMlp(ParallelLinears((seen, seen)), seen, None, ranks)
+        mlp = Sharded(Mlp(ParallelLinears((seen, seen)), seen), None, ranks)
         x_TE = tokens(counts[ranks.rank], 0)
         assert torch.equal(mlp.added_to(x_TE, x_TE, PASSES, step), x_TE)
         assert seen.seen == [rows] * 3
@@ -223,7 +224,7 @@ def test_tokens_with_and_without_padding() -> None:
 
 def test_a_forward_without_its_step_or_of_another_size_is_refused() -> None:
     linear = Linear(torch.zeros(HIDDEN, HIDDEN))
-    mlp = ShardedMlp(ParallelLinears((linear, linear)), linear, None, Parts(0, [0.0, 0.0]))
+    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), linear), None, Parts(0, [0.0, 0.0]))
     x_2E = tokens(2, 0)
     with pytest.raises(AssertionError, match="without the step of all ranks"):
         mlp.added_to(x_2E, x_2E, PASSES, None)
@@ -231,20 +232,13 @@ def test_a_forward_without_its_step_or_of_another_size_is_refused() -> None:
         mlp.added_to(x_2E, x_2E, PASSES, StepShape(3, (1, 2)))
 
 
-def test_a_size_that_does_not_divide_the_mlp_is_refused() -> None:
-    check_divides(3, 96)
-    expected = "dp_size: got 3, expected a divisor of 80, the intermediate_size of config.json"
-    with pytest.raises(ConfigError, match=expected):
-        check_divides(3, 80)
-
-
-def test_only_the_mlps_of_the_model_are_sharded() -> None:
-    of_layer = "model.layers.11.mlp"
-    shared = ["gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias", "down_proj.weight"]
-    assert all(is_sharded(f"{of_layer}.{name}") for name in shared)
-    others = [f"{of_layer}.down_proj.bias", "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"]
-    drafts = ["model.mtp_layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "midlayer.mlp.up_proj.weight"]
-    assert not any(is_sharded(name) for name in [*others, *drafts])
+def test_a_size_that_does_not_divide_an_mlp_is_refused() -> None:
+    attention = AttentionConfig(1, 1, HIDDEN)
+    layers = (LayerConfig(attention, MlpConfig(96)), LayerConfig(attention, MlpConfig(80, field="moe_size")))
+    config = replace(FakeRunner().config, layers=layers)
+    check_divides(2, config)
+    with pytest.raises(ConfigError, match="dp_size: got 3, expected a divisor of 80, the moe_size of"):
+        check_divides(3, config)
 
 
 class Together:
@@ -286,7 +280,7 @@ def test_the_rows_of_a_group_take_no_more_memory_than_is_counted(size: int, coun
     linear = Linear(torch.ones(each, hidden, dtype=torch.bfloat16))
     ranks = TorchCollectives(Together(), GroupPlace("g", 1, 0, size), torch.device("cpu"))
     down = Linear(torch.ones(hidden, each, dtype=torch.bfloat16))
-    mlp = ShardedMlp(ParallelLinears((linear, linear)), down, None, ranks)
+    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), down), None, ranks)
     x_TE = torch.ones(most, hidden, dtype=torch.bfloat16)
 
     with torch.inference_mode(), Held() as held:

@@ -1,5 +1,6 @@
 """MTP layers in the target's folder equal an independent float32 reference, one by one and as a chain."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,8 +82,10 @@ def test_its_kv_and_its_fingerprint(tmp_path: Path) -> None:
     plain = ModelRunner.load(tmp_path / "three", device="cpu", dtype="float32")
     groups = runner.kv_layout(16).groups
     assert groups == (*plain.kv_layout(16).groups, LayerGroup(NUM_LAYERS, 2, 16, lookahead=NUM_LAYERS))
+    tensors = runner.checkpoint.tensors.items()
+    in_layers = sum(math.prod(shape) for name, (_, shape) in tensors if name.startswith("model.mtp_layers."))
     assert runner.private_weight_bytes == plain.private_weight_bytes
-    assert runner.mapped_weight_bytes == plain.mapped_weight_bytes
+    assert runner.mapped_weight_bytes == plain.mapped_weight_bytes + 4 * in_layers
     assert (
         difference(runner.fingerprint(), plain.fingerprint(), "p", "d")
         == "--speculative-algorithm is mtp on p, none on d"
@@ -110,7 +113,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     edit_config(tmp_path, num_nextn_predict_layers=1)
     assert "got tensor model.mtp_layers.1." in refused() and "those that 1 draft layers" in refused()
     edit_config(tmp_path, num_nextn_predict_layers=3)
-    assert "tensor model.mtp_layers.2.self_attn.q_proj.weight of shape [48, 48] is missing" in refused()
+    assert "tensor model.mtp_layers.2.input_layernorm.weight of shape [48] is missing" in refused()
     edit_config(tmp_path, num_nextn_predict_layers=2)
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.mtp_layers.1.input_proj.weight"
@@ -120,7 +123,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_a_mimo_is_a_qwen2_with_draft_layers(tmp_path: Path) -> None:
     runner, _ = loaded_mtp(tmp_path, "qwen2")
-    assert runner.config.architecture == "mimo" and runner.config.qkv_bias
+    assert runner.config.architecture == "mimo" and runner.config.attention.qkv_bias
     prompt = random_prompt(20, 307, 1)
     assert Lanes(runner, 4).generate(prompt, 12) == greedy_reference(tmp_path, [prompt], 12)[0]
 

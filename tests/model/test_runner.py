@@ -60,7 +60,7 @@ def test_layout_and_fingerprint(runner: ModelRunner) -> None:
     as_runner: Runner = runner
     assert as_runner.kv_layout(16) == KvLayout.uniform(3, 2, 16, 16, "float32")
     assert as_runner.fingerprint() == runner.fingerprint()
-    assert as_runner.fingerprint().facts["num_layers"] == "3"
+    assert as_runner.fingerprint().facts["layers"] == "[[0, 3]]"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -169,18 +169,18 @@ def test_the_last_layer_computes_what_is_wanted_and_no_more(
         """The output projection of the last layer."""
 
         def __call__(self, x_TI: Tensor) -> Tensor:
-            return last.output(x_TI)
+            return last.mixer.output(x_TI)
 
         def added_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
-            return last.output.added_to(residual_TO, x_TI)
+            return last.mixer.output.added_to(residual_TO, x_TI)
 
         def added_norm(
             self, residual_TO: Tensor, x_TI: Tensor, passes: Passes, weight_O: Tensor
         ) -> tuple[Tensor, Tensor]:
             rows.append(x_TI.shape[0])
-            return last.output.added_norm(residual_TO, x_TI, passes, weight_O)
+            return last.mixer.output.added_norm(residual_TO, x_TI, passes, weight_O)
 
-    layers = (*runner.decoder.layers[:-1], replace(last, output=Counted()))
+    layers = (*runner.decoder.layers[:-1], replace(last, mixer=replace(last.mixer, output=Counted())))
     counted = replace(runner, decoder=replace(runner.decoder, layers=layers, at_once=None))
     everything = counted.forward(replace(inp, logit_indices_L=torch.arange(20)), lanes.kv)
     for wanted in ([19], [3, 3, 0], []):

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from model.collectives import Collectives
 from model.inputs import ModelInput
-from model.mlp import Mlp, ShardedMlp
+from model.mlp import Mlp, Sharded
 from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
-from testkit.checkpoints import Architecture, make_checkpoint
+from testkit.checkpoints import OF_EXPERTS, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lanes, idle, random_prompt
@@ -66,14 +66,14 @@ class Script:
         return logits_LV
 
 
-SCRIPTS = (  # by step, what each rank does; the first two or three columns count
-    ("prompt", "idle", "idle"),
-    ("decode", "prompt", "idle"),
-    ("chunk", "decode", "prompt"),
-    ("mixed", "chunk", "idle"),
-    ("idle", "mixed", "decode"),
-    ("idle", "idle", "chunk"),
-    ("decode", "decode", "mixed"),
+SCRIPTS = (  # by step, what each rank does; of the columns, as many count as there are ranks
+    ("prompt", "idle", "idle", "idle"),
+    ("decode", "prompt", "idle", "prompt"),
+    ("chunk", "decode", "prompt", "decode"),
+    ("mixed", "chunk", "idle", "idle"),
+    ("idle", "mixed", "decode", "chunk"),
+    ("idle", "idle", "chunk", "mixed"),
+    ("decode", "decode", "mixed", "idle"),
 )
 
 
@@ -105,6 +105,13 @@ def test_ranks_give_the_logits_of_one_rank(tmp_path: Path, arch: Architecture, s
     more: dict[str, Any] = {"mlp_bias": True} if arch == "llama" else {}
     folder = make_checkpoint(tmp_path / "model", arch, seed=3, intermediate_size=96, **more)
     assert_as_one_rank(size, folder, tmp_path, cpu_kernels=cpu_kernels)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("arch", OF_EXPERTS)
+def test_ranks_that_share_experts_give_the_logits_of_one_rank(tmp_path: Path, arch: Architecture, size: int) -> None:
+    folder = make_checkpoint(tmp_path / "model", arch, seed=3)
+    assert_as_one_rank(size, folder, tmp_path)
 
 
 def test_packed_shares_give_about_the_same_logits(tmp_path: Path) -> None:
@@ -165,8 +172,8 @@ def test_a_draft_has_a_whole_mlp_and_enters_no_collective(tmp_path: Path, kind: 
     def main(ranks: MetCollectives) -> None:
         runner = ModelRunner.load(tmp_path / "target", device="cpu", collectives=ranks, draft=source)
         assert runner.draft is not None
-        assert all(isinstance(layer.mlp, Mlp) for layer in runner.draft.layers)
-        assert all(isinstance(layer.mlp, ShardedMlp) for layer in runner.decoder.layers)
+        assert all(isinstance(layer.feed, Mlp) for layer in runner.draft.layers)
+        assert all(isinstance(layer.feed, Sharded) for layer in runner.decoder.layers)
 
         script = Script(runner, ranks.rank)
         inp = replace(script.input("prompt"), step=StepShape(1, (7, 10)))

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from model.paged_kv import PagedKv
@@ -120,7 +119,7 @@ def test_batches_hold_every_text_once_and_pad_with_what_is_no_answer() -> None:
 @pytest.mark.slow
 def test_greedy_answers_are_those_of_transformers() -> None:
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", dtype="float32")
-    asked = prompts(Tokenizer.from_file(str(STORY_FOLDER / "tokenizer.json")), HELD_OUT_SEED, 8)
+    asked = prompts(HELD_OUT_SEED, 8)
     texts = answers(runner, asked, mixed_draw, max_tokens=24)
     model = AutoModelForCausalLM.from_pretrained(STORY_FOLDER, dtype=torch.float32)
     for text, prompt in list(zip(texts, asked, strict=True))[::3]:  # every third is greedy

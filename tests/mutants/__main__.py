@@ -87,11 +87,11 @@ def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sa
 
 
 def _judge_kept(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict] | None:
-    """None if the killers fail without any sabotage."""
+    """None if the killers fail without any mutant."""
     clock = MonotonicClock()
     began = clock.now()
     if wrong := baseline(copies[0], mutants):
-        sys.stdout.write(f"Without any sabotage the killers already fail:\n{wrong}\n")
+        sys.stdout.write(f"Without any mutant the killers already fail:\n{wrong}\n")
         return None
     for copy in copies:  # no killer takes longer than all of them together, unless it hangs
         copy.limit_s = max(KILLER_S, clock.now() - began)

@@ -48,6 +48,18 @@ HARMLESS = (
         ),
         "There are two names, so the third token of a choice finds none. The guard only saves later ones the loop.",
     ),
+    Harmless(
+        "worker/served.py",
+        "Served._end",
+        (
+            " def _end(self, request: A, error: BatonError | None) -> None:",
+            "+self._forget(request)",
+            " request.cancel()",
+            "-self._forget(request)",
+            " self._role.ended(request, error)",
+        ),
+        "Neither reads what the other changes, and the role hears of both.",
+    ),
 )
 
 _KEYS = {(each.path, each.function, each.change) for each in HARMLESS}

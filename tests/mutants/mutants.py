@@ -1,6 +1,6 @@
-"""The kept mutants: written by hand, each sabotages one place. What any test of a function may notice is generated.
+"""The kept mutants: written by hand, each breaks one place. What any test of a function may notice is generated.
 
-An exploration must notice them, or they sabotage what guards framing and trust, or docs/field.md names them.
+An exploration must notice them, or they break what guards framing and trust, or docs/field.md names them.
 """
 
 from tests.mutants.mutants_of_field import FIELD

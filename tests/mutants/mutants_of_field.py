@@ -1,4 +1,4 @@
-"""Sabotages that docs/field.md names and unit tests notice. Each brings back a failure that users of another server
+"""Mutants that docs/field.md names and unit tests notice. Each brings back a failure that users of another server
 have reported."""
 
 from tests.mutants.mutant import Mutant
@@ -151,7 +151,7 @@ FIELD = (
     Mutant(
         "decode does not hear that prefill has given a prompt up",
         "DecodeWorker.on_peer",
-        "self._fail(request, error_from_code(...), cancel_job=False)",
+        "self.served.fail(request, error_from_code(...))",
         "pass",
         "the request waits for KV that never comes",
         tests=("tests/decode/test_worker_limits.py",),

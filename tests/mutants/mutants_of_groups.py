@@ -1,4 +1,4 @@
-"""Sabotages of how ranks of a group agree on a step. `make explore` with groups of ranks must notice each."""
+"""Mutants of how ranks of a group agree on a step. `make explore` with groups of ranks must notice each."""
 
 from tests.mutants.mutant import OVERTAKING, Mutant
 
@@ -41,9 +41,9 @@ GROUPS = (
     ),
     Mutant(
         "a copy counts as a step",
-        "Executor._enqueue_submitted",
-        "self.copies.enqueue(operation)",
-        "self.copies.enqueue(operation)\nself.agreement.step += 1",
+        "Steps.go_on",
+        "self._waiting.popleft()",
+        "self.agreement.step += not isinstance(self._waiting.popleft(), Plan)",
         "other ranks have no such copy, and wait for another step",
         ("in-order", "random", "late"),
         groups=True,
@@ -76,10 +76,10 @@ GROUPS = (
         groups=True,
     ),
     Mutant(
-        "an executor launches without agreement",
-        "Executor._enqueue_submitted",
-        "shape is None or __samples or __waits",
-        "__samples or __waits",
+        "an executor gets a plan without agreement",
+        "Steps.go_on",
+        "if (step := self._agreed(operation)) is None: ...",
+        "step = self._agreed(operation)",
         "the other ranks do not know of the step",
         ("in-order", "random", "late"),
         groups=True,
@@ -105,7 +105,7 @@ GROUPS = (
     Mutant(
         "a rank that is called plans nothing",
         "OverlapLoop.step",
-        "self._role.launch() or self._planner.launch_idle()",
+        "self._role.launch() or planner.launch_idle()",
         "self._role.launch()",
         "the other ranks wait for it for ever",
         ("in-order", "random", "late"),
@@ -113,9 +113,9 @@ GROUPS = (
     ),
     Mutant(
         "a rank that was called stays called",
-        "Planner.is_called",
-        "self._called > self.num_launches",
-        "self._called >= self.num_launches",
+        "Agreement.is_called",
+        "not self.is_announced",
+        "True",
         "a group without work launches for ever",
         ("in-order", "random", "late"),
         groups=True,
@@ -123,7 +123,7 @@ GROUPS = (
     Mutant(
         "a rank without work launches uncalled",
         "Planner.launch_idle",
-        "not self.is_called",
+        "not self.steps.is_called",
         "False",
         "a group without work launches for ever",
         ("in-order", "random", "late"),
@@ -167,9 +167,9 @@ GROUPS = (
     ),
     Mutant(
         "a rank announces the prompts' tokens only",
-        "PlainLaunches.num_tokens",
-        "tokens_of(plan, 1)",
-        "tokens_of(plan, 0)",
+        "Steps._agreed",
+        "plan.num_tokens(__width)",
+        "plan.num_tokens(0)",
         "it computes more than the other ranks know of",
         ("in-order", "random", "late"),
         groups=True,

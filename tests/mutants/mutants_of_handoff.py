@@ -1,4 +1,4 @@
-"""Sabotages of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
+"""Mutants of the handoff: of what keeps a frame, a page, a credit or an attempt from the wrong hands. The simulation
 of the handoff must notice each within its first worlds."""
 
 from tests.mutants.mutant import Mutant
@@ -106,8 +106,8 @@ HANDOFF = (
     Mutant(
         "prefill keeps the jobs of a decode worker that is lost",
         "PrefillWorker.on_session_lost",
-        "owner == instance",
-        "owner < 0",
+        "job.target.peer.instance == instance",
+        "job.target.peer.instance < 0",
         "their pages wait for a word that nobody will say",
         worlds=WORLDS,
     ),

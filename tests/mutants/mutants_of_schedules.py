@@ -1,6 +1,6 @@
-"""Sabotages of the scheduler that `make explore` must notice: no unit test is as sure to see an order of events.
+"""Mutants of the scheduler that `make explore` must notice: no unit test is as sure to see an order of events.
 
-The last two sabotage the simulations themselves, which the generator of mutants does not reach."""
+The last two break the simulations themselves, which the generator of mutants does not reach."""
 
 from tests.mutants.mutant import ANY, OVERTAKING, Mutant
 
@@ -302,7 +302,7 @@ SCHEDULES = (
     ),
     Mutant(
         "a middle chunk samples",
-        "next_chunks",
+        "Prompts.next_chunks",
         "end == prompt.prompt_len",
         "True",
         "a first token before the prompt has ended",

@@ -1,4 +1,4 @@
-"""Sabotages of what Baton checks because it trusts nobody: sizes, checksums and owners of frames, sessions of messages,
+"""Mutants of what Baton checks because it trusts nobody: sizes, checksums and owners of frames, sessions of messages,
 keys and salts, the framing of HTTP, and the process that tries the grammars of clients."""
 
 from tests.mutants.mutant import Mutant
@@ -31,8 +31,8 @@ TRUST = (
     Mutant(
         "hashes are made without the key",
         "prefix_hashes",
-        "blake2b(found[-1] + __block, digest_size=HASH_BYTES, key=key)",
-        "blake2b(found[-1] + __block, digest_size=HASH_BYTES)",
+        "blake2b(hashes[-1] + __block, digest_size=HASH_BYTES, key=key)",
+        "blake2b(hashes[-1] + __block, digest_size=HASH_BYTES)",
         "whoever sees one can test guesses of the rest of the prompt",
         tests=("tests/protocol/test_prefixes.py",),
     ),
@@ -239,7 +239,7 @@ TRUST = (
     Mutant(
         "a worker starts before the others have its key on their lists",
         "Members.settled",
-        "key in each.knows",
+        "key in member.knows",
         "True",
         "one of them refuses it, and it does not ask again",
         tests=("tests/deploy/ray/test_meeting.py",),

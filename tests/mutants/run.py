@@ -1,7 +1,7 @@
-"""Applies each sabotage to a copy of the tree and runs what must notice it. See mutants.py.
+"""Applies each mutant to a copy of the tree and runs what must notice it. See mutants.py.
 
 The copy is of every file that git does not ignore, as it is now. A mutant that no longer applies is as bad as one that
-survives: what it sabotaged may have moved to where nothing looks.
+survives: what it changed may have moved to where nothing looks.
 """
 
 import ast
@@ -22,19 +22,19 @@ from tests.mutants.mutant import ANY, SEEDS, Mutant
 from tests.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 3600.0  # for killers without any sabotage
-KILLER_S = 120.0  # a killer of a sabotaged tree may take at least so long
-NOT_SABOTAGED = ("models/", "loadtest/", "bench/")
-DATA_KB = 8 << 20  # memory that a killer may take: a sabotaged loop may fill a list for ever
+PATIENCE_S = 3600.0  # for killers without any mutant
+KILLER_S = 120.0  # a killer in a changed tree may take at least so long
+NOT_CHANGED = ("models/", "loadtest/", "bench/")
+DATA_KB = 8 << 20  # memory that a killer may take: a changed loop may fill a list for ever
 
 
 def sources(root: Path) -> dict[str, str]:
     """The text of every Python file of the product and the tests in `root`, by its path."""
-    names = [name for name in _files(root) if name.endswith(".py") and not name.startswith(NOT_SABOTAGED)]
+    names = [name for name in _files(root) if name.endswith(".py") and not name.startswith(NOT_CHANGED)]
     return {name: (root / name).read_text() for name in names}
 
 
-def sabotage(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
+def mutated(mutant: Mutant, texts: Mapping[str, str]) -> tuple[str, str]:
     """The file that `mutant` changes and its text from then on. LookupError unless it applies exactly once."""
     where, _, function = mutant.function.rpartition(" ")
     old, new = pattern.parse(mutant.old, mutant.new)
@@ -103,7 +103,7 @@ class Copy:
     def judge(self, mutant: Mutant) -> Verdict:
         """Applies it, runs its killers until one notices, and undoes it."""
         try:
-            name, text = sabotage(mutant, self.texts)
+            name, text = mutated(mutant, self.texts)
         except LookupError as error:
             return Verdict(mutant, None, f"NO LONGER APPLIES: {error}")
         with self.changed(name, text):
@@ -119,7 +119,7 @@ class Copy:
             self._write(name, self.texts[name])
 
     def rewrite(self, names: Sequence[str]) -> None:
-        """Writes the files as sabotages leave them, from their syntax trees, but unchanged."""
+        """Writes the files as mutants leave them, from their syntax trees, but unchanged."""
         for name in names:
             self._write(name, ast.unparse(ast.parse(self.texts[name])))
 
@@ -184,11 +184,11 @@ class Copy:
 
 
 def baseline(copy: Copy, mutants: Sequence[Mutant]) -> str:
-    """What the killers say without any sabotage: nothing, or their word is worth nothing."""
+    """What the killers say without any mutant: nothing, or their word is worth nothing."""
     files = set()
     for mutant in mutants:
         with suppress(LookupError):
-            files.add(sabotage(mutant, copy.texts)[0])
+            files.add(mutated(mutant, copy.texts)[0])
     copy.rewrite(sorted(files))
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     detecting = sorted({strategy for mutant in mutants if mutant.detect for strategy in mutant.strategies})

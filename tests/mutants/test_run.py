@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.mutant import ANY, Mutant
 from tests.mutants.mutants import MUTANTS
-from tests.mutants.run import ROOT, Copy, baseline, sabotage, sources
+from tests.mutants.run import ROOT, Copy, baseline, mutated, sources
 
 TREE = {
     "scheduler/__init__.py": "",
@@ -54,7 +54,7 @@ def test_who_does_not_apply_is_told(copy: Copy, old: str) -> None:
 
 
 @pytest.mark.broad
-def test_killers_that_fail_without_any_sabotage_are_told(copy: Copy) -> None:
+def test_killers_that_fail_without_any_mutant_are_told(copy: Copy) -> None:
     assert baseline(copy, []) != ""  # there is nothing to explore in this tree
 
 
@@ -68,7 +68,7 @@ def test_every_mutant_applies_now() -> None:
     texts, failed = sources(ROOT), []
     for mutant in MUTANTS:
         try:
-            name, text = sabotage(mutant, texts)
+            name, text = mutated(mutant, texts)
             compile(text, name, "exec")
         except (LookupError, SyntaxError) as error:
             failed.append(f"{mutant.name}: {error}")
@@ -78,12 +78,12 @@ def test_every_mutant_applies_now() -> None:
 def test_a_path_tells_functions_of_the_same_name_apart() -> None:
     texts = {"decode/sum.py": TREE["scheduler/sum.py"], **TREE}
     with pytest.raises(LookupError, match="fits 2 times"):
-        sabotage(sum_mutant("a + b", "a - b"), texts)
+        mutated(sum_mutant("a + b", "a - b"), texts)
     mutant = replace(sum_mutant("a + b", "a - b"), function="decode/ add")
-    assert sabotage(mutant, texts) == ("decode/sum.py", "def add(a: int, b: int) -> int:\n    return a - b")
+    assert mutated(mutant, texts) == ("decode/sum.py", "def add(a: int, b: int) -> int:\n    return a - b")
 
 
-def test_killers_are_tried_on_files_written_as_a_sabotage_writes_them(copy: Copy) -> None:
+def test_killers_are_tried_on_files_written_as_a_mutant_writes_them(copy: Copy) -> None:
     copy.rewrite(["scheduler/sum.py"])
     assert (copy.folder / "scheduler/sum.py").read_text() == "def add(a: int, b: int) -> int:\n    return a + b"
 

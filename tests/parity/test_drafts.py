@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
-from testkit.checkpoints import Architecture
+from testkit.checkpoints import OF_EXPERTS, Architecture
 from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
@@ -127,6 +127,20 @@ def answers(cluster: Cluster, arch: Architecture) -> list[tuple[list[int], list[
 )
 @pytest.mark.parametrize(("kind", "tree"), [*((kind, CHAIN) for kind in KINDS), ("eagle", TREE), ("eagle3", TREE)])
 def test_tokens_are_those_without_a_draft(
+    kind: str, tree: tuple[int, int], topology: str, page_size: int, overlap: bool, arch: Architecture, scratch: Path
+) -> None:
+    check_a_draft(kind, tree, topology, page_size, overlap, arch, scratch)
+
+
+@pytest.mark.parametrize("arch", first(1, OF_EXPERTS))
+@pytest.mark.parametrize(("kind", "tree"), [("eagle", CHAIN), ("eagle3", TREE)])
+def test_tokens_of_experts_are_those_without_a_draft(
+    kind: str, tree: tuple[int, int], arch: Architecture, scratch: Path
+) -> None:
+    check_a_draft(kind, tree, "1P1D", 16, True, arch, scratch)
+
+
+def check_a_draft(
     kind: str, tree: tuple[int, int], topology: str, page_size: int, overlap: bool, arch: Architecture, scratch: Path
 ) -> None:
     options: dict[str, Any] = {"page_size": page_size, "num_pages": NUM_KV_TOKENS // page_size, "overlap": overlap}

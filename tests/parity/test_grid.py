@@ -4,9 +4,9 @@ from tests.parity.grid import GRID, PAIRWISE, pairs_of
 
 
 def test_the_grid_is_whole() -> None:
-    assert len(set(GRID)) == 4 * 3 * 2 * 2 * 2
+    assert len(set(GRID)) == 8 * 3 * 2 * 2 * 2
 
 
 def test_each_pair_of_values_occurs() -> None:
     assert set().union(*map(pairs_of, PAIRWISE)) == set().union(*map(pairs_of, GRID))
-    assert len(PAIRWISE) <= 16
+    assert len(PAIRWISE) <= 24

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from bench.gpu.step_parity import our_logits
 from model.runner import DraftSource, ModelRunner
 from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
+from testkit.checkpoints import MIN_ROUTER_MARGIN, OF_EXPERTS, Architecture
 from testkit.reference import VOCAB_SIZE, reference
+from testkit.router_margins import router_margin
 from tests.cluster import Cluster
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
 from tests.parity.serving import model_of
@@ -40,7 +43,7 @@ QUESTIONS = ("What is a river?", "Tell me of the dog.", "Who is there?", "The su
 
 
 def folder_of(name: str) -> Path:
-    return STORY if name == "story" else reference("qwen3").folder
+    return STORY if name == "story" else reference(cast("Architecture", name)).folder
 
 
 @cache
@@ -83,13 +86,15 @@ def undisturbed(name: str) -> tuple[list[list[int]], list[list[Margin]]]:
     prompts = prompts_of(name)
     answers = serve(Cluster(runner_of(name), "1U", page_size=16, num_pages=512, chunk_size=0), prompts)
     asked = [(prompt + [7, 8, 9] * wave, params_of(index)) for wave in range(2) for index, prompt in enumerate(prompts)]
+    texts = [prompt + answer for (prompt, _), answer in zip(asked, answers, strict=True)]
+    assert router_margin(model_of(folder_of(name)), texts) > MIN_ROUTER_MARGIN
     return answers, [
         margins(model_of(folder_of(name)), prompt, answer, params)
         for (prompt, params), answer in zip(asked, answers, strict=True)
     ]
 
 
-@pytest.mark.parametrize("name", ["story", "qwen3"])
+@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, OF_EXPERTS)])
 @torch.no_grad()
 def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
     for prompt in prompts_of(name):
@@ -97,7 +102,7 @@ def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
         assert float((our_logits(runner_of(name), prompt) - theirs_TV).abs().max()) < LOGIT_BOUND / 4
 
 
-@pytest.mark.parametrize("name", ["story", "qwen3"])
+@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, OF_EXPERTS)])
 def test_margins_tell_what_is_drawn(name: str) -> None:
     answers, of_answers = undisturbed(name)
     pairs = list(zip(chain(*answers), chain(*of_answers), strict=True))
@@ -109,6 +114,10 @@ def test_margins_tell_what_is_drawn(name: str) -> None:
 @pytest.mark.parametrize("topology", first(1, ["1P1D", "1U", "1P1D-mirrored", "2P2D"]))
 @pytest.mark.parametrize("name, draft", [("story", ""), ("qwen3", ""), ("story", "eagle"), ("story", "eagle3")])
 def test_caches_giving_way_and_drafts_change_no_token(name: str, draft: str, topology: str, page_size: int) -> None:
+    check_that_nothing_changes(name, draft, topology, page_size)
+
+
+def check_that_nothing_changes(name: str, draft: str, topology: str, page_size: int) -> None:
     topology, _, kind = topology.partition("-")
     prompts = prompts_of(name)
     num_pages = 1 + 3 * (max(map(len, prompts)) + 3 + NUM_TOKENS) // page_size  # for two and a bit
@@ -136,3 +145,9 @@ def test_caches_giving_way_and_drafts_change_no_token(name: str, draft: str, top
                 break
             num_compared += 1
     assert num_compared > 0.9 * 16 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("topology", first(1, ["1P1D", "1U"]))
+@pytest.mark.parametrize("name", first(1, OF_EXPERTS))
+def test_caches_and_giving_way_change_no_token_of_experts(name: str, topology: str) -> None:
+    check_that_nothing_changes(name, "", topology, 16)

@@ -1,6 +1,7 @@
 """A prefill worker, and its link to decode workers, driven by hand: no socket, no thread, launches on command."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from tests.scheduler.building import ManualStream, greedy, make_executor, make_p
 from transfer.sending.frame_sender import FrameSender
 from transfer.sending.transfer import Target
 from transfer.states import TransferState
+from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox
 
 DECODE = WorkerAddress("decode-0", 7, ranks=(RankEndpoint("somewhere"),))
@@ -92,7 +94,13 @@ class Bench:
     """One prefill worker that has greeted one decode worker; launches run on command."""
 
     def __init__(
-        self, *, chunk_size: int = 4, overlap: bool = True, greeted: bool = True, num_pages: int = 64, **more: Any
+        self,
+        *,
+        chunk_size: int = 4,
+        overlap: bool = True,
+        greeted: bool = True,
+        num_pages: int = 64,
+        policies: Policies = DEFAULTS,
     ) -> None:
         self.stream = ManualStream()
         self.sender = Sender()
@@ -107,9 +115,7 @@ class Bench:
             PREFILL,
             Fingerprint("print"),
             self.clock,
-            overlap=overlap,
-            chunk_size=chunk_size,
-            **more,
+            replace(policies, overlap=overlap, chunk_size=chunk_size),
         )
         if greeted:
             self.worker.on_peer(7, Hello(DECODE, self.planner.layout, Fingerprint("print")))

@@ -36,6 +36,7 @@ from transfer.in_place.pools import ON_DEVICE, Pools
 from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import OFFER, DeviceHandle, PoolOffer
 from transfer.sending.frame_sender import FrameSender
+from worker.policies import Policies
 
 PROMPT, NUM_PAGES = tuple(range(10)), 32
 
@@ -115,7 +116,7 @@ class World:
         wires: Any = self.network.sender(self.kv, PREFILL.instance)._wire
         self.sender = FrameSender(self.kv, PREFILL.instance, wires, pools=Pools(ways, "cuda_ipc"))
         self.worker = PrefillWorker(
-            planner, self.sender, PREFILL, Fingerprint("print"), VirtualClock(), overlap=True, chunk_size=4
+            planner, self.sender, PREFILL, Fingerprint("print"), VirtualClock(), Policies(chunk_size=4)
         )
         self.processes: dict[int, Decode] = {}  # by the instance that is a peer
         self.num_instances = self.num_jobs = self.num_in_mid_transfer = 0

@@ -1,24 +1,11 @@
 """Jobs that wait at a prefill worker: their order, how many there may be, and what they cost."""
 
+import pytest
+
 from protocol.messages_handoff import CancelJob, JobFailed
-from tests.counting import instructions
-from tests.prefill.driving import PROMPT, Bench
+from tests.prefill.driving import Bench
+from tests.scheduler.building import greedy
 from worker.policies import DEFAULTS, Policies
-
-
-def test_a_turn_and_a_cancel_cost_the_same_however_many_jobs_wait() -> None:
-    turns, cancels, cancel = [], [], CancelJob(15)
-    for num_jobs in (20, 200):
-        bench = Bench()
-        for reservation in range(1, 1 + num_jobs):
-            bench.job(reservation)
-        for _ in range(4):
-            bench.worker.step()  # until two launches are in flight
-        assert bench.worker.stats().waiting == num_jobs - 2  # the others would not be computed yet
-        turns.append(instructions(bench.worker.step))
-        cancels.append(instructions(lambda worker=bench.worker: worker.on_peer(7, cancel)))  # type: ignore[misc]
-    assert turns[0] == turns[1] > 0
-    assert cancels[0] == cancels[1] > 0
 
 
 def crowded(policies: Policies = DEFAULTS) -> Bench:
@@ -33,18 +20,11 @@ def crowded(policies: Policies = DEFAULTS) -> Bench:
 
 def order(bench: Bench) -> list[int]:
     """The reservations of those that wait, in their order, as the first of the line leaves one by one."""
-    line, found = bench.worker._waiting, list[int]()
+    line, found = bench.worker.prompts.waiting, list[int]()
     while (job := line.first()) is not None:
         found.append(job.target.reservation)
         bench.worker.on_peer(7, CancelJob(job.target.reservation))
     return found
-
-
-def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
-    bench = crowded()
-    for reservation, resumes in ((11, False), (12, True), (13, True), (14, False), (15, True)):
-        bench.job(reservation, resumes=resumes)
-    assert order(bench) == [12, 13, 15, 11, 14]
 
 
 def test_priority_decides_then_waiting() -> None:
@@ -58,22 +38,7 @@ def test_priority_decides_then_waiting() -> None:
     assert order(bench) == [15, 12, 11, 14, 13]
 
 
-def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so() -> None:
-    for policy, expected in (("fcfs", [11, 12]), ("lpm", [12, 11])):
-        bench = Bench(chunk_size=64, policies=Policies(schedule_policy=policy))  # type: ignore[arg-type]
-        bench.worker.planner.book._cache = None
-        bench.worker.planner.book.num_cached = (  # type: ignore[method-assign]
-            lambda key: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
-        )
-        for reservation in range(1, 9):
-            bench.job(reservation)
-            bench.worker.step()
-        bench.job(11)
-        bench.job(12, prompt=(9, *PROMPT))
-        assert order(bench) == expected
-
-
-def test_too_many_jobs_are_refused_and_leave_nothing_behind() -> None:
+def test_jobs_that_are_refused_leave_nothing_behind() -> None:
     bench = crowded(Policies(max_queued_requests=2))
     bench.job(11)
     bench.job(12)
@@ -89,15 +54,6 @@ def test_too_many_jobs_are_refused_and_leave_nothing_behind() -> None:
     assert bench.at_rest()
 
 
-def test_jobs_that_come_together_are_not_refused_while_there_is_room() -> None:
-    bench = Bench(chunk_size=256, policies=Policies(max_queued_requests=1))
-    for reservation in range(1, 11):  # before the worker's next step; there are eight rows
-        bench.job(reservation)
-    reason = "the worker's waiting line is full (--max-queued-requests 1)"
-    assert bench.sent(JobFailed) == [JobFailed(10, "prefill_queue_full", reason)]
-    assert order(bench) == [9]
-
-
 def test_prompts_share_a_launch_within_its_budget() -> None:
     bench = Bench(chunk_size=4, policies=Policies(max_prefill_tokens=10))
     for reservation in (1, 2, 3):
@@ -105,3 +61,17 @@ def test_prompts_share_a_launch_within_its_budget() -> None:
     bench.worker.step()
     (launched,) = bench.planner.in_flight
     assert [(chunk.start, chunk.end) for chunk in launched.chunks] == [(0, 4), (0, 4), (0, 2)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_turn_whose_results_make_room_launches_the_job_that_waited_for_it(overlap: bool) -> None:
+    """Its first token ends the job before it, which gives its pages back."""
+    bench = Bench(num_pages=4, chunk_size=16, overlap=overlap)  # three pages: one prompt of ten tokens
+    for reservation in (1, 2):
+        bench.job(reservation, sampling=greedy(1))
+    assert bench.worker.step() and bench.worker.stats().waiting == 1
+    bench.stream.synchronize()
+    assert bench.worker.step()
+    assert (bench.worker.stats().waiting, bench.planner.num_launches) == (0, 2)
+    bench.run()
+    assert bench.at_rest()

@@ -23,6 +23,7 @@ from protocol.frame import (
     verify_checksum,
 )
 from protocol.message import MAX_BLOB_BYTES
+from protocol.message import VERSION as MESSAGE_VERSION
 from protocol.worker_facts import Stamp
 
 HEADER = FrameHeader(
@@ -147,4 +148,4 @@ def test_last_message_survives_the_wire() -> None:
 def test_a_hidden_state_that_is_no_or_too_many_bytes_is_refused(hidden: object) -> None:
     fields = {"first_tokens": (5,), "num_frames": 1, "digest": 1, "hidden": hidden}
     with pytest.raises(WireError, match=r"last frame: LastMessage.hidden: got"):
-        LAST_MESSAGE.decode(msgpack.packb([1, "LastMessage", fields]))
+        LAST_MESSAGE.decode(msgpack.packb([MESSAGE_VERSION, "LastMessage", fields]))

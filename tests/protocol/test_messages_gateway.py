@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
+from protocol.messages_gateway import TO_WORKER, Assign, FinishReason, SamplingParams, finish_reason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -31,3 +31,15 @@ def test_ending_ids() -> None:
     assert params.ending_ids == {5, 6, 7}
     assert SamplingParams(3, eos_token_ids=(5, 6), stop_token_ids=(6, 7), ignore_eos=True).ending_ids == {6, 7}
     assert SamplingParams(3).ending_ids == frozenset()
+
+
+def test_seeds_use_all_64_bits() -> None:
+    for seed in (0, -1, -(2**63), 2**63, 2**64 - 1):
+        assign = Assign("r", 0, (1,), SamplingParams(1, seed=seed), 1, None)
+        assert TO_WORKER.decode(TO_WORKER.encode(assign)) == assign
+
+
+@pytest.mark.parametrize("prompt,most,replayed,expected", [(7, 1, 0, (1, 7)), (7, 2, 0, (2, 8)), (9, 20, 4, (16, 24))])
+def test_the_last_output_needs_no_kv(prompt: int, most: int, replayed: int, expected: tuple[int, int]) -> None:
+    assign = Assign("r", 0, (1,) * prompt, SamplingParams(most), 1, None, num_replayed=replayed)
+    assert (assign.num_left, assign.num_tokens) == expected

@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.soak.work import Verdict
+from bench.soak.work import BAD
+from loadtest.verify.judge import Verdict
 from tests.faults.deployment import pause
 from tests.network.hosts import HERE, can_make_hosts
 from tests.ray_hosts.cluster import FILE, Cluster, until
@@ -132,7 +133,7 @@ class Trial:
         pause(SETTLE_S)
         tally: Tally = self._clients.mark()
         counts = tally.verdicts
-        wrong = counts[Verdict.WRONG] + counts[Verdict.LOST]
+        wrong = sum(counts[verdict] for verdict in BAD)
         lost = max(0, self._cluster.num_lost() - self._lost_before)
         row = Row(
             fault=name,

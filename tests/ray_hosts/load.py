@@ -7,8 +7,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.soak.work import Answer, Ask, Heard, Verdict, judge
-from loadtest.http_exchange import Broken, Server, exchange
+from bench.soak.work import body_of, judge
+from loadtest.http_exchange import Server
+from loadtest.verify.answers import Answer, Ask, Heard
+from loadtest.verify.asking import hear
+from loadtest.verify.judge import Verdict
 from runtime.clock import MonotonicClock
 
 REQUEST_S = 240.0  # an answer without an end by then is lost
@@ -101,13 +104,5 @@ class Clients:
             await asyncio.sleep(_PAUSE_S)
 
     async def _one(self, ask: Ask) -> Heard:
-        heard = Heard()
         server = Server.at(self._url(), "")
-        body = ask.body(stream=True)
-        try:
-            heard.status = await exchange(
-                server, self._clock, "POST", "/v1/completions", body, lambda _, line: heard.stream_line(line), REQUEST_S
-            )
-        except Broken as error:
-            heard.broken = str(error)
-        return heard
+        return await hear(server, self._clock, body_of(ask, stream=True), stream=True, timeout_s=REQUEST_S)

@@ -50,7 +50,7 @@ def decoding(states: set[Phase], outputs: range = range(NUM_TOKENS)) -> Callable
     def is_there(worker: Worker) -> bool:
         return isinstance(worker, DecodeWorker) and any(
             phase_of(request) in states and len(request.reqs[-1].outputs) in outputs
-            for request in worker._requests.by_key.values()
+            for request in worker.served.by_key.values()
         )
 
     return is_there
@@ -59,7 +59,7 @@ def decoding(states: set[Phase], outputs: range = range(NUM_TOKENS)) -> Callable
 def prefilling(state: Phase, computed: range = range(LENGTH + NUM_TOKENS)) -> Callable[[Worker], bool]:
     def is_there(worker: Worker) -> bool:
         return isinstance(worker, PrefillWorker) and any(
-            phase_of(job) is state and job.prompt.num_computed in computed for job in worker._jobs.values()
+            phase_of(job) is state and job.prompt.num_computed in computed for job in worker.served.by_key.values()
         )
 
     return is_there
@@ -69,7 +69,7 @@ def running(computed: range, outputs: range) -> Callable[[Worker], bool]:
     def is_there(worker: Worker) -> bool:
         return isinstance(worker, UnifiedWorker) and any(
             request.reqs[0].num_computed in computed and len(request.reqs[0].outputs) in outputs
-            for request in worker._requests.values()
+            for request in worker.served.by_key.values()
         )
 
     return is_there
@@ -153,7 +153,7 @@ def test_every_phase(
 def test_a_prefill_worker_that_dies_after_delivery_is_not_missed(loss: Loss, num_outputs: int, make: Make) -> None:
     cluster = make("1P1D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS)
-    cluster.run(lambda: len(client.tokens[0]) >= num_outputs and not cluster.prefills[100]._jobs)
+    cluster.run(lambda: len(client.tokens[0]) >= num_outputs and not cluster.prefills[100].served.by_key)
     assert len(client.tokens[0]) < NUM_TOKENS
     cluster.kill(cluster.prefills[100], loss)
     cluster.finish()

@@ -15,7 +15,7 @@ from testkit.reference import reference
 from tests.cluster import Worker
 from tests.decode.driving import VOCAB, greedy, prompt_of
 from tests.decode.driving import reference as fake_reference
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.hash_model import FakeRunner
 from tests.retry.controlled import Controlled, Loss
 
@@ -84,11 +84,11 @@ def test_any_worker_at_any_step(data: st.DataObject) -> None:
 @pytest.mark.parametrize("index", [0, 3, 8])
 @pytest.mark.parametrize("topology", ["1P1D", "2P2D"])
 def test_kv_that_is_damaged_on_the_way_is_computed_again(index: int, topology: str) -> None:
-    seen: list[Parcel] = []
+    seen: list[Packet] = []
 
-    def damage(parcel: Parcel) -> list[Parcel]:
-        seen.append(parcel)
-        return [parcel.corrupted(HEADER_BYTES) if len(seen) - 1 == index else parcel]
+    def damage(packet: Packet) -> list[Packet]:
+        seen.append(packet)
+        return [packet.corrupted(HEADER_BYTES) if len(seen) - 1 == index else packet]
 
     runner = FakeRunner(vocab_size=VOCAB, context_length=256)
     cluster = Controlled(runner, topology, network=InprocNetwork(damage))

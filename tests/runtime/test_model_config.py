@@ -1,14 +1,23 @@
 """A config is read as transformers reads it, and what cannot be computed is refused by name."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, RopeConfig, config_facts, facts_digest, load_config
+from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config
+from runtime.model_parts import (
+    AttentionConfig,
+    ExpertNames,
+    ExpertsConfig,
+    LayerConfig,
+    MlpConfig,
+    RopeConfig,
+    RouterConfig,
+)
 
 BASE: dict[str, Any] = {
     "vocab_size": 300,
@@ -25,10 +34,16 @@ ARCHITECTURE = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+OF_EXPERTS = {
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+}
 
 
 def write(folder: Path, arch: str = "llama", *, without: tuple[str, ...] = (), **fields: Any) -> Path:
-    config = {**BASE, "architectures": [ARCHITECTURE.get(arch, arch)], "sliding_window": None, **fields}
+    config = {**BASE, "architectures": [(ARCHITECTURE | OF_EXPERTS).get(arch, arch)], "sliding_window": None, **fields}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in without}))
     return folder
 
@@ -37,9 +52,9 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
     assert (config.head_dim, config.context_length, config.rms_norm_eps) == (16, 8192, 1e-6)
     assert config.rope == RopeConfig(10_000.0) and config.checkpoint_dtype is None
-    assert not (
-        config.tie_word_embeddings or config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm
-    )
+    assert not config.tie_word_embeddings
+    assert {layer.mixer for layer in config.layers} == {AttentionConfig(4, 2, 16)}
+    assert {layer.feed for layer in config.layers} == {MlpConfig(96)}
     assert load_config(write(tmp_path, without=("num_key_value_heads",))).num_kv_heads == 4
     assert load_config(write(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
     assert load_config(write(tmp_path, "qwen3")).head_dim == 128
@@ -56,7 +71,9 @@ def test_what_the_architectures_differ_by(tmp_path: Path) -> None:
     flags = {}
     for arch in ARCHITECTURE:
         c = load_config(write(tmp_path, arch, attention_bias=True, mlp_bias=True))
-        flags[arch] = (c.qkv_bias, c.output_bias, c.mlp_bias, c.qk_norm)
+        feed = c.layers[1].feed
+        assert isinstance(feed, MlpConfig)
+        flags[arch] = (c.attention.qkv_bias, c.attention.output_bias, feed.bias, c.attention.qk_norm == "head")
     assert flags == {
         "llama": (True, True, True, False),
         "mistral": (False, False, False, False),
@@ -93,7 +110,7 @@ def test_windows_that_change_nothing_are_accepted(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("MixtralForCausalLM", {}, "architectures: got ['MixtralForCausalLM'], expected one of LlamaForCausalLM"),
+    ("Gemma3ForCausalLM", {}, "architectures: got ['Gemma3ForCausalLM'], expected one of LlamaForCausalLM"),
     ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
@@ -113,6 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_size": 63}, "hidden_size: got 63, expected a multiple"),
     ("llama", {"head_dim": 15}, "head_dim: got 15, expected an even number"),
     ("llama", {"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
+    ("llama", {"num_hidden_layers": 4097}, "num_hidden_layers: got 4097, expected at most 4096"),
     ("llama", {"max_position_embeddings": 1}, "max_position_embeddings: got 1, expected an integer of at least 2"),
     ("llama", {"vocab_size": True}, "vocab_size: got True"),
     ("llama", {"vocab_size": None}, "vocab_size: got None, expected an integer"),
@@ -133,6 +151,48 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "sliding_window: got 64",
     ),
     ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: got"),
+    (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 8},
+        "num_experts_per_tok: got 8, expected at most num_experts, which is 4",
+    ),
+    ("qwen3_moe", {"num_experts": None}, "num_local_experts is missing, expected an integer of at least 1"),
+    ("qwen3_moe", {"num_experts": 5000}, "num_experts: got 5000, expected at most 4096"),
+    ("qwen3_moe", {"num_experts": 16, "mlp_only_layers": "0"}, "mlp_only_layers: got '0', expected a list of integers"),
+    ("qwen3_moe", {"num_experts": 16, "mlp_only_layers": [True]}, "mlp_only_layers: got [True]"),
+    ("qwen3_moe", {"num_experts": 16, "decoder_sparse_step": 0}, "decoder_sparse_step: got 0"),
+    ("qwen3_moe", {"num_experts": 16, "moe_intermediate_size": -4}, "moe_intermediate_size: got -4"),
+    ("qwen3_moe", {"num_experts": 16, "use_sliding_window": True}, "sliding_window: got 4096, which would change"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts: got 0"),
+    ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "at most num_local_experts, which is 2"),
+    ("mixtral", {"num_local_experts": 4, "sliding_window": 4096}, "sliding_window: got 4096, which would change"),
+    ("minimax_m2", {"num_local_experts": 8, "scoring_func": "softmax"}, "scoring_func: got 'softmax', expected"),
+    ("minimax_m2", {"num_local_experts": 8, "qk_norm_type": "per_head"}, "qk_norm_type: got 'per_head', expected"),
+    ("minimax_m2", {"num_local_experts": 8, "shared_intermediate_size": 64}, "shared_intermediate_size: got 64"),
+    (
+        "minimax_m2",
+        {"num_local_experts": 8, "rotary_dim": 256},
+        "rotary_dim: got 256, expected an even number, at most",
+    ),
+    (
+        "glm4_moe",
+        {"n_routed_experts": 16, "n_group": 3},
+        "n_group: got 3, expected a number of equal groups of several",
+    ),
+    ("glm4_moe", {"n_routed_experts": 16, "n_group": 16}, "n_group: got 16, expected a number of equal groups"),
+    (
+        "glm4_moe",
+        {"n_routed_experts": 16, "n_group": 2, "topk_group": 3},
+        "topk_group: got 3, expected at most n_group",
+    ),
+    ("glm4_moe", {"n_routed_experts": 16, "n_group": 4}, "expected at most 4, the experts of topk_group groups"),
+    ("glm4_moe", {"n_routed_experts": 16, "routed_scaling_factor": 0}, "routed_scaling_factor: got 0"),
+    (
+        "glm4_moe",
+        {"n_routed_experts": 16, "partial_rotary_factor": 0.05},
+        "partial_rotary_factor: got 0.05, expected a",
+    ),
+    ("glm4_moe", {"n_routed_experts": 16, "partial_rotary_factor": 0.7}, "of head_dim, which is 16, that is an even"),
 ]
 
 
@@ -142,6 +202,41 @@ def test_what_is_not_supported_is_named(tmp_path: Path, arch: str, fields: dict[
         load_config(write(tmp_path, arch, **fields))
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_parts_of_layers_with_experts(tmp_path: Path) -> None:
+    def layers(arch: str, **fields: Any) -> tuple[LayerConfig, ...]:
+        return load_config(write(tmp_path, arch, num_hidden_layers=4, **fields)).layers
+
+    found = layers("qwen3_moe", num_experts=16, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert [each.feed.num_scores for each in found] == [0, 16, 0, 0] and found[0].mixer.qk_norm == "head"
+    expert = MlpConfig(768, field="moe_intermediate_size")
+    assert found[1].feed == ExpertsConfig(16, RouterConfig(8, normalised=False), expert)
+    of_mixtral = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+    (mixtral,) = {each.feed for each in layers("mixtral", num_local_experts=8)}
+    assert mixtral == ExpertsConfig(8, RouterConfig(2), MlpConfig(96), names=of_mixtral)
+
+    (minimax,) = set(layers("minimax_m2", num_local_experts=8))
+    assert minimax.mixer == AttentionConfig(4, 2, 128, qk_norm="all")
+    assert isinstance(minimax.feed, ExpertsConfig) and minimax.feed.names.choice_bias == "e_score_correction_bias"
+    assert minimax.feed.router == RouterConfig(8, "sigmoid", has_choice_bias=True)
+    glm = layers("glm4_moe", n_routed_experts=16, n_shared_experts=2, first_k_dense_replace=3, attention_bias=True)
+    assert [each.feed for each in glm[:3]] == [MlpConfig(96)] * 3
+    assert glm[3].mixer == AttentionConfig(4, 2, 16, qkv_bias=True)
+    assert isinstance(glm[3].feed, ExpertsConfig)
+    assert glm[3].feed.shared == MlpConfig(2816, field="moe_intermediate_size")
+    assert glm[3].feed.active_width == 10 * 1408
+
+
+def test_what_families_with_experts_take_for_absent_fields(tmp_path: Path) -> None:
+    mixtral = load_config(write(tmp_path, "mixtral", num_local_experts=8))
+    assert (mixtral.rope.theta, mixtral.rms_norm_eps, mixtral.eos_token_ids) == (1e6, 1e-5, (2,))
+    minimax = load_config(write(tmp_path, "minimax_m2", num_local_experts=8, rotary_dim=64, head_dim=96))
+    assert minimax.rope == RopeConfig(5e6, num_rotated=64) and minimax.rms_norm_eps == 1e-6
+    glm = load_config(write(tmp_path, "glm4_moe", n_routed_experts=16))
+    assert glm.rope == RopeConfig(10_000.0, num_rotated=8) and glm.rms_norm_eps == 1e-5
+    whole = load_config(write(tmp_path, "glm4_moe", n_routed_experts=16, partial_rotary_factor=1.0))
+    assert whole.rope.num_rotated is None
 
 
 @pytest.mark.parametrize("name", sorted(BASE.keys() - {"num_key_value_heads"}))
@@ -174,8 +269,18 @@ def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> 
 def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path) -> None:
     facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
     named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"}
-    assert set(facts) == named | {f"rope.{each.name}" for each in fields(RopeConfig)}
-    assert (facts["num_layers"], facts["rope.theta"], len(facts["eos_token_ids"])) == ("2", "5.0", 32)  # a digest
+    parts = {"rope": RopeConfig, "layer.mixer": AttentionConfig, "layer.feed": MlpConfig}
+    assert set(facts) == named | {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
+    assert (facts["rope.theta"], facts["layer.feed.width"], facts["layers"]) == ("5.0", "96", "[[0, 2]]")
+    assert len(facts["eos_token_ids"]) == 32  # a digest
+
+
+def test_layers_of_other_kinds_are_other_facts(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path))
+    wider = replace(config.layers[0], feed=MlpConfig(128))
+    facts = config_facts(replace(config, layers=(*config.layers, wider, config.layers[0])))
+    assert facts["layers"] == "[[0, 2], [1, 1], [0, 1]]"
+    assert (facts["layer.feed.width"], facts["layer1.feed.width"]) == ("96", "128")
 
 
 def test_the_digest_covers_configuration_and_dtype(tmp_path: Path) -> None:

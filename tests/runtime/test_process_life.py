@@ -27,10 +27,10 @@ def test_a_parent_that_is_gone_already_ends_the_process() -> None:
     assert ended.stdout == b""
 
 
-@pytest.mark.parametrize("room", ["gateway", "prefill", "decode", "unified"])
-def test_a_process_ends_with_its_parent_while_it_still_imports(room: str) -> None:
+@pytest.mark.parametrize("module", ["gateway", "deploy.worker"])
+def test_a_process_ends_with_its_parent_while_it_still_imports(module: str) -> None:
     environment = {**os.environ, LAUNCHER_PID: "1", "PYTHONPATH": python_path(PROJECT)}
-    argv = [sys.executable, "-X", "importtime", "-P", "-m", room, "--settings", "{}"]
+    argv = [sys.executable, "-X", "importtime", "-P", "-m", module, "--settings", "{}"]
     ended = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL
     imported = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]

@@ -174,8 +174,8 @@ def make_executor(
     host: HostCopies | None = None,
     staging: Stream | None = None,
     shape: DraftShape = CHAIN_OF_3,
-    agreement: Agreement | None = None,
     schedule: Stream | None = None,
+    num_ranks: int = 1,
 ) -> Executor:
     """An executor over a fake model of 97 tokens, for contexts of 64 tokens. `shape` is that of its draft, if any."""
     runner = runner or MODEL
@@ -192,21 +192,30 @@ def make_executor(
         staging=staging,
         debug=debug,
         launches=launches_for(runner.draft, shape),
-        agreement=agreement,
+        num_ranks=num_ranks,
     )
 
 
-def make_pair(forward: Stream, *, speculation: Speculation | None = None, **options: Any) -> tuple[Executor, Planner]:
+def make_pair(
+    forward: Stream, *, speculation: Speculation | None = None, agreement: Agreement | None = None, **options: Any
+) -> tuple[Executor, Planner]:
     """An executor, and the planner that feeds it."""
     executor = make_executor(forward, **options)
-    return executor, make_planner(executor, speculation=speculation)
+    return executor, make_planner(executor, speculation=speculation, agreement=agreement)
 
 
-def make_planner(executor: Executor, *, has_twin: bool = False, speculation: Speculation | None = None) -> Planner:
+def make_planner(
+    executor: Executor,
+    *,
+    has_twin: bool = False,
+    speculation: Speculation | None = None,
+    agreement: Agreement | None = None,
+) -> Planner:
     """A planner that feeds it."""
     kv, num_rows = executor.kv, executor.page_table.req_to_page.shape[0]
     book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
-    return Planner(book, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation)
+    of_group: dict[str, Any] = {"agreement": agreement, "max_graphed": executor.runner.max_graphed}
+    return Planner(book, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation, **of_group)
 
 
 def ids(*values: int) -> Tensor:

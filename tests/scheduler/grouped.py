@@ -11,8 +11,10 @@ from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.messages_group import StepRow, StepShape
 from scheduler.agreement import Agreement
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.plan import LayerWritten, Outcome, StepResult
+from scheduler.planning.steps import Steps
 
 OTHERS = 5  # tokens of the other rank in each step
 
@@ -22,7 +24,6 @@ class Answered(Agreement):
 
     def __init__(self, size: int = 2) -> None:
         super().__init__(1, 0, size)
-        self.begin()
 
     def announce(self, num_tokens: int, *, wants_graph: bool = False) -> None:
         """Is answered."""
@@ -33,6 +34,11 @@ class Answered(Agreement):
     def call(self) -> None:
         """The other rank has work, and announces the next step."""
         self.take(StepRow(self.epoch, self.step, 1, OTHERS))
+
+
+def steps_of(executor: Executor, size: int = 2, shape: DraftShape = NO_DRAFT) -> Steps:
+    """Gives plans to the executor of rank 0, as its planner does."""
+    return Steps(executor.submit, Answered(size), shape, executor.runner.max_graphed)
 
 
 @dataclass(eq=False)

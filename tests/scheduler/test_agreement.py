@@ -12,16 +12,8 @@ from scheduler.agreement import PADDED_ROWS, Agreement, wants_graph
 
 
 def group(size: int) -> list[Agreement]:
-    """The ranks of a group that has begun."""
-    ranks = [Agreement(1, rank, size) for rank in range(size)]
-    for each in ranks:
-        each.begin()
-    return ranks
-
-
-def announced(rank: Agreement) -> bool:
-    """Whether this rank has announced the next step."""
-    return bool(rank.outgoing) and rank.outgoing[-1].step == rank.step
+    """The ranks of a group."""
+    return [Agreement(1, rank, size) for rank in range(size)]
 
 
 def deliver(ranks: list[Agreement], sender: int, receiver: int, count: int) -> None:
@@ -29,15 +21,19 @@ def deliver(ranks: list[Agreement], sender: int, receiver: int, count: int) -> N
     ranks[receiver].take(ranks[sender].outgoing[count])
 
 
-def test_a_lone_worker_agrees_with_itself() -> None:
-    """It launches at once, and has nobody to tell."""
-    alone = Agreement()
-    for step in (1, 2, 3):
-        assert alone.shape is None and not alone.is_called
-        alone.announce(7, wants_graph=True)
-        assert alone.shape == StepShape(step, (7,), graphs=True) and not alone.missing
-        alone.launched()
-    assert not alone.outgoing
+def test_a_rank_announces_each_step_once() -> None:
+    rank = group(2)[0]
+    for step in (1, 2):
+        assert not rank.is_announced
+        rank.announce(7)
+        with pytest.raises(AssertionError, match=f"step {step} is announced already"):
+            rank.announce(7)
+        assert rank.is_announced and not rank.is_called
+        with pytest.raises(AssertionError, match=f"step {step} is not agreed"):
+            rank.launched()
+        rank.take(StepRow(1, step, 1, 0))
+        rank.launched()
+    assert [row.step for row in rank.outgoing] == [1, 2]
 
 
 def test_a_step_is_agreed_when_all_ranks_have_announced_it() -> None:
@@ -77,17 +73,6 @@ def test_a_rank_may_be_one_step_ahead() -> None:
     assert second.step == 2
 
 
-def test_before_it_begins_every_rank_launches_the_same() -> None:
-    """Nobody is told; the steps that are agreed on begin at 1."""
-    rank = Agreement(1, 1, 4)
-    for _ in range(3):
-        rank.announce(2)
-        assert rank.shape is not None and rank.shape.num_tokens == (2, 2, 2, 2)
-        rank.launched()
-    rank.begin()
-    assert rank.step == 1 and not rank.outgoing
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -124,7 +109,7 @@ def test_any_order_of_messages_gives_every_rank_the_same_steps(size: int, rng: r
         for index, rank in enumerate(ranks):
             if rank.shape is not None:
                 found.append(("launch", index, 0))
-            elif not announced(rank) and (work[index] or rank.is_called):
+            elif not rank.is_announced and (work[index] or rank.is_called):
                 found.append(("announce", index, 0))
         return found
 

@@ -1,19 +1,16 @@
 """The unified worker: mixed launches, cancels at every step, forks of a prompt, late results."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
-from scheduler.planning.req import Req
-from tests.counting import instructions
-from tests.decode.driving import Driven, Recorder, greedy, make_cluster
+from protocol.messages_gateway import Assign
+from tests.decode.driving import Driven, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import ManualStream, make_executor, make_planner
 from unified.worker import UnifiedWorker
-from worker.policies import DEFAULTS, Policies
+from worker.policies import Policies
 
 PARAMS = greedy(12)
 LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
@@ -25,62 +22,6 @@ def three(n: int, **options: Any) -> Driven:
     for name, length, num_choices in (("before", 9, 1), ("victim", 33, n), ("after", 21, 2)):
         cluster.ask(name, length, PARAMS, num_choices)
     return cluster
-
-
-def decoding(worker: UnifiedWorker) -> list[Req]:
-    return list(worker.planner.roster.all)
-
-
-def is_waiting(worker: UnifiedWorker) -> bool:
-    return any(request.assign.request_id == "victim" for request in worker._waiting)
-
-
-def is_computing(worker: UnifiedWorker) -> bool:
-    return any(r.assign.request_id == "victim" and r.reqs[0].num_computed > 0 for r in worker._computing)
-
-
-def is_relayed(worker: UnifiedWorker) -> bool:
-    """In the running batch, while the first tokens are still on their way."""
-    return any(req.request_id == "victim" and not req.outputs for req in decoding(worker))
-
-
-def is_running(worker: UnifiedWorker) -> bool:
-    return any(req.request_id == "victim" and len(req.outputs) > 2 for req in decoding(worker))
-
-
-STAGES = [is_waiting, is_computing, is_relayed, is_running]
-
-
-@pytest.mark.parametrize("choice", [-1, 0, 1, 2])
-@pytest.mark.parametrize(
-    "stage,overlap",
-    # Without overlap the first tokens are there before the next step: nothing is relayed.
-    [(stage, overlap) for stage in STAGES for overlap in (True, False) if overlap or stage is not is_relayed],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_cancel_at_every_stage(stage: Callable[[UnifiedWorker], bool], choice: int, overlap: bool) -> None:
-    cluster = three(3, overlap=overlap)
-    cluster.run(lambda: stage(cluster.unified))
-    record = Recorder(cluster)
-    cluster.cancel("victim", choice)
-    cluster.cancel("victim", choice)
-    cluster.run()
-    gone = [("victim", c) for c in ((0, 1, 2) if choice == -1 else (choice,))]
-    assert [record.of(*each) for each in gone] == [[]] * len(gone)
-    cluster.expect_end(*gone)
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
-def test_cancel_of_the_choices_one_by_one(stage: Callable[[UnifiedWorker], bool]) -> None:
-    cluster = three(3)
-    cluster.run(lambda: stage(cluster.unified))
-    for choice in (0, 2, 1):
-        assert ("victim", 0) in cluster.unified._requests
-        cluster.cancel("victim", choice)
-        cluster.step()
-    assert ("victim", 0) not in cluster.unified._requests
-    cluster.run()
-    cluster.expect_end("victim")
 
 
 def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
@@ -110,71 +51,11 @@ def test_full_prompt_pages_are_counted_once() -> None:
     cluster.expect_end()
 
 
-def test_a_turn_and_a_cancel_cost_the_same_however_many_wait() -> None:
-    turns, cancels = [], []
-    for num_requests in (20, 200):
-        worker = UnifiedWorker(
-            make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=4
-        )
-        for index in range(num_requests):
-            worker.on_gateway(Assign(f"r{index}", 0, (1,) * 10, greedy(5), 2, None))
-        for _ in range(4):
-            worker.step()  # until two launches are in flight
-        assert len(worker._waiting) == num_requests - 2  # the others would not be computed yet
-        turns.append(instructions(worker.step))
-        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r9", 0, 1))))  # type: ignore[misc]
-        cancels.append(instructions(lambda it=worker: it.on_gateway(CancelRequest("r15", 0))))  # type: ignore[misc]
-    assert turns[0] == turns[1] > 0
-    assert cancels[:2] == cancels[2:]
-
-
-def waiting(policies: Policies = DEFAULTS) -> UnifiedWorker:
-    """A worker whose rows are all taken."""
-    worker = UnifiedWorker(
-        make_planner(make_executor(ManualStream())), "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies
-    )
-    for index in range(8):
-        worker.on_gateway(Assign(f"first{index}", 0, (1,) * 3, greedy(5), 1, None))
-        worker.step()
-    assert not worker._waiting
-    return worker
-
-
-def names(worker: UnifiedWorker) -> list[str]:
-    return [request.assign.request_id for request in worker._waiting]
-
-
-def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back() -> None:
-    worker = waiting()
-    for name, resumes, priority in (("a", False, -1), ("b", True, 0), ("c", True, -1), ("d", False, -2)):
-        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes, priority=priority))
-    assert names(worker) == ["b", "c", "d", "a"]
-
-
-def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way() -> None:
-    worker = waiting(Policies(max_queued_requests=1))
-    for name, resumes in (("a", False), ("b", False), ("c", True)):
-        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(5), 1, None, resumes=resumes))
-    assert names(worker) == ["c", "a"]
-    (failed,) = [message for message in worker.outbox.gateway if isinstance(message, RequestFailed)]
-    assert (failed.request_id, failed.code) == ("b", "queue_full")
-
-
-def test_requests_that_come_together_are_not_refused_while_there_is_room() -> None:
-    planner = make_planner(make_executor(ManualStream()))
-    policies = Policies(max_queued_requests=1)
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=True, chunk_size=64, policies=policies)
-    for index in range(10):  # before the worker's next step; there are eight rows
-        worker.on_gateway(Assign(str(index), 0, (1,) * 3, greedy(5), 1, None))
-    assert names(worker) == ["8"]
-    assert [each.request_id for each in worker.outbox.gateway if isinstance(each, RequestFailed)] == ["9"]
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     """It sleeps then."""
     planner = make_planner(make_executor(ManualStream()))
-    worker = UnifiedWorker(planner, "u", VirtualClock(), overlap=overlap, chunk_size=64)
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
     assert not worker.step()
     worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
     assert worker.step()
@@ -231,3 +112,17 @@ def test_a_prompt_starts_before_its_launch_is_handed_over(monkeypatch: pytest.Mo
     cluster.run()
     times = worker.stats().times
     assert times["queue_time"].seconds == 0.0 and times["prefill_time"].seconds >= 1.0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_turn_whose_results_make_room_launches_the_request_that_waited_for_it(overlap: bool) -> None:
+    """There is one row."""
+    stream = ManualStream()
+    planner = make_planner(make_executor(stream, max_requests=1))
+    worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
+    for name in ("a", "b"):
+        worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(1), 1, None))
+    assert worker.step() and worker.num_waiting == 1
+    stream.synchronize()
+    assert worker.step()
+    assert worker.num_waiting == 0 and planner.num_launches == 2

@@ -1,13 +1,14 @@
 """A unified worker that returns: another core takes over planner and executor, whatever the one before had begun."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from protocol.messages_gateway import SamplingParams
 from scheduler.planning.planner import Planner
-from tests.decode.driving import VOCAB, Driven, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import VOCAB, Driven, Phase, drive_to, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
+from tests.doubles.page_ledger import is_at_rest
 from tests.grammars import grammar_of
 from unified.worker import UnifiedWorker
 
@@ -28,35 +29,21 @@ def come_back(cluster: Driven) -> Planner:
     old.reset()
     cluster.run(lambda: not old.loop.busy)
     planner = old.planner
-    cluster.unifieds[:] = [UnifiedWorker(planner, "unified-0", VirtualClock(), overlap=cluster._overlap, chunk_size=7)]
+    cluster.unifieds[:] = [UnifiedWorker(planner, "unified-0", VirtualClock(), cluster._policies)]
     return planner
 
 
-def is_waiting(worker: UnifiedWorker) -> bool:
-    return len(worker._waiting) > 0
-
-
-def is_computing(worker: UnifiedWorker) -> bool:
-    return any(0 < request.reqs[0].num_computed < request.prompt_len for request in worker._computing)
-
-
-def is_decoding(worker: UnifiedWorker) -> bool:
-    return any(len(req.outputs) > 2 for req in worker.planner.roster.all)
-
-
-@pytest.mark.parametrize("stage", [is_waiting, is_computing, is_decoding])
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.PREFILLING, Phase.DECODING], ids=str)
 @pytest.mark.parametrize("n", [1, 3])
-def test_nothing_of_the_life_before_is_left_but_the_cache(
-    cluster: Driven, stage: Callable[[UnifiedWorker], bool], n: int
-) -> None:
+def test_nothing_of_the_life_before_is_left_but_the_cache(cluster: Driven, phase: Phase, n: int) -> None:
     cluster.ask("known", KNOWN, PARAMS)
     cluster.run()
     for name in ("lost", "also lost"):
         cluster.ask(name, 33, PARAMS, n)
-    cluster.run(lambda: stage(cluster.unified))
+    drive_to(cluster, "lost", phase)
     planner = come_back(cluster)
-    counts = planner.book.counts()
-    assert counts.free + counts.cached == counts.total and counts.cached > 0
+    cluster.run()  # launches are over, copies may not be
+    assert is_at_rest(planner) and planner.book.counts().cached > 0
 
     cluster.ask("known again", KNOWN, PARAMS)
     cluster.ask("new", cluster.asked["lost"][0], PARAMS, n)
@@ -71,7 +58,7 @@ def test_the_next_life_knows_the_grammars_that_the_executor_knows(cluster: Drive
     cluster.ask("before", KNOWN, params)
     cluster.run()
     cluster.ask("lost", KNOWN, params)
-    cluster.run(lambda: is_decoding(cluster.unified))
+    drive_to(cluster, "lost", Phase.DECODING)
     planner = come_back(cluster)
     num_learnt = planner.grammars.num_learnt
     cluster.ask("after", KNOWN, params)

@@ -1,6 +1,7 @@
 """A worker loop on a virtual clock and real sockets; a test plays the gateway."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,28 +14,35 @@ from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
     DeclaredLost,
+    Heartbeat,
     Refused,
     Register,
     RegisterAgain,
     Role,
     ToGateway,
     ToWorker,
+    Welcome,
     WorkerAddress,
 )
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.bus import Dealer, Router, Wake
-from runtime.process_life import StopSignal
+from runtime.process_life import StatusPipe, StopSignal
 from runtime.session import Envelope, Session, open_envelope
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_book import CacheKey, KvBook
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
+from tests.runtime.rebinding import bound_again
 from tests.worker.stopping import Stop
 from worker.gateway_link import GatewayLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink
+from worker.parts import PeerLink, Surroundings
 from worker.requests import Outbox
 
 STATS = WorkerStats(KvPages(total=1, free=1), running=0, waiting=0)
+REGISTER = Register(
+    WorkerAddress("unified-0", 5), Role.UNIFIED, 1, "host", KvLayout.uniform(1, 1, 1, 1, "float32"),
+    Fingerprint("print"), 9, 9, 9, 9, STATS, "",
+)  # fmt: skip
 IDENTITY = b"unified-0#5"
 
 
@@ -95,37 +103,22 @@ class Bench:
         play: Callable[["Bench", list[ToGateway]], None],
         device: str = "cpu",
     ) -> None:
+        self._context, self.endpoint = context, ""  # of the lost connection
         self.router = Router(context, "127.0.0.1")
         self.clock = VirtualClock()
         self.session = Session(0)  # the gateway's end of the newest
         self.core = Core(lambda: play(self, self.heard()))
         self.peers = Peers(self.core)
         self.num_ready = 0
+        self.status = StatusPipe()  # of no launcher
         self._stop, self._wake = Stop(), Wake()
         self._dealer = Dealer(context, self.router.endpoint, IDENTITY)
-        register = Register(
-            WorkerAddress("unified-0", 5),
-            Role.UNIFIED,
-            1,
-            "host",
-            KvLayout.uniform(1, 1, 1, 1, "float32"),
-            Fingerprint("print"),
-            9,
-            9,
-            9,
-            9,
-            STATS,
-            "",
-            device=device,
-        )
         self.loop = WorkerLoop(
             self.core,
             self.peers,
             GatewayLink(self._dealer, self.clock),
-            register,
-            self._wake,
-            cast(StopSignal, self._stop),
-            self.clock,
+            replace(REGISTER, device=device),
+            Surroundings(cast(StopSignal, self._stop), self._wake, self.clock, self.status),
             self._ready,
         )
 
@@ -152,6 +145,17 @@ class Bench:
         if self.loop._is_member:
             self.clock.advance(0.3)
 
+    def lose_connection(self, linger_ms: int = 0) -> None:
+        """The gateway's end of the connection is gone, once what was sent has left or this time is over."""
+        self.endpoint = self.router.endpoint
+        self.router.socket.close(linger_ms)
+        self.router.socket = self._context.socket(zmq.ROUTER)  # which nobody dials
+
+    def connect_again(self) -> None:
+        """The gateway listens again where it did before."""
+        self.router.close()
+        self.router.socket = bound_again(self._context, zmq.ROUTER, self.endpoint)
+
     def stop(self) -> None:
         self._stop.set()
 
@@ -169,6 +173,37 @@ class Bench:
 
     def _ready(self) -> None:
         self.num_ready += 1
+
+
+class Welcoming:
+    """Plays a gateway that gives these answers to each Register. `on_beat` is called with each heartbeat."""
+
+    def __init__(self, on_beat: Callable[[Bench, Heartbeat], None], *answers: ToWorker) -> None:
+        self.answers: Sequence[ToWorker] = answers or (Welcome(1),)
+        self.seen: list[ToGateway] = []
+        self.epochs: list[int] = []  # of the session of each Register
+        self.num_beats = 0
+        self._on_beat = on_beat
+
+    def __call__(self, bench: Bench, arrived: list[ToGateway]) -> None:
+        bench.advance_if_member()
+        for message in arrived:
+            self.seen.append(message)
+            if isinstance(message, Register):
+                self.epochs.append(bench.session.epoch)
+                for answer in self.answers:
+                    bench.send(answer)
+            elif isinstance(message, Heartbeat):
+                self.num_beats += 1
+                self._on_beat(bench, message)
+
+
+def keep_cached(book: KvBook, key: CacheKey, num_tokens: int) -> None:
+    """A prompt was computed, and its request has ended."""
+    held = book.admit(num_tokens, num_tokens, 1, key=key)
+    assert held is not None
+    book.keep(held[0], key)
+    book.release(held[0])
 
 
 @pytest.fixture

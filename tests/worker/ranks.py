@@ -6,13 +6,13 @@ Time stands still unless a test moves it.
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from model.paged_kv import PagedKv
-from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import (
     TO_GATEWAY,
     TO_WORKER,
@@ -20,7 +20,6 @@ from protocol.messages_gateway import (
     Heartbeat,
     Left,
     Register,
-    Role,
     SamplingParams,
     ToGateway,
     Tokens,
@@ -38,12 +37,14 @@ from scheduler.planning.kv_book import KvBook
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
+from tests.worker.conftest import REGISTER
 from tests.worker.stopping import Stop
 from unified.worker import UnifiedWorker
 from worker.gateway_link import GatewayLink
 from worker.group_link import GroupLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink
+from worker.parts import PeerLink, Surroundings
+from worker.policies import Policies
 from worker.rank_sockets import RankSockets
 
 EPOCH = 4
@@ -87,37 +88,23 @@ class Rank:
             forward=InlineStream(),
             schedule=InlineStream(),
             debug=True,
-            agreement=self.agreement,
+            rank=rank,
+            num_ranks=size,
         )
         self.core = UnifiedWorker(
-            Planner(book, self.executor, layout, runner.config.vocab_size),
+            Planner(book, self.executor, layout, runner.config.vocab_size, agreement=self.agreement),
             self.name,
             group.clock,
-            overlap=overlap,
-            chunk_size=32,
+            Policies(overlap, 32),
         )
         self.link: PeerLink | None = None
         self.identity = f"{self.name}#{100 + rank}".encode()
         self.gateway = Dealer(group.context, group.router.endpoint, self.identity)
         self.wake, self.stop = Wake(), Stop()
-        self._register = Register(
-            WorkerAddress(self.name, 100 + rank),
-            Role.UNIFIED,
-            1,
-            "host",
-            KvLayout.uniform(1, 1, 1, 1, "float32"),
-            runner.fingerprint(),
-            9,
-            9,
-            9,
-            9,
-            self.core.stats(),
-            "",
-        )
+        self._register = replace(REGISTER, address=WorkerAddress(self.name, 100 + rank))
 
     def serve(self, clock: VirtualClock) -> None:
-        """Begins to agree on steps, as a worker does when it has loaded."""
-        self.agreement.begin()
+        """Begins to hear of steps, as a worker does when it has loaded."""
         self.link = GroupLink(self.sockets, self.agreement, clock, lambda: self.executor.running_step)
         stop: Any = self.stop
         self.loop = WorkerLoop(
@@ -125,11 +112,8 @@ class Rank:
             PeerLink(),
             GatewayLink(self.gateway, clock),
             self._register,
-            self.wake,
-            stop,
-            clock,
+            Surroundings(stop, self.wake, clock, ranks=self.link),
             lambda: None,
-            ranks=self.link,
         )
         self.loop.gateway.begin()
 
@@ -206,7 +190,7 @@ class Group:
         others = [each for each in self.ranks if each is not rank]
         while rank.sockets.num_received < sum(each.sockets.sent.total() for each in others):
             assert rank.sockets.inbox.poll(60_000)
-            rank.loop.ranks.receive()
+            rank.loop.around.ranks.receive()
 
     def run_until_rest(self) -> None:
         """Until every rank has launched the same steps and has heard of no other one."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,26 +11,20 @@ import pytest
 import torch
 
 from protocol.errors import GroupBroken
-from protocol.fingerprint import Fingerprint
-from protocol.kv_layout import KvLayout
-from protocol.messages_gateway import TO_GATEWAY, Left, Register, Role, WorkerAddress
-from protocol.worker_facts import KvPages, WorkerStats
+from protocol.messages_gateway import TO_GATEWAY, Left, Role
 from runtime.process_life import EXIT_BROKEN
 from runtime.session import open_envelope
 from runtime.settings import WorkerSettings
 from scheduler.execution.streams import DeviceBroken
 from tests.doubles.clock import VirtualClock
 from tests.doubles.cuda_recorder import ASSERTED, MORE_LINES
+from tests.worker.conftest import REGISTER
 from worker.ending import close_all
 from worker.gateway_link import GatewayLink
 from worker.loop import WorkerLoop
-from worker.parts import PeerLink, WorkerBroken
+from worker.parts import PeerLink, Surroundings, WorkerBroken
 
 PROJECT = Path(__file__).resolve().parents[2]
-REGISTER = Register(
-    WorkerAddress("unified-0", 5), Role.UNIFIED, 1, "host", KvLayout.uniform(1, 1, 1, 1, "float32"),
-    Fingerprint("print"), 9, 9, 9, 9, WorkerStats(KvPages(total=1, free=1), running=0, waiting=0), device="cuda:1",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,9 +48,10 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
     core: Any = SimpleNamespace(step=step)
     unused: Any = SimpleNamespace()
     stop: Any = SimpleNamespace(received=None)
-    loop = WorkerLoop(
-        core, PeerLink(), GatewayLink(gateway, VirtualClock()), REGISTER, unused, stop, VirtualClock(), lambda: None
-    )
+    clock = VirtualClock()
+    around = Surroundings(stop, unused, clock)
+    register = replace(REGISTER, device="cuda:1")
+    loop = WorkerLoop(core, PeerLink(), GatewayLink(gateway, clock), register, around, lambda: None)
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()
@@ -94,7 +90,8 @@ def test_a_worker_closes_what_it_holds_but_waits_for_no_broken_device_or_group(
 BREAKS = """
 import sys
 from scheduler.execution.streams import DeviceBroken
-from unified.__main__ import build
+from protocol.messages_gateway import Role
+from unified.start import build
 from worker.boot import main
 from worker.parts import PeerLink
 
@@ -109,7 +106,7 @@ def breaking(started):
     core.step = step
     return core, Link(), address
 
-main(breaking)
+main({Role.UNIFIED: breaking})
 """
 
 

@@ -21,7 +21,6 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.own, self.other = (RankSockets(GroupPlace("d", 4, rank, 2), str(folder)) for rank in range(2))
         self.agreement, self.clock = Agreement(4, 0, 2), VirtualClock()
-        self.agreement.begin()
         self.running, self.doing = 0, ""
         self.link = GroupLink(self.own, self.agreement, self.clock, lambda: self.running, lambda: self.doing)
 

@@ -46,7 +46,6 @@ class Bench:
         self.collectives = TorchCollectives(Queues(), PLACES[0], torch.device("cuda", 0))
         self.own, self.other = (RankSockets(place, str(folder)) for place in PLACES)
         agreement = Agreement(4, 0, 2)
-        agreement.begin()
         executor: Any = self.executor
         sees = Sees(self.collectives, executor)
         self.link = GroupLink(self.own, agreement, self.clock, sees.running, sees.doing, sees.waits)

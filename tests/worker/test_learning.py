@@ -60,10 +60,10 @@ def test_rules_that_leave_no_token_fail_their_request_alone(topology: str) -> No
 def test_a_turn_that_has_learnt_a_grammar_is_followed_by_the_next_one_at_once(topology: str) -> None:
     """A worker that finds nothing to do sleeps, and the request would wait for a heartbeat."""
     cluster = make_cluster(topology)
-    worker = cluster.workers[0]
+    worker = cluster.computing[0]
     turns: list[bool] = []
     cluster.assign("r", prompt_of("r", 9), sampling(grammar_of([(1, 2)])))
-    cluster.run(until=lambda: bool(len(worker._learning)))
+    cluster.run(until=lambda: bool(len(worker.prompts.learning)))
     while not worker.planner.num_launches:
         turns.append(worker.step())
     assert turns and all(turns)

@@ -17,34 +17,25 @@ from protocol.messages_gateway import (
     ToGateway,
     Welcome,
 )
-from tests.runtime.rebinding import bound_again
-from tests.worker.conftest import Bench
+from tests.worker.conftest import Bench, Welcoming
 from worker.gateway_link import JOIN_DEADLINE_S
 from worker.loop import HEARTBEAT_S, IDLE_POLL_S
 from worker.parts import WorkerBroken
 
 
 def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(context: Any) -> None:
-    seen: list[str] = []
-    gateway = 1
+    def on_beat(bench: Bench, _beat: Heartbeat) -> None:
+        if gateway.num_beats == 1:
+            bench.clock.advance(10 * JOIN_DEADLINE_S)  # it has served for long
+            gateway.answers = [Welcome(2)]
+            bench.send(RegisterAgain(2))
+        elif len(gateway.epochs) == 2:
+            bench.stop()
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal gateway
-        bench.advance_if_member()
-        for message in arrived:
-            seen.append(type(message).__name__)
-            if isinstance(message, Register):
-                bench.send(Welcome(gateway))
-                if gateway == 2:
-                    bench.stop()
-            elif isinstance(message, Heartbeat) and gateway == 1:
-                bench.clock.advance(10 * JOIN_DEADLINE_S)  # it has served for long
-                gateway = 2
-                bench.send(RegisterAgain(gateway))
-
-    bench = Bench(context, play)
+    gateway = Welcoming(on_beat)
+    bench = Bench(context, gateway)
     bench.loop.run()
-    assert seen[0] == "Register" and seen.count("Register") == 2 and "Heartbeat" in seen
+    assert isinstance(gateway.seen[0], Register) and len(gateway.epochs) == 2
     assert bench.core.num_resets == 1
     assert bench.core.book._flushes == 1, "the new gateway may have flushed all caches before this worker joined it"
     assert bench.peers.calls[:2] == ["flush", "forget_all"], "cancels leave, then connections are given up"
@@ -60,26 +51,23 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
     context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    endpoint, turns_lost = "", 0
+    turns_lost = 0
 
     def said() -> list[tuple[str, str]]:
         return [(each.levelname, each.getMessage()) for each in caplog.records if "connection to" in each.getMessage()]
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal endpoint, turns_lost
+        nonlocal turns_lost
         bench.clock.advance(0.05)
         assert bench.clock.now() < 100, said()
         if any(isinstance(message, Register) for message in arrived):
             bench.send(Welcome(1))
-        elif arrived and not endpoint:  # a heartbeat of a member
-            endpoint = bench.router.endpoint
-            bench.router.close()
-            bench.router.socket = context.socket(zmq.ROUTER)  # which nobody dials
+        elif arrived and not bench.endpoint:  # a heartbeat of a member
+            bench.lose_connection()
         elif len(said()) == 1:
             turns_lost += 1
             if turns_lost == 20:  # four beats: it is not said again
-                bench.router.close()
-                bench.router.socket = bound_again(context, zmq.ROUTER, endpoint)
+                bench.connect_again()
         elif len(said()) > 1:
             bench.stop()
 
@@ -94,16 +82,10 @@ def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
 ) -> None:
     """Its last message and the end of its connection may come in one turn. The next gateway may break again."""
     caplog.set_level(logging.INFO)
-    endpoint, turns_left, is_back = "", 0, False
+    turns_left, is_back = 0, False
 
     def said() -> list[tuple[str, str]]:
         return [(each.levelname, each.getMessage()) for each in caplog.records if "gateway" in each.getMessage()]
-
-    def close(bench: Bench) -> None:
-        nonlocal endpoint
-        endpoint = bench.router.endpoint
-        bench.router.socket.close(1000)
-        bench.router.socket = context.socket(zmq.ROUTER)  # which nobody dials
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal turns_left, is_back
@@ -111,19 +93,18 @@ def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
         assert bench.clock.now() < 100, said()
         if any(isinstance(message, Register) for message in arrived):
             bench.send(Welcome(1))
-        elif arrived and not endpoint:  # a heartbeat of a member
+        elif arrived and not bench.endpoint:  # a heartbeat of a member
             bench.send(GatewayLeft())
-            close(bench)
+            bench.lose_connection(linger_ms=1000)
         elif len(said()) == 1 and not is_last:
             turns_left += 1
             if turns_left == 20:
-                bench.router.close()
-                bench.router.socket = bound_again(context, zmq.ROUTER, endpoint)
+                bench.connect_again()
         elif len(said()) == 2 and arrived and not is_back:
             bench.send(RegisterAgain(1))
             is_back = True
         elif is_back and len(said()) == 2 and arrived:
-            close(bench)
+            bench.lose_connection(linger_ms=1000)
         elif len(said()) == (1 if is_last else 3):
             bench.stop()
 
@@ -136,44 +117,29 @@ def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
 
 
 def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context: Any) -> None:
-    registers, is_asked = 0, False
+    def on_beat(bench: Bench, _beat: Heartbeat) -> None:
+        if gateway.num_beats == 1:  # two beats may come at once
+            bench.send(RegisterAgain(1))
+        elif len(gateway.epochs) == 2:
+            bench.stop()
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal registers, is_asked
-        bench.advance_if_member()
-        for message in arrived:
-            if isinstance(message, Register):
-                registers += 1
-                bench.send(Welcome(1))
-                bench.send(Welcome(1))  # as at each of its looks
-            elif isinstance(message, Heartbeat) and not is_asked:
-                is_asked = True  # two beats may come at once
-                bench.send(RegisterAgain(1))
-            elif isinstance(message, Heartbeat) and registers == 2:
-                bench.stop()
-
-    bench = Bench(context, play).served()
-    assert registers == 2 and bench.num_ready == 2
+    gateway = Welcoming(on_beat, Welcome(1), Welcome(1))  # as at each of its looks
+    bench = Bench(context, gateway).served()
+    assert len(gateway.epochs) == 2 and bench.num_ready == 2
     assert bench.core.num_resets == 0 and bench.core.book._flushes == 0 and bench.peers.calls == []
 
 
 def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> None:
     """It has got a Register that was meant for the one before, and welcomes its members at each look."""
-    num_beats = 0
+    num_resets: list[int] = []  # by heartbeat
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal num_beats
-        bench.advance_if_member()
-        for message in arrived:
-            if isinstance(message, Register):
-                bench.send(Welcome(1))
-            elif isinstance(message, Heartbeat):
-                num_beats += bench.core.num_resets  # those after it was joined
-                bench.send(Welcome(2))
-                if num_beats >= 4:
-                    bench.stop()
+    def on_beat(bench: Bench, _beat: Heartbeat) -> None:
+        num_resets.append(bench.core.num_resets)
+        bench.send(Welcome(2))
+        if sum(num_resets) >= 4:
+            bench.stop()
 
-    bench = Bench(context, play).served()
+    bench = Bench(context, Welcoming(on_beat)).served()
     assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
     assert bench.core.book._flushes == 1, "what was cached under the gateway before is kept"
 
@@ -289,12 +255,13 @@ def test_a_failed_request_is_a_warning_unless_too_many_waited(context: Any, capl
 
 
 def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
-    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
+    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         bench.clock.advance(2.0)
 
     bench = Bench(context, play)
+    monkeypatch.setattr(bench.loop, "_poll", lambda _: None)  # nothing ever comes
     refusals = iter(["", "key", "", "key", ""])
     bench._dealer.tend = lambda now: next(refusals, "")  # type: ignore[method-assign]
     bench.loop.gateway.refusal_means = {"key": "its list lacks the key"}

@@ -5,19 +5,10 @@ from typing import Any
 from protocol.messages_gateway import Heartbeat, Register, ToGateway, Welcome
 from protocol.prefixes import packed, prefix_hashes
 from protocol.worker_facts import CacheNews
-from scheduler.planning.kv_book import CacheKey, KvBook
-from tests.worker.conftest import Bench
+from scheduler.planning.kv_book import CacheKey
+from tests.worker.conftest import Bench, keep_cached
 
 IDS = packed([5] * 150)
-
-
-def cache(book: KvBook) -> None:
-    """A prompt was computed, and its request has ended."""
-    key = CacheKey(IDS, "salt")
-    held = book.admit(150, 150, 1, key=key)
-    assert held is not None
-    book.keep(held[0], key)
-    book.release(held[0])
 
 
 def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(context: Any) -> None:
@@ -27,7 +18,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal num_beats
-        bench.clock.advance(0.05)
+        bench.advance_if_member()
         num_registers = sum(isinstance(message, Register) for message in arrived)
         for beat in (message for message in arrived if isinstance(message, Heartbeat)):
             num_beats += 1
@@ -36,7 +27,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
             if num_beats in (1, 3, 5) and gateways:
                 bench.send(gateways.pop(0))
             if num_beats in (2, 4, 6):
-                cache(bench.core.book)
+                keep_cached(bench.core.book, CacheKey(IDS, "salt"), 150)
         if num_registers:
             bench.send(gateways.pop(0))
         if num_beats >= 8:  # a busy machine hands over several at once

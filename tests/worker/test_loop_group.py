@@ -80,6 +80,30 @@ def test_idle_ranks_launch_exactly_when_another_one_has_work(size: int, busy: in
     assert_sleeps(group)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_idle_step_is_one_turn(size: int, overlap: bool, make: Make) -> None:
+    """The turn that reads a row of another rank plans without rows, announces that, and launches what is agreed."""
+    group = make(size, overlap=overlap)
+    busy, *idle = group.ranks
+    group.assign(0, "a", (5, 6, 7), 9)
+    for step in range(1, 10):
+        while busy.sockets.sent["StepRow"] < step:
+            if not busy.loop.turn():
+                group.wait()
+        for rank in idle:
+            group.settle(rank)
+            rank.loop.turn()
+            assert rank.counts == (step, step) and rank.sockets.sent["StepRow"] == step
+            assert rank.agreement.step == step + (rank is idle[-1]), "the last one knows all rows"
+        for rank in group.ranks:  # the others hear of the rest
+            group.settle(rank)
+            rank.core.planner.steps.go_on()
+            assert rank.agreement.step == step + 1
+    group.run(lambda: len(group.answers["a"]) == 9)
+    assert group.answers["a"] == group.runner.expected_tokens((5, 6, 7), 9)
+
+
 def test_ranks_that_all_have_work_share_their_steps(make: Make) -> None:
     group = make(3)
     wanted = {"a": (0, 5), "b": (1, 9), "c": (2, 3), "d": (1, 4)}

@@ -14,12 +14,10 @@ from protocol.messages_gateway import (
     Leaving,
     Left,
     Refused,
-    Register,
     RegisterAgain,
     ToGateway,
-    Welcome,
 )
-from tests.worker.conftest import STATS, Bench
+from tests.worker.conftest import STATS, Bench, Welcoming
 from worker.departure import Departure
 from worker.gateway_link import JOIN_DEADLINE_S
 from worker.parts import WorkerBroken
@@ -27,27 +25,25 @@ from worker.parts import WorkerBroken
 BOUND_S = 1e6  # moments of real time, such as a message takes, are long on the clock of these tests
 
 
-class Told:
-    """Plays a gateway that welcomes the worker. It is told to end at its first heartbeat; then `after` decides."""
+class Told(Welcoming):
+    """The worker is told to end at its first heartbeat; then `after` decides, and no Register is answered."""
 
     def __init__(self) -> None:
-        self.seen: list[ToGateway] = []
+        super().__init__(self.tell)
         self.turns_after = 0
         self.told_at = 0.0  # when the signal came
 
-    def play(self, bench: Bench, arrived: list[ToGateway]) -> None:
+    def __call__(self, bench: Bench, arrived: list[ToGateway]) -> None:
         assert bench.clock.now() < BOUND_S, "it never ends"
-        bench.advance_if_member()
-        for message in arrived:
-            self.seen.append(message)
-            if isinstance(message, Register) and not self.said(Leaving):
-                bench.send(Welcome(1))
-            elif isinstance(message, Heartbeat) and bench._stop.count == 0:
-                self.told_at = bench.clock.now()
-                bench.stop()
+        super().__call__(bench, arrived)
         if self.said(Leaving):
             self.turns_after += 1
             self.after(bench)
+
+    def tell(self, bench: Bench, _beat: Heartbeat) -> None:
+        if bench._stop.count == 0:
+            self.told_at, self.answers = bench.clock.now(), []
+            bench.stop()
 
     def after(self, bench: Bench) -> None:
         """Called at every turn from Leaving on."""
@@ -59,10 +55,10 @@ class Told:
 def run(
     context: Any, told: Told, running: int = 0, waiting: int = 0, bound_s: float = BOUND_S, hears_end: bool = True
 ) -> tuple[Bench, list[tuple[int, float]]]:
-    bench, events = Bench(context, told.play), list[tuple[int, float]]()
+    bench, events = Bench(context, told), list[tuple[int, float]]()
     bench.core.stats = lambda: replace(STATS, running=running, waiting=waiting)  # type: ignore[method-assign]
     bench.loop.departure = Departure(bound_s)
-    bench.loop.on_leaving = lambda num, bound_s: events.append((num, bound_s))
+    bench.status.leaving = lambda num_requests, bound_s: events.append((num_requests, bound_s))  # type: ignore[method-assign]
     bench.loop.run()
     while hears_end and not told.said(Left):
         assert bench.router.socket.poll(60_000)

@@ -1,5 +1,6 @@
 """A worker that is declared lost while its process lives: how its life ends, and how the next one begins."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from protocol.messages_group import GroupPlace
 from protocol.prefixes import packed, prefix_hashes
 from protocol.worker_facts import CacheNews
 from scheduler.planning.kv_book import CacheKey, KvBook
-from tests.worker.conftest import IDENTITY, Bench
+from tests.worker.conftest import IDENTITY, Bench, Welcoming, keep_cached
 from worker.gateway_link import JOIN_DEADLINE_S
 from worker.known_gateway import KnownGateway
 from worker.loop import DRAIN_S, HEARTBEAT_S
@@ -28,15 +29,17 @@ from worker.parts import Ending, RefusedByGateway, WorkerBroken
 
 LOST = DeclaredLost("worker 'unified-0' was silent for 2.0 s")
 IDS, KEY = packed([5] * 150), b"key"
+PROMPT = CacheKey(IDS, "")
 
 
 class Launches:
-    """Those of a core that was reset: they go on for `num_turns`."""
+    """Those of a core that was reset: they go on for `num_turns`. `on_step` is called at each."""
 
     broken, oldest_launch = "", 0
 
     def __init__(self, num_turns: float) -> None:
         self.num_turns, self.num_steps = num_turns, 0
+        self.on_step: Callable[[], object] = lambda: None
 
     @property
     def busy(self) -> bool:
@@ -44,33 +47,31 @@ class Launches:
 
     def step(self) -> bool:
         self.num_steps += 1
+        self.on_step()
         return False
 
 
-class Asleep:
-    """Plays a gateway that declares the worker lost at its first heartbeat; `arrived_later` is what it says after."""
+class Asleep(Welcoming):
+    """Declares the worker lost at its first heartbeat; `arrived_later` is what it says after."""
 
     def __init__(self, num_turns: float = 0) -> None:
+        super().__init__(self.lose)
         self.launches = Launches(num_turns)
-        self.num_turns = self.num_lost = 0
         self.arrived_later: list[ToGateway] = []
 
-    def play(self, bench: Bench, arrived: list[ToGateway]) -> None:
-        bench.advance_if_member()
-        self.arrived_later += arrived if self.num_lost else ()
-        for message in arrived:
-            if isinstance(message, Register):
-                bench.core.loop = self.launches
-                bench.send(Welcome(1))
-            elif isinstance(message, Heartbeat):
-                self.num_lost += 1
-                bench.send(LOST)
-                bench.send(LOST)  # as at each of its messages
+    def __call__(self, bench: Bench, arrived: list[ToGateway]) -> None:
+        self.arrived_later += arrived if self.num_beats else ()
+        super().__call__(bench, arrived)
+
+    def lose(self, bench: Bench, _beat: Heartbeat) -> None:
+        bench.core.loop = self.launches
+        bench.send(LOST)
+        bench.send(LOST)  # as at each of its messages
 
 
 def test_it_drops_what_it_has_and_closes_its_links_before_its_launches_end(context: Any) -> None:
     asleep, closed = Asleep(num_turns=5), list[tuple[int, int]]()
-    bench = Bench(context, asleep.play)
+    bench = Bench(context, asleep)
     bench.peers.close = lambda: closed.append((bench.core.num_resets, asleep.launches.num_steps))  # type: ignore[method-assign]
     assert bench.loop.run() is Ending.LOST
     assert closed == [(1, 0)], "its requests are gone by then, and no launch was waited for"
@@ -81,21 +82,15 @@ def test_it_drops_what_it_has_and_closes_its_links_before_its_launches_end(conte
 
 def test_while_its_launches_end_it_gives_signs_of_life_and_hears_nobody(context: Any) -> None:
     asleep, beats = Asleep(num_turns=8), 0
-    bench = Bench(context, asleep.play)
+    bench = Bench(context, asleep)
     bench.peers.receive = lambda: pytest.fail("it hears a peer") if bench.core.num_resets else None  # type: ignore[method-assign]
 
     def on_turn(now: float) -> None:
         nonlocal beats
         beats += bench.core.num_resets
 
-    bench.loop.on_turn = on_turn
-    step = asleep.launches.step
-
-    def late() -> bool:
-        bench.clock.advance(HEARTBEAT_S)
-        return step()
-
-    asleep.launches.step = late  # type: ignore[method-assign]
+    bench.status.alive = on_turn  # type: ignore[method-assign]
+    asleep.launches.on_step = lambda: bench.clock.advance(HEARTBEAT_S)
     assert bench.loop.run() is Ending.LOST
     assert beats == 8
     bench.close()
@@ -103,14 +98,8 @@ def test_while_its_launches_end_it_gives_signs_of_life_and_hears_nobody(context:
 
 def test_a_launch_that_never_ends_ends_the_process(context: Any) -> None:
     asleep = Asleep(num_turns=float("inf"))
-    bench = Bench(context, asleep.play)
-    step = asleep.launches.step
-
-    def late() -> bool:
-        bench.clock.advance(DRAIN_S / 4)
-        return step()
-
-    asleep.launches.step = late  # type: ignore[method-assign]
+    bench = Bench(context, asleep)
+    asleep.launches.on_step = lambda: bench.clock.advance(DRAIN_S / 4)
     with pytest.raises(WorkerBroken, match="a launch has not ended in 60 s") as caught:
         bench.loop.run()
     assert caught.value.at_device, "its device may not be waited for"
@@ -119,7 +108,7 @@ def test_a_launch_that_never_ends_ends_the_process(context: Any) -> None:
 
 def test_a_rank_of_a_group_does_not_return(context: Any) -> None:
     asleep = Asleep()
-    bench = Bench(context, asleep.play)
+    bench = Bench(context, asleep)
     bench.loop.register = replace(bench.loop.register, place=GroupPlace("unified-0", 1, 0, 2))
     with pytest.raises(RefusedByGateway, match="was silent for"):
         bench.loop.run()
@@ -149,15 +138,6 @@ def test_peers_are_heard_once_the_gateway_has_welcomed_the_worker(context: Any) 
     bench.close()
 
 
-def cache(book: KvBook) -> None:
-    """A prompt was computed, and its request has ended."""
-    key = CacheKey(IDS, "")
-    held = book.admit(150, 150, 1, key=key)
-    assert held is not None
-    book.keep(held[0], key)
-    book.release(held[0])
-
-
 def life(
     context: Any, book: KvBook, known: KnownGateway, welcome: Welcome, flushes: int = 0
 ) -> tuple[list[CacheNews], int]:
@@ -166,21 +146,14 @@ def life(
     news: list[CacheNews] = []
     found: list[int] = []
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        bench.advance_if_member()
-        for message in arrived:
-            if isinstance(message, Register):
-                bench.send(welcome)
-                for number in range(flushes):
-                    bench.send(FlushCache(number))
-            elif isinstance(message, Heartbeat):
-                news.append(message.cache)
+    def on_beat(bench: Bench, beat: Heartbeat) -> None:
+        news.append(beat.cache)
         if len(news) >= 2:
             bench.stop()
 
-    bench = Bench(context, play)
-    bench.core.book, bench.loop.known = book, known
-    bench.peers.receive = lambda: found.append(book.num_cached(CacheKey(IDS, "")))  # type: ignore[method-assign]
+    bench = Bench(context, Welcoming(on_beat, welcome, *map(FlushCache, range(flushes))))
+    bench.core.book, bench.loop.around = book, replace(bench.loop.around, known=known)
+    bench.peers.receive = lambda: found.append(book.num_cached(PROMPT))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
     return news, found[0]
@@ -190,7 +163,7 @@ def life(
 def test_the_next_life_keeps_the_cache_and_tells_all_of_it_unless_a_flush_was_missed(context: Any, missed: int) -> None:
     book, known = KvBook(9, 64, max_requests=4, max_context=512, caches=True), KnownGateway()
     life(context, book, known, Welcome(1, KEY, num_flushes=2), flushes=1)
-    cache(book)
+    keep_cached(book, PROMPT, 150)
     assert book.news.take().added, "it was told once"
 
     news, num_found = life(context, book, known, Welcome(1, KEY, num_flushes=3 + missed))
@@ -206,50 +179,34 @@ def test_the_next_life_keeps_the_cache_and_tells_all_of_it_unless_a_flush_was_mi
 def test_a_worker_of_which_a_message_was_lost_or_could_not_be_read_registers_in_another_session(
     context: Any, is_sent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    epochs: list[int] = []
-    num_beats = 0
+    def on_beat(bench: Bench, _beat: Heartbeat) -> None:
+        if gateway.num_beats == 1:
+            raw = bench.session.seal(b"nonsense")
+            assert not is_sent or bench.router.send(IDENTITY, raw)
+            assert bench.router.send(IDENTITY, bench.session.tick())
+        elif len(gateway.epochs) == 2:
+            bench.stop()
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal num_beats
-        bench.advance_if_member()
-        for message in arrived:
-            if isinstance(message, Register):
-                epochs.append(bench.session.epoch)
-                bench.send(Welcome(1))
-                if len(epochs) == 2:
-                    bench.stop()
-            elif isinstance(message, Heartbeat) and (num_beats := num_beats + 1) == 1:
-                raw = bench.session.seal(b"nonsense")
-                assert not is_sent or bench.router.send(IDENTITY, raw)
-                assert bench.router.send(IDENTITY, bench.session.tick())
-
-    bench = Bench(context, play).served()
-    assert epochs == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
+    gateway = Welcoming(on_beat)
+    bench = Bench(context, gateway).served()
+    assert gateway.epochs == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
     assert "the session with the gateway is lost" in caplog.messages
 
 
 def test_a_second_request_to_register_for_the_same_session_begins_no_other(context: Any) -> None:
     """A new gateway answers each heartbeat that had waited for it."""
-    epochs: list[int] = []
-    num_beats = 0
 
-    def play(bench: Bench, arrived: list[ToGateway]) -> None:
-        nonlocal num_beats
-        bench.advance_if_member()
-        for message in arrived:
-            if isinstance(message, Register):
-                epochs.append(bench.session.epoch)
-                bench.send(Welcome(len(epochs)))
-            elif isinstance(message, Heartbeat):
-                num_beats += 1
-                if num_beats == 1:
-                    bench.send(RegisterAgain(2))
-                    bench.send(RegisterAgain(2))
-                elif num_beats > 4 and len(epochs) > 1:
-                    bench.stop()
+    def on_beat(bench: Bench, _beat: Heartbeat) -> None:
+        if gateway.num_beats == 1:
+            gateway.answers = [Welcome(2)]
+            bench.send(RegisterAgain(2))
+            bench.send(RegisterAgain(2))
+        elif gateway.num_beats > 4 and len(gateway.epochs) > 1:
+            bench.stop()
 
-    bench = Bench(context, play).served()
-    assert epochs == [1, 2] and bench.core.num_resets == 1
+    gateway = Welcoming(on_beat)
+    bench = Bench(context, gateway).served()
+    assert gateway.epochs == [1, 2] and bench.core.num_resets == 1
 
 
 def test_a_worker_whose_id_stays_taken_is_given_up(context: Any) -> None:

@@ -24,19 +24,19 @@ def test_a_request_is_refused_when_as_many_wait_as_may(kind: type[QueueFull]) ->
 
 def test_what_a_launch_takes() -> None:
     """Less of prompts if others decode in it, or wait for it; without chunks it is one whole prompt."""
-    for policies, chunk_size, alone, beside_ten in (
-        (Policies(), 64, 64, 64),
-        (Policies(), 0, None, None),
-        (Policies(max_prefill_tokens=100), 64, 100, 100),
-        (Policies(mixed_chunk_size=50), 64, 64, 60),
-        (Policies(mixed_chunk_size=50, enable_mixed_chunk=False), 64, 64, 50),
-        (Policies(mixed_chunk_size=50), 7, 7, 7),
-        (Policies(mixed_chunk_size=50), 0, None, None),
-        (Policies(max_prefill_tokens=100, mixed_chunk_size=50), 0, 100, 60),
-        (Policies(max_prefill_tokens=30, mixed_chunk_size=50), 64, 30, 30),
+    for policies, alone, beside_ten in (
+        (Policies(chunk_size=64), 64, 64),
+        (Policies(chunk_size=0), None, None),
+        (Policies(max_prefill_tokens=100, chunk_size=64), 100, 100),
+        (Policies(mixed_chunk_size=50, chunk_size=64), 64, 60),
+        (Policies(mixed_chunk_size=50, enable_mixed_chunk=False, chunk_size=64), 64, 50),
+        (Policies(mixed_chunk_size=50, chunk_size=7), 7, 7),
+        (Policies(mixed_chunk_size=50, chunk_size=0), None, None),
+        (Policies(max_prefill_tokens=100, mixed_chunk_size=50, chunk_size=0), 100, 60),
+        (Policies(max_prefill_tokens=30, mixed_chunk_size=50, chunk_size=64), 30, 30),
     ):
-        assert policies.launch_tokens(chunk_size, 0) == alone
-        assert policies.launch_tokens(chunk_size, 10) == beside_ten
+        assert policies.launch_tokens(0) == alone
+        assert policies.launch_tokens(10) == beside_ten
 
 
 def test_one_that_has_begun_elsewhere_is_never_refused() -> None:

@@ -10,7 +10,7 @@ from scheduler.planning.req import Req
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import greedy
 from tests.scheduler.remembering import finish, make
-from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream, is_too_early
+from worker.requests import Assigned, Outbox, PhaseTimes, TokenStream
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -23,7 +23,7 @@ def serving(num_choices: int = 1, num_replayed: int = 0) -> tuple[Planner, Assig
     planner.launch([ExtendChunk(request.prompt, 0, request.prompt_len, request.reqs)])
     planner.join(request.reqs)
     finish(planner, executor)
-    stream = TokenStream(planner, {request.assign.key: request}, PhaseTimes(VirtualClock(), "w"), ("", ""))
+    stream = TokenStream(planner, dict.fromkeys(request.reqs, request), PhaseTimes(VirtualClock(), "w"), ("", ""))
     return planner, request, stream
 
 
@@ -68,7 +68,7 @@ def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> Non
     owner = request.prompt.held.owner
     assert drawn_later(planner, request.prompt)
     assert stream.retract([request.prompt]) == [request.prompt]
-    assert request.prompt.holding is None and request.prompt.finish is FinishReason.CANCELLED
+    assert request.prompt.holding is None and request.prompt.finish is FinishReason.PREEMPTED
     assert not drawn_later(planner, request.prompt)
     assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)
     assert planner.results.drawn([owner], [(7,)]) == [], "the row has another generation"
@@ -82,28 +82,6 @@ def test_what_was_cached_is_told_of_the_first_attempt_only() -> None:
         stream.add(request.prompt, (8,))
         (tokens,) = flushed(stream)
         assert isinstance(tokens, Tokens) and tokens.cached == expected
-
-
-@pytest.mark.parametrize(
-    "lookahead,prompt,waits",
-    [
-        (0, (1, 1, 1, 1, 9), True),
-        (0, (1, 1, 1, 1), False),  # a token is left to be computed
-        (1, (1, 1, 1, 1, 1), True),
-        (1, (1, 1, 1, 1, 9), False),  # the page's last slot looks ahead to another token
-        (1, (1, 1, 1, 1), False),
-        (2, (1, 1, 1, 1, 1), False),
-        (2, (1, 1, 1, 1, 1, 1), True),
-    ],
-)
-def test_a_prompt_waits_for_a_page_that_it_will_find_only(lookahead: int, prompt: tuple[int, ...], waits: bool) -> None:
-    """Pages have four tokens. The prompt that is computed has eight ones."""
-    planner, _ = make(lookahead=lookahead, caches=True)
-    computing, request = (Assigned(Assign("r", 0, ids, greedy(2), 1, None)) for ids in ((1,) * 8, prompt))
-    assert is_too_early(request, [computing], planner, 64, None) == waits
-    assert planner.admit(computing.reqs, 8)
-    planner.book.keep(computing.prompt.held, computing.cache_key)
-    assert (planner.book.num_cached(request.cache_key) == 4) == waits or not lookahead
 
 
 def make_request(timeline: bool = False) -> Assigned:

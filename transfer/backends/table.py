@@ -102,11 +102,11 @@ def _tried(call: Callable[[], Tried], backend: str) -> Tried | None:
         return None
 
 
-def _go_without(backend: str, why: str, *, is_worth_a_line: bool = True) -> None:
+def _go_without(backend: str, reason: str, *, is_worth_a_line: bool = True) -> None:
     if backend == "cuda_ipc":
-        raise ConfigError(f"transfer_backend is cuda_ipc, but {why}")
+        raise ConfigError(f"transfer_backend is cuda_ipc, but {reason}")
     if is_worth_a_line:
-        log.info("KV is not written on the device", why=why)
+        log.info("KV is not written on the device", why=reason)
 
 
 @contextmanager

@@ -271,14 +271,14 @@ class ReceiveTransfer:
             return events
 
         if not whole or self._num_frames != self.last.num_frames:
-            why = (
+            reason = (
                 f"{self.last.num_frames} frames were announced; {self._num_frames} landed with "
                 f"{self._num_pages_landed} of {len(self._claimed)} pages"
             )
-            return [*events, self._failed(header, why)]
+            return [*events, self._failed(header, reason)]
         if self._digest != self.last.digest:
-            why = f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}"
-            return [*events, self._failed(header, why)]
+            reason = f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}"
+            return [*events, self._failed(header, reason)]
 
         self.state = advance(MOVES, self.state, TransferState.DELIVERED)
         return [*events, Delivered(header.reservation, self.last, self.is_on_device)]

@@ -103,9 +103,9 @@ class FrameSender:
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
 
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
-        place = None if pool is None else pool.layout
+        target_layout = None if pool is None else pool.layout
         layout = self._sent.get(instance, self._layout)
-        transfer = SendTransfer(target, layout, source_pages, num_tokens, place, frame_bytes)
+        transfer = SendTransfer(target, layout, source_pages, num_tokens, target_layout, frame_bytes)
         self._transfers[target] = transfer
         return transfer
 

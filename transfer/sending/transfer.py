@@ -58,10 +58,10 @@ class SendTransfer:
         layout: KvLayout,
         source_pages: Sequence[int],
         num_tokens: int,
-        place: KvLayout | None = None,
+        target_layout: KvLayout | None = None,
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """`source_pages`: the whole prompt's. `place`: the layout of the target's pages, if they are written in
+        """`source_pages`: the whole prompt's. `target_layout`: the layout of the target's pages, if they are written in
         place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
 
@@ -72,7 +72,7 @@ class SendTransfer:
 
         self.num_layers = layout.num_layers
         self._layout = layout
-        self._place = place
+        self._target_layout = target_layout
         self._frame_bytes = frame_bytes
         self._copies: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
         self._runs: dict[tuple[int, int, int], Runs] = {}  # by the same
@@ -128,21 +128,21 @@ class SendTransfer:
         if isinstance(frame, LastFrame):
             return len(self.last_payload(frame))
         layer = self._layout.layer(frame.layer)
-        if self._place is not None:
+        if self._target_layout is not None:
             return frame.num_tokens * 2 * layer.token_bytes
         return frame.num_pages * layer.page_bytes
 
     @property
     def is_in_place(self) -> bool:
         """Whether KV is written into the target's pages."""
-        return self._place is not None
+        return self._target_layout is not None
 
     def copy(self, frame: KvFrame) -> Copy:
         """The copy from source pages to target pages, for a transfer in place. Only valid slots are moved."""
-        assert self._place is not None and self.target.pages is not None
+        assert self._target_layout is not None and self.target.pages is not None
         key = self._key(frame)
         if key not in self._copies:
-            ours, theirs = self._layout.layer(frame.layer), self._place.layer(frame.layer)
+            ours, theirs = self._layout.layer(frame.layer), self._target_layout.layer(frame.layer)
             first = frame.page_start * ours.page_size
             heads, tokens = range(ours.num_kv_heads), range(first, first + frame.num_tokens)
             targets = Shard(theirs, self.target.pages, first_token=self.target.start)
@@ -313,7 +313,7 @@ class PeerQueue:
         """Removes every frame of a transfer that has ended. Waits for the device: its work cannot be called back, and
         the receiver of a stop gives the pages to other requests."""
         self._waiting.pop(transfer, None)
-        ended = [each for each in self._moving if each.transfer is transfer]
+        ended = [moving for moving in self._moving if moving.transfer is transfer]
         if ended:
             ended[-1].moving.wait()
-        self._moving = deque(each for each in self._moving if each.transfer is not transfer)
+        self._moving = deque(moving for moving in self._moving if moving.transfer is not transfer)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.gateway.crowd import _long_context, longest_gap_s
-from bench.gateway.lone_gateway import Streamed
+from bench.side import Answer
 
-STREAMS = [Streamed(0.0, [1.0, 1.5, 4.0, 4.1]), Streamed(0.0, [2.0, 3.0, 3.2])]
+STREAMS = [Answer(0.5, arrivals, 1, 0, 4, {}) for arrivals in ((0.5, 1.0, 3.5, 3.6), (1.5, 2.5, 2.7))]
 
 
 @pytest.mark.parametrize(

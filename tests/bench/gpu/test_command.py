@@ -30,11 +30,7 @@ TABLES: Final = {  # a column of each table that a step has
     "smoke": {"Smoke": "found"},
     "tests": {"Tests that need a device": "collected"},
     "handoff": {"Tests that need a device": "collected"},
-    "parity": {
-        "Tokens": "overlap, graphs",
-        "bfloat16 logits": "our error",
-        "Logits in batches": "largest difference",
-    },
+    "parity": {"Tokens": "overlap, graphs", "bfloat16 logits": "our error"},
     "decode": {
         "Products of a decode step": "floor / ms",
         "A decode step": "overlap / forward",
@@ -54,7 +50,7 @@ TABLES: Final = {  # a column of each table that a step has
         "Attention of decodes": "longest / tight",
         "Attention of a prompt": "ours / torch",
     },
-    "sampler": {"A draw": "device / one read", "Operations of a draw": "operations"},
+    "sampler": {"A draw": "device / one read"},
     "trace": {"Where a step's time goes": "idle", "Kinds of kernels": "floor / us", "Kernels by time": "share"},
     "drafts": {
         "A launch with a draft": "bubble",

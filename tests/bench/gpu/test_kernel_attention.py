@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.gpu import kernel_attention
-from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, prompt, prompt_flops
+from bench.gpu.kernel_attention import by_torch, decodes, decodes_in, prompt
 from bench.gpu.kernel_sides import Setup
-from bench.gpu.shape import TINY, config_of
+from bench.gpu.shape import TINY, attention_flops, config_of
 from bench.gpu.step_kernels import SIZES
 from bench.gpu.timing import Limits
 from bench.records import Goal
@@ -54,7 +54,7 @@ def test_the_attention_to_compare_with_is_that_of_the_formula(batch: int, contex
 def test_a_prompt_computes_two_products_for_each_pair_and_head() -> None:
     heads, head_dim = AT.config.num_heads, AT.config.head_dim
     pairs = sum(position + 1 for position in range(7))
-    assert prompt_flops(AT.config, 7) == pairs * heads * 2 * (2 * head_dim)
+    assert attention_flops(AT.config, 7) == pairs * heads * 2 * (2 * head_dim)
 
 
 class Wrong(CpuAttention):

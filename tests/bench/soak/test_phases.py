@@ -6,7 +6,7 @@ import pytest
 
 from bench.soak.phases import COUNTERS, Counted, Rest
 from bench.soak.run import Findings
-from bench.soak.work import Verdict
+from loadtest.verify.judge import Verdict
 
 SPILLS = "choices moved to host memory"
 

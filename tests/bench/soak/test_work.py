@@ -6,9 +6,11 @@ from typing import Any
 import orjson
 import pytest
 
-from bench.soak.work import Answer, Heard, Verdict, asks, judge, turns
+from bench.soak.work import BAD, asks, body_of, judge, turns
+from loadtest.verify.answers import Answer, Choice, Heard
+from loadtest.verify.judge import Verdict
 
-EXPECTED: Answer = {0: ((5, 6, 7), "length"), 1: ((8,), "stop")}
+EXPECTED: Answer = {0: Choice((5, 6, 7), "length"), 1: Choice((8,), "stop")}
 ERROR = {"error": {"message": "m", "type": "t", "code": "c"}}
 
 
@@ -40,7 +42,7 @@ def streamed(*events: Any, status: int = 200, done: bool = False, **more: Any) -
         (streamed(WHOLE[0], {"error": "no object"}), Verdict.WRONG),
         (streamed(ERROR, status=500), Verdict.WRONG),
         (streamed(ERROR, status=400), Verdict.WRONG),
-        (streamed(*WHOLE[:2], done=True), Verdict.WRONG),  # an unfinished answer with [DONE]
+        (streamed(*WHOLE[:2], done=True), Verdict.TRUNCATED),  # an unfinished answer with [DONE]
         (streamed(choice(0, [5, 6, 7], "stop"), WHOLE[1], done=True), Verdict.WRONG),  # another finish
         (streamed(choice(0, [5, 9])), Verdict.WRONG),
         (streamed(choice(0, [9]), left=True), Verdict.WRONG),
@@ -49,20 +51,22 @@ def streamed(*events: Any, status: int = 200, done: bool = False, **more: Any) -
         (streamed(choice(2, [5])), Verdict.WRONG),
         (streamed(*WHOLE, ERROR, done=True), Verdict.WRONG),  # [DONE] after an error
         (streamed({"choices": [{"index": 0}]}), Verdict.WRONG),
-        (streamed(*WHOLE), Verdict.LOST),  # no [DONE]
-        (streamed(status=0, broken="no end within 90 s"), Verdict.LOST),
+        (streamed(*WHOLE), Verdict.TRUNCATED),  # no [DONE]
+        (streamed(status=0, broken="no end within 90 s", is_late=True), Verdict.HUNG),
     ],
 )
 def test_verdicts(heard: Heard, verdict: Verdict) -> None:
     found, told = judge(heard, EXPECTED, gateway_was_hit=False)
     assert found == verdict
-    assert bool(told) == (verdict in (Verdict.WRONG, Verdict.LOST))
+    assert bool(told) == (verdict in BAD)
 
 
 def test_a_cut_is_excused_by_a_dead_gateway_and_wrong_tokens_by_nothing() -> None:
     assert judge(streamed(WHOLE[0], status=0, broken="cut off"), EXPECTED, True)[0] == Verdict.CUT
     assert judge(streamed(choice(0, [9]), status=0, broken="cut off"), EXPECTED, True)[0] == Verdict.WRONG
-    assert judge(streamed(WHOLE[0]), EXPECTED, True)[0] == Verdict.LOST  # the end of a stream is no broken connection
+    assert (
+        judge(streamed(WHOLE[0]), EXPECTED, True)[0] == Verdict.TRUNCATED
+    )  # the end of a stream is no broken connection
 
 
 def test_an_answer_that_is_not_streamed() -> None:
@@ -82,7 +86,7 @@ def test_asks_are_mixed_and_reproducible() -> None:
     assert {ask.temperature > 0 for ask in found} == {ask.ignore_eos for ask in found} == {True, False}
     assert {ask.n for ask in found} == {1, 2, 3} and len({ask.max_tokens for ask in found}) > 3
     assert all(max(ask.prompt) < 500 for ask in found)
-    assert orjson.loads(found[0].body(True))["stream"] is True
+    assert orjson.loads(body_of(found[0], True))["stream"] is True
 
 
 def test_so_many_leave() -> None:

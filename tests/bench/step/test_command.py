@@ -1,11 +1,13 @@
 """`python -m bench.step`: a short run of each part leaves every figure."""
 
 import json
+import os
 from typing import Any
 
 import pytest
 
-from bench.step.__main__ import main
+from bench.step import __main__ as command
+from bench.step.__main__ import AS_WORKER, main
 from bench.step.grammar import NUM_PROPERTIES, ROWS
 from bench.step.kinds import KINDS
 from bench.step.spec import SHAPES
@@ -19,6 +21,14 @@ def tables(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[di
     assert main(words) == 0
     found: dict[str, list[dict[str, Any]]] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
     return found
+
+
+def test_servers_that_a_part_starts_do_not_see_the_variable_that_they_would_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(AS_WORKER, "1")
+    monkeypatch.setattr(command, "main", lambda: int(AS_WORKER in os.environ))
+    assert command.run_as_worker() == 0
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ async def test_each_client_asks_its_prompt_some_times() -> None:
 
 
 async def test_prompts_whose_answers_end_early_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec_http, "prompts", lambda *_: [[1], [2]])
+    monkeypatch.setattr(spec_http, "prompts", lambda *_: [(1,), (2,)])
     whole: Any = Answering(ANSWER)
     assert await spec_http.long_prompts(whole, 2) == [(1,), (2,)] == whole.asked
     short: Any = Answering(ANSWER - 1)

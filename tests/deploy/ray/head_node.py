@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from loadtest.tied import tied
+from testkit.roles import role_of
 from tests.processes import command_line, python_path
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -58,7 +59,7 @@ class HeadNode:
 
     def ours_of(self, role: str) -> psutil.Process:
         """The only process of a role, or of the gateway."""
-        (found,) = [each for each in self.ours() if role in command_line(each)]
+        (found,) = [each for each in self.ours() if role_of(command_line(each)) == role]
         return found
 
     @contextmanager

@@ -12,6 +12,7 @@ import yaml
 
 from deploy.ray.config_text import POLICY
 from testkit.reference import Reference, reference
+from testkit.roles import role_of
 from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, streamed, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
 
@@ -52,8 +53,8 @@ class Deployed:
     def pids(self) -> dict[str, set[int]]:
         """The processes of each role."""
         roles = ("gateway", "prefill", "decode")
-        words = {each.pid: each.cmdline()[3:4] for each in self.cluster.ours()}
-        return {role: {pid for pid, word in words.items() if word == [role]} for role in roles}
+        found = {each.pid: role_of(each.cmdline()) for each in self.cluster.ours()}
+        return {role: {pid for pid, its in found.items() if its == role} for role in roles}
 
     def joined(self, **counts: int) -> bool:
         """Whether so many processes of each role run, and the gateway has admitted these and no others."""

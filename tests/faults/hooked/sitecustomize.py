@@ -136,13 +136,13 @@ def _prefill_worker(module: ModuleType) -> None:
     name = _own("worker_id")
 
     def before(worker: Any) -> None:
-        for job in worker._computing:
+        for job in worker.prompts.computing:
             if job.assign.attempt == 0:
                 SENDING[job.target] = job.assign.prompt_ids, job.target.peer.worker_id
 
     def after(has_launched: bool, worker: Any) -> None:
         for chunk in worker.planner.in_flight[-1].chunks if has_launched else ():
-            job = worker._job_of.get(chunk.req)
+            job = worker.served.of.get(chunk.req)
             if job is not None and chunk.start > 0 and job.assign.attempt == 0:
                 reached("prefilling", job.assign.prompt_ids, prefill=name, decode=job.target.peer.worker_id)
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from threading import Event
 
-from tests.fuzz.served.campaign import Options, Totals, run, say
+from tests.fuzz.served.campaign import Options, Totals, run
+from tests.saying import say
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ from tests.e2e.baton_process import PROJECT, BatonProcess, environment
 from tests.fuzz.served.asks import ask
 from tests.fuzz.served.client import Done, Order
 from tests.fuzz.served.neighbour import BOUND_MS, Stream
+from tests.saying import say
 
 NUM_NEIGHBOURS: Final = 2
 MAX_STORED: Final = 20  # findings of one kind and family
@@ -276,9 +277,3 @@ def run(options: Options, stop: Event) -> Totals:
         with campaign.running():
             campaign.go_on(stop)
     return campaign.totals
-
-
-def say(line: str) -> None:
-    """A line for whoever watches."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

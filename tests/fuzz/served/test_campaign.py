@@ -7,6 +7,7 @@ from threading import Event
 import psutil
 import pytest
 
+from testkit.roles import role_of
 from tests.fuzz.served.campaign import Options, Window, bound_s, run
 from tests.fuzz.served.client import Done
 
@@ -53,7 +54,7 @@ def test_a_process_that_ends_ends_the_campaign_and_its_requests_are_stored(tmp_p
 
         def is_set(self) -> bool:
             others = (each for each in psutil.Process().children(recursive=True) if each.pid not in before)
-            victim = next(each for each in others if "decode" in each.cmdline())
+            victim = next(each for each in others if role_of(each.cmdline()) == "decode")
             victim.kill()
             victim.wait()
             return False

@@ -10,6 +10,7 @@ from threading import Event
 from tests.fuzz.fuzzing import Child
 from tests.fuzz.walks.campaign import Options, run
 from tests.fuzz.walks.kinds import KINDS
+from tests.saying import say
 
 
 def main() -> int:
@@ -29,17 +30,12 @@ def main() -> int:
     child = Child([sys.executable, "-m", "tests.fuzz.walks.child", args.kind, str(args.seed)])
     try:
         options = Options(args.kind, args.seed, args.first, args.schemas, args.found)
-        totals = run(options, lambda number: child.read(str(number).encode()), _say, stop)
+        totals = run(options, lambda number: child.read(str(number).encode()), say, stop)
     finally:
         child.close()
     for line in totals.table():
-        _say(line)
+        say(line)
     return 1 if totals.found.total() else 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,11 @@ def test_facts_of_the_configuration_are_known_where_it_names_an_architecture(tmp
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
     write_folder(tmp_path, config=sizes | {"model_type": "mistral", "sliding_window": 128})  # whatever is served
     found = model_facts(tmp_path)
-    assert (found["architecture"], found["num_kv_heads"], found["rope.theta"]) == ('"mistral"', "8", "10000.0")
+    assert (found["architecture"], found["layer.mixer.num_kv_heads"], found["rope.theta"]) == (
+        '"mistral"',
+        "8",
+        "10000.0",
+    )
     assert "context_length" not in found and found["max_position_embeddings"] == "512"
 
 

@@ -3,11 +3,14 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
-from loadtest.work.trace import BLOCK_TOKENS, LONGEST, TraceRequest, TraceWork, prompt_of, trace
+from loadtest.work.trace import BLOCK_TOKENS, FILE_BLOCK_TOKENS, LONGEST, TraceRequest, TraceWork, prompt_of, trace
 from protocol.errors import ConfigError
+
+CONVERSATIONS = "bench/trace/conversation.jsonl"
 
 
 def test_a_seed_gives_one_trace_in_order() -> None:
@@ -73,3 +76,23 @@ def test_lengths_are_scaled_until_the_longest_fits(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path, line: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         TraceWork.read(written(tmp_path, GOOD, line), 4096, None)
+
+
+def test_the_trace_of_the_repository_has_the_published_statistics() -> None:
+    """Of Mooncake's conversations: mean prompts and answers, and what a cache that never forgets would have of them."""
+    requests = TraceWork.read(CONVERSATIONS, vocab=1000, context=None).requests
+    known: set[int | str] = set()
+    cached = 0
+    for request in requests:
+        num_known = next((n for n, block in enumerate(request.hash_ids) if block not in known), len(request.hash_ids))
+        cached += min(num_known * FILE_BLOCK_TOKENS, request.input_length)
+        known.update(request.hash_ids)
+    assert len(requests) == 400
+    assert mean(each.input_length for each in requests) == pytest.approx(12_035, rel=0.03)
+    assert mean(each.output_length for each in requests) == pytest.approx(343, rel=0.03)
+    assert cached / sum(each.input_length for each in requests) == pytest.approx(0.40, rel=0.03)
+
+
+def test_the_trace_of_the_repository_is_read_for_a_small_model() -> None:
+    requests = TraceWork.read(CONVERSATIONS, vocab=1000, context=1024).requests
+    assert max(each.input_length + each.output_length for each in requests) <= 1024

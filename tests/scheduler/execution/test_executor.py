@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
+from protocol.messages_group import StepShape
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.streams import HostStream
 from scheduler.plan import Grant, Join, Plan, StepResult
@@ -34,6 +35,7 @@ from tests.scheduler.building import (
     make_req,
     prompt_chunk,
 )
+from tests.scheduler.grouped import Answered, steps_of
 
 # ---- tokens ----
 
@@ -342,7 +344,8 @@ def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:
 
 @pytest.mark.parametrize("max_graphed", [0, 4])
 def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed: int) -> None:
-    executor, planner = make_pair(ManualStream(), runner=replace(MODEL, max_graphed=max_graphed))
+    agreement = Answered(size=1)
+    executor, planner = make_pair(ManualStream(), runner=replace(MODEL, max_graphed=max_graphed), agreement=agreement)
     req = admitted(planner)
     planner.launch(prompt_chunk(req))
     assert executor.launches[0].step.graphs == (max_graphed == 4), "it has three tokens"
@@ -358,3 +361,26 @@ def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed
     finish(planner, executor)
     assert (executor.running_step, executor.replayed_step) == (0, 0)
     executor.close()
+
+
+def test_a_step_runs_from_when_the_executor_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks wait for it, although its lengths or masks are not there yet."""
+    executor = make_executor(ManualStream())
+    monkeypatch.setattr(executor.launcher, "is_ready", lambda running, masking: False)
+    steps_of(executor).submit(Plan(1))
+    assert (executor.running_step, executor.replayed_step) == (1, 0) and not executor.launches
+    monkeypatch.undo()
+    assert executor.poll() == [] and executor.running_step == 1 and len(executor.launches) == 1
+    executor.close()
+    assert [type(outcome) for outcome in executor.poll()] == [StepResult] and executor.running_step == 0
+
+
+def test_plans_without_a_step_are_the_same_on_every_rank() -> None:
+    """Those of the start, and of a worker without a group. No other rank asks how far they are."""
+    for num_ranks in (1, 3):
+        executor = make_executor(ManualStream(), runner=replace(MODEL, max_graphed=4), num_ranks=num_ranks)
+        joins = tuple(Join(draw(row), 1, 5) for row in (1, 2))
+        executor.submit(Plan(1, grants=tuple(Grant(row, 1, 0, (row,)) for row in (1, 2)), joins=joins, num_decodes=2))
+        assert executor.launches[0].step == StepShape(0, (2,) * num_ranks, graphs=True)
+        assert executor.running_step == 0
+        executor.close()

@@ -1,15 +1,15 @@
 """A launch without rows, as a rank computes it while others have work: one forward, and nothing else happens."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from scheduler.draft_shape import NO_DRAFT
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import DraftExtras, FutureMap
 from scheduler.execution.streams import InlineStream, Stream
-from scheduler.plan import Called, Plan
+from scheduler.plan import Plan
+from scheduler.planning.steps import Steps
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
@@ -27,21 +27,21 @@ from tests.scheduler.building import (
     make_planner,
     prompt_chunk,
 )
-from tests.scheduler.grouped import Answered, Counting
+from tests.scheduler.grouped import OTHERS, Answered, Counting
 
 NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def rank(counting: Counting, stream: Stream) -> Executor:
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting)
-    return make_executor(stream, runner=runner, agreement=Answered(counting.size), forward_clock=VirtualClock(7.0))
+    return make_executor(stream, runner=runner, forward_clock=VirtualClock(7.0))
 
 
 def test_between_launches_with_rows_it_changes_no_token() -> None:
     """And a launch with rows enters as many collectives."""
     counting = Counting()
     executor = rank(counting, ManualStream())
-    planner = make_planner(executor)
+    planner = make_planner(executor, agreement=Answered(counting.size))
     planner.launch()
     req = admitted(planner, (5, 6, 7), greedy(4))
     planner.launch(prompt_chunk(req))
@@ -95,12 +95,11 @@ class NoStream(InlineStream):
 
 def test_it_has_no_rows_even_where_others_have_a_graph_of_it() -> None:
     """A rank without rows wants a graph: it is no hindrance to the others."""
-    executor = rank(Counting(), InlineStream())
-    executor.submit(Plan(1))
-    assert [(row.num_tokens, row.wants_graph) for row in executor.agreement.outgoing] == [(0, True)]
-    executor.runner = replace(FakeRunner(), max_graphed=4)
-    executor.submit(Plan(2))
-    assert executor.agreement.outgoing[-1] == replace(executor.agreement.outgoing[0], step=2)
+    for max_graphed in (0, 4):
+        agreement, executor = Answered(), rank(Counting(), InlineStream())
+        Steps(executor.submit, agreement, NO_DRAFT, max_graphed).submit(Plan(1))
+        assert [(row.num_tokens, row.wants_graph) for row in agreement.outgoing] == [(0, True)]
+        assert executor.launches[0].step.num_tokens == (0, OTHERS)
 
 
 class Announcing(Answered):
@@ -123,13 +122,3 @@ def test_a_graph_is_wanted_beside_as_many_tokens_as_one_has_and_no_more() -> Non
     finish(planner, executor)
     decode(planner)
     assert agreement.announced == [(5, False), (1, True)]
-
-
-def test_a_call_is_answered_while_launches_are_in_flight() -> None:
-    agreement, stream = Announcing(), ManualStream()
-    executor, planner = make_pair(stream, agreement=agreement)
-    req = admitted(planner, (5, 6, 7), greedy(4))
-    planner.launch(prompt_chunk(req))
-    assert executor.launches and executor.poll() == []
-    agreement.call()
-    assert executor.poll() == [Called(2)] and executor.launches, "the launch before is not over"

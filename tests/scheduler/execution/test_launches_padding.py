@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from protocol.errors import GroupBroken
-from scheduler.execution.batches import ForwardBatch, tokens_of
+from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import FutureMap
-from scheduler.execution.launches import PlainLaunches
 from scheduler.execution.shipping import Shipping
 from scheduler.plan import Plan, StepResult
 from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.race_detector import RaceDetector
@@ -27,29 +27,31 @@ from tests.scheduler.building import (
     finish,
     greedy,
     make_executor,
+    make_pair,
     make_planner,
     prompt_chunk,
 )
-from tests.scheduler.grouped import Answered, Counting, failing_at, is_padding, pages_of
+from tests.scheduler.grouped import Answered, Counting, failing_at, is_padding, pages_of, steps_of
 
 FAULTS = {
     "its inputs cannot be built": (ForwardBatch, "init_new"),
-    "it computes another number of tokens than it announced": (PlainLaunches, "num_tokens"),
+    "it computes another number of tokens than it announced": (Plan, "num_tokens"),
     "what it ships cannot be prepared": (Shipping, "prepare"),
     "its tokens cannot be resolved": (FutureMap, "resolve_future"),
 }
+HONEST = Plan.num_tokens
 groups = pytest.mark.parametrize("size", [1, 2])
 
 
-def rank(counting: Counting) -> Executor:
+def rank(counting: Counting) -> tuple[Executor, Planner]:
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting)
     agreement, clock = Answered(counting.size), VirtualClock(7.0)
-    return make_executor(ManualStream(), runner=runner, agreement=agreement, forward_clock=clock)
+    return make_pair(ManualStream(), runner=runner, agreement=agreement, forward_clock=clock)
 
 
-def lies(self: PlainLaunches, plan: Plan) -> int:
-    """In the place of PlainLaunches.num_tokens: of a launch that ships two more than it has."""
-    return tokens_of(plan, 1) + 2 * plan.ships
+def lies(self: Plan, width: int) -> int:
+    """In the place of Plan.num_tokens: of a launch that ships two more than it has."""
+    return HONEST(self, width) + 2 * self.ships
 
 
 @groups
@@ -59,15 +61,14 @@ def test_the_target_computes_padding_and_only_the_own_rows_fail(
 ) -> None:
     """The second of four launches: a row that decodes, and a chunk that ships. None of its layers may be sent."""
     counting = Counting(size=size)
-    executor = rank(counting)
-    planner, (where, name) = make_planner(executor), FAULTS[fault]
+    (executor, planner), (where, name) = rank(counting), FAULTS[fault]
     bad, late, good = (admitted(planner, (n, 2, 3), greedy(9), f"r{n}") for n in (1, 2, 3))
     planner.launch(prompt_chunk(bad))
     planner.join([bad])
     finish(planner, executor)
     pages = pages_of(executor.kv)
     with monkeypatch.context() as patched:
-        wrong = lies if where is PlainLaunches else failing_at(1, getattr(where, name))
+        wrong = lies if where is Plan else failing_at(1, getattr(where, name))
         patched.setattr(where, name, wrong)
         planner.launch(prompt_chunk(late), planner.decodes(), ships=True)
         planner.launch([ExtendChunk(good, 0, 3, (good,))], planner.decodes())
@@ -92,8 +93,8 @@ def test_the_target_computes_padding_and_only_the_own_rows_fail(
 
 def test_padding_that_fails_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForwardBatch, "init_new", failing_at(1, ForwardBatch.init_new))
-    executor = rank(Counting(failing=(1,)))
-    make_planner(executor).launch()
+    executor, planner = rank(Counting(failing=(1,)))
+    planner.launch()
     executor.device.forward.close()
     with pytest.raises(GroupBroken, match="step 1 has failed: forward 1 is broken"):
         executor.poll()
@@ -107,8 +108,8 @@ def test_a_group_that_is_broken_already_is_named_as_it_was() -> None:
         raise GroupBroken("rank 1 is in the exchange of layer 3")
 
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=differ)
-    executor = make_executor(ManualStream(), runner=runner, agreement=Answered())
-    executor.submit(Plan(1))
+    executor = make_executor(ManualStream(), runner=runner)
+    steps_of(executor).submit(Plan(1))
     executor.device.forward.close()
     with pytest.raises(GroupBroken, match="rank 1 is in the exchange of layer 3"):
         executor.poll()
@@ -118,7 +119,7 @@ def test_a_group_that_is_broken_already_is_named_as_it_was() -> None:
 def test_sampling_that_fails_fails_the_launch_alone(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The collectives are behind it."""
     counting = Counting(size=size)
-    planner = make_planner(executor := rank(counting))
+    executor, planner = rank(counting)
     monkeypatch.setattr(FutureMap, "stash", failing_at(1, FutureMap.stash))
     req, other = admitted(planner), admitted(planner, (3, 4, 5), name="other")
     planner.launch(prompt_chunk(req))
@@ -145,10 +146,9 @@ def test_no_schedule_of_the_streams_lets_padding_race(
         executor = make_executor(
             forward,
             runner=FakeRunner(vocab_size=97, context_length=64, before_forward=counting),
-            agreement=Answered(),
             schedule=schedule,
         )
-        planner = make_planner(executor)
+        planner = make_planner(executor, agreement=Answered())
         monkeypatch.setattr(where, name, failing_at(2, getattr(where, name)))
         begun(planner, (1, 2), greedy(9), "bad")
         good = admitted(planner, (3, 4, 5), greedy(9), "good")

@@ -10,7 +10,7 @@ from model.collectives import outside_steps
 from model.cpu_products import Threads
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from model.runner import ModelRunner, Runner
+from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import InternalError
 from protocol.messages_group import StepShape
 from scheduler.execution.streams import HostStream, InlineStream
@@ -25,6 +25,7 @@ from scheduler.execution.thread_choice import (
 from testkit.checkpoints import make_checkpoint
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
+from tests.drafts import make_draft
 
 
 @pytest.mark.parametrize(
@@ -102,17 +103,21 @@ def test_a_model(tmp_path: Path) -> None:
     assert not kv.layer(0).any()
 
 
-@pytest.mark.parametrize("kind", ["layers at once", "one by one", "with a draft", "no model"])
+@pytest.mark.parametrize("kind", ["layers at once", "one by one", "draft at once", "draft one by one", "no model"])
 def test_the_loop_is_woken_beside_layers_that_run_at_once(kind: str, tmp_path: Path) -> None:
-    model = ModelRunner.load(make_checkpoint(tmp_path / "m", "qwen3"), device="cpu", dtype="bfloat16")
+    folder, source = make_checkpoint(tmp_path / "m", "qwen3"), None
+    if kind.startswith("draft"):
+        source = DraftSource("eagle", make_draft(tmp_path / "draft", folder, "eagle", "qwen3"))
+    model = ModelRunner.load(folder, device="cpu", dtype="bfloat16", draft=source)
     if model.decoder.at_once is None:
         pytest.skip("this CPU has no instructions for the products")
     runner: Runner = FakeRunner() if kind == "no model" else model
     if kind == "one by one":
         runner = replace(model, decoder=replace(model.decoder, at_once=None))
-    elif kind == "with a draft":
-        runner = replace(model, draft=object())  # type: ignore[arg-type]
+    elif kind == "draft one by one":
+        assert model.draft is not None and model.draft.at_once
+        runner = replace(model, draft=replace(model.draft, at_once=()))
     stream = HostStream("forward")
     wake_beside_layers(runner, stream)
     stream.close()
-    assert stream.tells_late == (model.threads.before_long_call == stream.tell) == (kind == "layers at once")
+    assert stream.tells_late == (model.threads.before_long_call == stream.tell) == kind.endswith(" at once")

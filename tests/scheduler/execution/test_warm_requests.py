@@ -19,7 +19,6 @@ from protocol.logit_rules import LogitRules
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import FinishReason, SamplingParams
 from protocol.messages_group import StepShape
-from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution import launches
 from scheduler.execution import warm_requests as warm_requests_module
@@ -228,7 +227,7 @@ def test_all_ranks_of_a_group_run_the_same_forwards() -> None:
             of_rank.append((inp.input_ids_T.numel(), inp.step))
 
         executor = started(runner=FakeRunner(97, context_length=64, before_forward=note))
-        executor.agreement = Agreement(1, rank, 2)
+        executor.num_ranks, executor.device.rank = 2, rank
         of_rank.clear()
         warm_requests(executor, EVERYTHING)
         seen.append(of_rank)

@@ -17,7 +17,6 @@ from protocol.errors import InternalError
 from protocol.messages_gateway import Role
 from protocol.messages_group import StepShape
 from runtime.settings import WorkerSettings
-from scheduler.agreement import Agreement
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
@@ -53,7 +52,7 @@ def test_a_chunk_and_a_decode_run_on_page_0_only(page_size: int) -> None:
 def test_all_ranks_run_the_same_forwards(size: int) -> None:
     seen: list[ModelInput] = []
     executor = executor_of(seen, InlineStream())
-    executor.agreement = Agreement(1, size - 1, size)
+    executor.num_ranks = size
     executor.warm_up()
     assert [inp.step for inp in seen] == [StepShape(0, (1,) * size)] * 2
 

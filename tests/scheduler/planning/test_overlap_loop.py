@@ -7,7 +7,7 @@ import pytest
 from model.inputs import ModelInput
 from protocol.errors import InternalError, LaunchFailed
 from protocol.messages_gateway import FinishReason
-from scheduler.draft_shape import DraftShape
+from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.plan import StepResult
@@ -16,6 +16,7 @@ from scheduler.planning.overlap_loop import LaunchFailures, OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
+from scheduler.planning.steps import Steps
 from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
@@ -175,7 +176,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
 def made(speculation: Speculation | None = None) -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
     executor = Remembers()
     planner = make_planner(make_executor(ManualStream()), speculation=speculation)
-    vars(planner)["_executor"] = executor
+    vars(planner).update(_executor=executor, steps=Steps(executor.submit, None, NO_DRAFT))
     role = OneRequest(planner, 5)
     return executor, planner, role, OverlapLoop(planner, role, overlap=True)
 
@@ -186,8 +187,8 @@ def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() ->
     assert loop.step() and loop.step()
     executor.outcomes = [StepResult(1, (owner,), ((11, 12),)), StepResult(2, (owner,), ((),))]
     assert loop.step()
-    assert role.tokens == [11, 12] and role.req.num_sampled == 2
-    assert loop.step() and loop.step()
+    assert role.tokens == [11, 12] and role.req.num_sampled == 2 + 1, "one more is launched"
+    assert loop.step()
     assert role.req.num_sampled == 4
     executor.outcomes = [StepResult(3, (owner,), ((13, 14, 15, 16),)), StepResult(4, (owner,), ((17,),))]
     assert loop.step()
@@ -206,7 +207,7 @@ def test_proposals_count_only_for_choices_that_have_not_ended() -> None:
     executor.outcomes = [StepResult(1, (owner,), runs[:1])]
     assert loop.step() and (speculation.proposed, speculation.accepted) == ([0, 0, 0], [0, 0, 0])
     executor.outcomes = [StepResult(2, (owner,), runs[1:2])]
-    assert loop.step() and loop.step()
+    assert loop.step()
     assert (speculation.proposed, speculation.accepted) == ([1, 1, 1], [1, 0, 0])
     executor.outcomes = [StepResult(3, (owner,), runs[2:3]), StepResult(4, (owner,), runs[3:])]
     assert loop.step() and role.req.finish is FinishReason.LENGTH
@@ -247,14 +248,14 @@ def test_a_run_counts_up_to_the_scores_that_are_not_finite(num_tokens: int) -> N
 
 
 class Books:
-    """What a loop asks of a planner in which nothing is over. `late` is its own."""
+    """What a loop asks of a planner without work in which nothing is over. `late` is its own."""
 
     def __init__(self, num_in_flight: int = 0, *, is_called: bool = False, num_away: int = 0) -> None:
-        self.in_flight, self.is_called, self.num_told = [object()] * num_in_flight, is_called, 0
+        self.in_flight, self.num_told, self._is_called = [object()] * num_in_flight, 0, is_called
         self.spills, self.late = SimpleNamespace(away=[object()] * num_away), self
 
     def launch_idle(self) -> bool:
-        return False
+        return self._is_called
 
     def poll(self) -> list[object]:
         return []
@@ -274,7 +275,7 @@ def loop_of(books: Books, *, overlap: bool) -> OverlapLoop:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("is_called", [True, False])
 @pytest.mark.parametrize("num_in_flight", [0, 1, 2])
-def test_a_call_is_work_only_while_a_launch_has_room(num_in_flight: int, is_called: bool, overlap: bool) -> None:
+def test_a_call_is_answered_only_while_a_launch_has_room(num_in_flight: int, is_called: bool, overlap: bool) -> None:
     """A worker that says otherwise turns at full speed until a launch is over."""
     loop = loop_of(Books(num_in_flight, is_called=is_called), overlap=overlap)
     assert loop.step() is (is_called and num_in_flight < (2 if overlap else 1))

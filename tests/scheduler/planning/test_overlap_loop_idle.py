@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.planning.overlap_loop import OverlapLoop
 from tests.decode.driving import VOCAB, greedy, make_cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.strategies import Strategy
@@ -17,7 +16,7 @@ from worker.policies import DEFAULTS
 IN_TURNS = replace(DEFAULTS, enable_mixed_chunk=False)
 ROLES: dict[str, tuple[str, dict[str, Any]]] = {
     "prefill and decode": ("1P1D", {}),
-    "decode, short of pages": ("1P1D", {"num_pages": 18}),
+    "decode, short of pages": ("1P1D", {"num_pages": 17}),
     "unified": ("1U", {}),
     "unified, in turns": ("1U", {"policies": IN_TURNS}),
     "unified, short of pages": ("1U", {"num_pages": 18}),
@@ -34,9 +33,8 @@ class Group:
         self.cluster = make_cluster(topology, **options)
         self.agreements = []
         for worker in self.cluster.workers:
-            executor = self.cluster.executor(worker)
-            executor.agreement = Answered()
-            self.agreements.append(executor.agreement)
+            self.agreements.append(agreement := Answered())
+            worker.planner.steps.agreement = agreement
 
     def call(self) -> None:
         """The other rank of each group announces the next step, unless it has."""
@@ -88,17 +86,30 @@ def test_a_rank_that_is_not_called_launches_nothing(overlap: bool) -> None:
     while group.cluster.step():
         pass
     assert worker.planner.num_launches == worker.planner.num_idle == 1
-    assert not worker.planner.is_called and not worker.busy
+    assert not worker.planner.steps.is_called and not worker.busy
 
 
-def test_a_step_that_hears_of_a_call_says_that_there_is_more_to_do() -> None:
-    """So the worker does not sleep before it answers."""
-    group = Group("1U", streams=Simulation(Strategy.EARLY, 0).streams)
-    (worker,) = group.cluster.workers
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("num_in_flight", [0, 1, 2])
+def test_a_rank_without_work_answers_a_call_in_the_same_turn_or_once_a_launch_is_over(
+    num_in_flight: int, overlap: bool
+) -> None:
+    """Meanwhile it sleeps. When a launch is over, the turn that hears of it answers, too."""
+    simulation = Simulation(Strategy.LATE, 0)
+    group = Group("1U", streams=simulation.streams, overlap=overlap)
+    (worker,), (agreement,), depth = group.cluster.workers, group.agreements, 2 if overlap else 1
+    num_in_flight = min(num_in_flight, depth)
+    for _ in range(num_in_flight):
+        group.call()
+        assert worker.loop.step()
     group.call()
-    loop: OverlapLoop = worker.loop
-    assert loop.step() and worker.planner.num_launches == 0 and worker.planner.is_called
-    assert loop.step() and worker.planner.num_launches == 1
+    assert worker.loop.step() is (num_in_flight < depth)
+    if num_in_flight == depth:
+        assert agreement.missing == (0,) and not worker.loop.step()
+        while not worker.loop.step():
+            assert simulation.run_one()
+    assert worker.planner.num_idle == num_in_flight + 1 and not agreement.missing
+    group.cluster.run()
 
 
 def test_launches_that_succeed_without_requests_are_no_sign_of_health() -> None:
@@ -107,7 +118,7 @@ def test_launches_that_succeed_without_requests_are_no_sign_of_health() -> None:
     runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=counting)
     group = Group("1U", runner=runner, streams=Simulation(Strategy.EARLY, 0).streams)
     cluster, (worker,) = group.cluster, group.cluster.workers
-    group.agreements[0].size = 1  # or the first failure would end the group
+    worker.planner.steps.agreement = None  # or the first failure would end the group
     for number, name in enumerate(("a", "b", "c")):
         assert not worker.loop.broken
         counting.failing = (len(counting.inputs) + 1,)

@@ -128,7 +128,7 @@ def test_first_tokens_that_make_no_sense(tokens: tuple[int, ...], says: str, ear
     cluster.ask("fine", 30, greedy(40))
     cluster.ask("r", list(PROMPT), PARAMS, 2)
     drive_to(cluster, "r", Phase.REQUESTED)
-    request = decode._requests.by_key["r", 0]
+    request = decode.served.by_key["r", 0]
     if early:
         decode.on_peer(request.prefill.instance, JobFinishedEarly(request.reservation, tokens))
     else:

@@ -7,7 +7,6 @@ import torch
 
 from model.inputs import ModelInput
 from protocol.errors import InternalError
-from scheduler.agreement import Agreement
 from scheduler.draft_shape import DraftShape
 from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, rates_of
@@ -162,9 +161,8 @@ def test_a_group_times_a_list_of_launches_that_no_clock_ends() -> None:
             clock.advance(slow_s)
 
         slow = FakeRunner(draft_seed=1, before_forward=before)
-        executor = make_executor(ManualStream(), runner=slow, agreement=Agreement(1, 0, 2))
+        executor = make_executor(ManualStream(), runner=slow, num_ranks=2)
         assert measure_step_costs(executor, 5, 3, clock).num_rows == (1, 4, 5)
-        executor.agreement.begin()
         return seen
 
     fast = steps(0.0)

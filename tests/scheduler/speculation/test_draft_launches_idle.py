@@ -15,7 +15,7 @@ from scheduler.speculation.draft_launches import DraftLaunches
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import ManualStream, decode, make_executor, make_planner
-from tests.scheduler.grouped import OTHERS, Answered, Counting, fill, futures_of, of_ticket, pages_of
+from tests.scheduler.grouped import OTHERS, Answered, Counting, fill, futures_of, of_ticket, pages_of, steps_of
 from tests.scheduler.speculating import MODEL, PROMPT, STEPS, begun, stepping, take
 
 SHAPES = {
@@ -32,8 +32,8 @@ def rank(counting: Counting, draft: str, stream: Stream) -> Executor:
     num_layers, shape = SHAPES[draft]
     more: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": num_layers} if num_layers else {}
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **more)
-    kv, agreement, clock = PagedKv(runner.kv_layout(4), 64), Answered(counting.size), VirtualClock(7.0)
-    return make_executor(stream, runner=runner, kv=kv, shape=shape, agreement=agreement, forward_clock=clock)
+    kv, clock = PagedKv(runner.kv_layout(4), 64), VirtualClock(7.0)
+    return make_executor(stream, runner=runner, kv=kv, shape=shape, forward_clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,9 @@ def test_it_is_one_forward_and_touches_nothing(relay: bool, draft: str, num_step
     fill(executor.kv)
     pages, futures = pages_of(executor.kv), futures_of(executor)
     outcomes: list[Outcome] = []
+    steps = steps_of(executor, size, SHAPES[draft][1])
     for ticket in (1, 2, 3):
-        executor.submit(Plan(ticket, relay=relay, num_steps=num_steps))
+        steps.submit(Plan(ticket, relay=relay, num_steps=num_steps))
         outcomes += executor.poll()
 
     assert of_ticket(outcomes, 1) == [StepResult(1, (), (), computed_at=7.0)]
@@ -68,8 +69,9 @@ def test_it_is_one_forward_and_touches_nothing(relay: bool, draft: str, num_step
 def test_nothing_gathers_while_a_rank_is_idle(draft: str) -> None:
     """No launch writes what the draft puts off, and none needs to."""
     executor = rank(Counting(), draft, InlineStream())
+    steps = steps_of(executor, shape=SHAPES[draft][1])
     for ticket in range(1, 60):
-        executor.submit(Plan(ticket))
+        steps.submit(Plan(ticket))
         executor.poll()
     assert isinstance(executor.launcher, DraftLaunches)
     assert executor.launcher._unwritten._tokens == [] and not executor.future_map._seeds
@@ -85,7 +87,7 @@ def test_between_launches_with_rows_it_changes_no_token(
     for has_idle in (False, True):
         counting = Counting()
         executor = rank(counting, draft, ManualStream())
-        planner = make_planner(executor, speculation=Speculation(SHAPES[draft][1], 9))
+        planner = make_planner(executor, speculation=Speculation(SHAPES[draft][1], 9), agreement=Answered())
         stepping(monkeypatch, planner, *num_steps)
         req, num_idle = begun(planner), 0
         take(planner, executor)

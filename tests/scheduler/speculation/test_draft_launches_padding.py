@@ -83,10 +83,9 @@ def rank(mode: Mode, counting: Counting) -> tuple[Executor, Planner]:
     draft: dict[str, Any] = {"draft_seed": 1, "num_draft_layers": mode.num_layers} if has_draft else {}
     runner = FakeRunner(vocab_size=97, context_length=64, before_forward=counting, **draft)
     kv, clock, agreement = PagedKv(runner.kv_layout(4), 64), VirtualClock(7.0), Answered(counting.size)
-    executor = make_executor(
-        ManualStream(), runner=runner, kv=kv, shape=mode.shape, agreement=agreement, forward_clock=clock
-    )
-    return executor, make_planner(executor, speculation=Speculation(mode.shape, 9) if has_draft else None)
+    executor = make_executor(ManualStream(), runner=runner, kv=kv, shape=mode.shape, forward_clock=clock)
+    speculation = Speculation(mode.shape, 9) if has_draft else None
+    return executor, make_planner(executor, speculation=speculation, agreement=agreement)
 
 
 def object_of(executor: Executor, mode: Mode) -> AnyMode:

@@ -1,5 +1,7 @@
 """What a draft has still to read is written as it was when it began to wait, and before its pages have other owners."""
 
+import random
+
 import pytest
 
 from model.graphs import GraphedRunner
@@ -29,6 +31,30 @@ def test_hidden_states_that_wait_are_not_those_of_a_later_launch(monkeypatch: py
         take(planner, executor)
         assert len(req.outputs) == num_known + expected + 1
     assert proposals.num_kept > 0 and runner.num_replays > 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_newest_state_of_a_row_counts_whichever_launches_lie_between(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Quiet launches of decodes alone leave theirs to a later write, those with chunks of prompts do not."""
+    rng = random.Random(seed)
+    executor, planner = speculating(ManualStream())
+    kinds = [kind for length in range(1, 5) for kind in (*rng.choices(("decodes", "chunk"), k=length), "proposes")]
+    stepping(monkeypatch, planner, *(STEPS if kind == "proposes" else 0 for kind in kinds))
+    proposals, req = Proposals(planner, MODEL), begun(planner, num_tokens=50)
+    take(planner, executor)
+    for number, kind in enumerate(kinds):
+        if kind == "chunk":
+            other = begun(planner, tuple(rng.choices(range(97), k=3)), num_tokens=1, name=f"other {number}")
+            take(planner, executor)
+            other.finish = FinishReason.LENGTH
+            planner.release(other)
+            planner.collect()
+        else:
+            decode(planner)
+            take(planner, executor)
+    assert len(req.outputs) > len(kinds) and proposals.num_checked > 4 and proposals.num_kept > 0
 
 
 def test_what_a_draft_has_still_to_write_is_written_by_a_launch_that_cannot_be_built(

@@ -13,7 +13,7 @@ from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import WorkerAddress
 from runtime.shared_memory import is_taken
 from testkit.device_on_host import HostCopies, LocalIpc
-from tests.doubles.backend_inproc import InprocNetwork, Parcel
+from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.held_copies import HeldCopies
 from tests.processes import num_open_files
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
@@ -89,9 +89,9 @@ def test_a_header_leaves_when_its_copy_is_done_and_is_believed_when_it_was_read(
 def test_the_last_frame_waits_for_copies(pair: Pair, device: HeldCopies) -> None:
     sent: list[FrameHeader] = []
 
-    def note(parcel: Parcel) -> list[Parcel]:
-        sent.append(unpack_header(parcel.parts[0]))
-        return [parcel]
+    def note(packet: Packet) -> list[Packet]:
+        sent.append(unpack_header(packet.parts[0]))
+        return [packet]
 
     other = Pair(InprocNetwork(note, copies=device))
     other.send_all(other.open(1, [1], [3], 4), 4)
@@ -162,13 +162,13 @@ def test_a_bit_that_turns_on_the_device_fails_the_transfer(pair: Pair, device: H
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_checksums_of_the_other_kind_are_refused_by_name(on_device: bool) -> None:
-    def mix_up(parcel: Parcel) -> list[Parcel]:
-        header = unpack_header(parcel.parts[0])
+    def mix_up(packet: Packet) -> list[Packet]:
+        header = unpack_header(packet.parts[0])
         if header.is_last:
-            return [parcel]
-        payload = [bytes(part) for part in parcel.parts[1:]]
+            return [packet]
+        payload = [bytes(part) for part in packet.parts[1:]]
         other = seal(header._replace(check=1 - header.check), *payload) if payload else header._replace(check=0)
-        return [Parcel((memoryview(pack_header(other)), *parcel.parts[1:]))]
+        return [Packet((memoryview(pack_header(other)), *packet.parts[1:]))]
 
     pair = Pair(InprocNetwork(mix_up, copies=HostCopies() if on_device else None))
     pair.sender.layers_ready(pair.open(1, [1], [3], 4), (0,), 4)
@@ -180,8 +180,8 @@ def test_checksums_of_the_other_kind_are_refused_by_name(on_device: bool) -> Non
 def test_a_frame_with_a_payload_is_refused(device: HeldCopies) -> None:
     part: list[Part] = [b"x" * 256]
 
-    def with_payload(parcel: Parcel) -> list[Parcel]:
-        return [Parcel((parcel.parts[0], memoryview(part[0])))]
+    def with_payload(packet: Packet) -> list[Packet]:
+        return [Packet((packet.parts[0], memoryview(part[0])))]
 
     pair = Pair(InprocNetwork(with_payload, copies=device))
     pair.sender.layers_ready(pair.open(1, [1], [3], 4), (0,), 4)
@@ -196,9 +196,9 @@ def test_where_pages_are_not_told_frames_go_as_ever() -> None:
     """Decode has not admitted the writer: what was mapped does not matter."""
     sizes: list[int] = []
 
-    def note(parcel: Parcel) -> list[Parcel]:
-        sizes.append(sum(map(len, parcel.parts[1:])))
-        return [parcel]
+    def note(packet: Packet) -> list[Packet]:
+        sizes.append(sum(map(len, packet.parts[1:])))
+        return [packet]
 
     layout = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=64, dtype="float32")
     pair = Pair(InprocNetwork(note, copies=HostCopies()), layout)

@@ -84,7 +84,7 @@ class Agent:
         """Peers may read `memory`. ConfigError if the package is missing or does not work on this machine."""
         self._nixl = nixl = _package()
         self._errors = tuple(
-            each for each in vars(nixl).values() if isinstance(each, type) and issubclass(each, Exception)
+            kind for kind in vars(nixl).values() if isinstance(kind, type) and issubclass(kind, Exception)
         )
 
         try:

@@ -80,7 +80,7 @@ class NixlWire:
         """See Wire."""
         header, *payload = parts
         pieces = [Region(address_of(part), len(part)) for part in payload if isinstance(part, memoryview)]
-        if not pieces or not all(any(each.contains(piece) for each in self._regions) for piece in pieces):
+        if not pieces or not all(any(region.contains(piece) for region in self._regions) for piece in pieces):
             return self._wire.send(instance, parts)
 
         number = next(self._numbers)

@@ -56,7 +56,7 @@ def unpack_notice(parts: Sequence[bytes | memoryview], max_bytes: int) -> Notice
     _, number, count = _HEAD.unpack_from(parts[0])
     if not 1 <= count <= MAX_PIECES or len(parts[0]) != _HEAD.size + count * _PIECE.size:
         raise WireError(f"notice of {len(parts[0])} bytes for {count} pieces, expected 1 to {MAX_PIECES}")
-    pieces = tuple(Region(*each) for each in _PIECE.iter_unpack(parts[0][_HEAD.size :]))
+    pieces = tuple(Region(*fields) for fields in _PIECE.iter_unpack(parts[0][_HEAD.size :]))
     header = unpack_header(parts[1])
     total = sum(piece.num_bytes for piece in pieces)
     if total > max_bytes or total != header.payload_bytes or not all(piece.num_bytes for piece in pieces):

@@ -73,15 +73,15 @@ def join_cluster() -> None:
 
 def _knock(host: str, port: int) -> None:
     """ConfigError if nothing listens there. Ray itself would try for minutes and ignore signals meanwhile."""
-    why = ""
-    for each in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray reads it
+    reason = ""
+    for address in (host, *([ray.util.get_node_ip_address()] if is_loopback(host) else [])):  # as Ray reads it
         try:
-            socket.create_connection((each, port), KNOCK_S).close()
+            socket.create_connection((address, port), KNOCK_S).close()
         except OSError as error:
-            why = str(error)
+            reason = str(error)
         else:
             return
-    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at '{host}:{port}': {why}")
+    raise ConfigError(f"RAY_ADDRESS: no cluster is reached at '{host}:{port}': {reason}")
 
 
 class RayPorter:

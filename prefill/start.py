@@ -1,15 +1,10 @@
-"""`python -m prefill --settings JSON`: one prefill worker process. worker/boot.py runs it."""
-
-from runtime.process_life import die_with_parent
-
-die_with_parent()  # before the imports below, which take seconds
+"""How a prefill worker starts: its core, and its socket for decode workers."""
 
 from prefill.decode_link import DecodeLink
 from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
 from transfer.backends.table import open_sender
-from worker.boot import main
 from worker.started import Started
 
 
@@ -27,22 +22,6 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         kv if kv.device.type == "cuda" else None,
     )
 
-    worker = PrefillWorker(
-        started.planner,
-        sender,
-        address,
-        started.fingerprint,
-        started.clock,
-        overlap=not settings.disable_overlap_schedule,
-        policies=started.policies,
-        chunk_size=settings.chunked_prefill_size,
-    )
-    return (
-        worker,
-        DecodeLink(router, sender, address.instance, worker.outbox, worker.on_peer, worker.on_session_lost),
-        address,
-    )
-
-
-if __name__ == "__main__":
-    main(build)
+    worker = PrefillWorker(started.planner, sender, address, started.fingerprint, started.clock, started.policies)
+    link = DecodeLink(router, sender, address.instance, worker.outbox, worker.on_peer, worker.on_session_lost)
+    return worker, link, address

@@ -1,8 +1,4 @@
-"""`python -m decode --settings JSON`: one decode worker process. worker/boot.py runs it."""
-
-from runtime.process_life import die_with_parent
-
-die_with_parent()  # before the imports below, which take seconds
+"""How a decode worker starts: its core, and its sockets to prefill workers."""
 
 import secrets
 
@@ -10,7 +6,6 @@ from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from transfer.backends.table import open_receiver
-from worker.boot import main
 from worker.started import Started
 
 
@@ -35,8 +30,7 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         address,
         started.fingerprint,
         started.clock,
-        overlap=not settings.disable_overlap_schedule,
-        policies=started.policies,
+        started.policies,
         may_lack_draft=settings.speculative_pair_without_draft,
         reservations_from=secrets.randbits(62),  # nobody may guess the number, which lets a frame in
     )
@@ -50,7 +44,3 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         started.security,
     )
     return worker, link, address
-
-
-if __name__ == "__main__":
-    main(build)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from decode import __main__ as process
+from decode import start as process
 
 
 def test_a_process_starts_with_a_number_that_nobody_can_guess(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,265 @@
+"""The supported architectures: each is a function from the fields of a config.json to the parts of its layers.
+
+A family also has its window, if it has one, and what transformers takes for fields that a config.json may omit.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runtime.files import JsonFields
+from runtime.model_parts import (
+    DEFAULT_NAMES,
+    AttentionConfig,
+    ExpertNames,
+    ExpertsConfig,
+    FeedConfig,
+    LayerConfig,
+    MlpConfig,
+    RouterConfig,
+)
+
+MAX_LAYERS: Final = 4096
+MAX_EXPERTS: Final = 4096
+MINIMAX_M2_ONLY: Final[Mapping[str, Any]] = {  # what fields of released folders say, and other values would change
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+}
+Layers = tuple[LayerConfig, ...]
+
+
+def no_window(config: JsonFields) -> int | None:
+    """Tokens that a layer with a window sees; None: no layer has one. Here only those that layer_types names."""
+    return config.integer("sliding_window") if config.has("sliding_window") and _slides(config) else None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture. `window` is a function as `no_window`. The defaults are those of fields that may be absent."""
+
+    name: str  # of its model_type
+    layers: Callable[[JsonFields], Layers]
+    window: Callable[[JsonFields], int | None] = no_window
+    rotated_share: Callable[[JsonFields], float] | None = None  # by default, of a head; None: whole heads only
+    default_eos: tuple[int, ...] = ()
+    default_theta: float = 10_000.0
+    default_eps: float = 1e-6
+
+
+# ---- layers ----
+
+
+def llama(config: JsonFields) -> Layers:
+    """Biases as the config says."""
+    bias = config.boolean("attention_bias", False)
+    attention = AttentionConfig(*_heads(config), qkv_bias=bias, output_bias=bias)
+    return _same(config, attention, _mlp(config, bias=config.boolean("mlp_bias", False)))
+
+
+def mistral(config: JsonFields) -> Layers:
+    """No biases."""
+    return _same(config, AttentionConfig(*_heads(config, default_kv_heads=8)), _mlp(config))
+
+
+def qwen2(config: JsonFields) -> Layers:
+    """q, k and v have a bias. MiMo is a Qwen2 with draft layers."""
+    return _same(config, AttentionConfig(*_heads(config, default_kv_heads=32), qkv_bias=True), _mlp(config))
+
+
+def qwen3(config: JsonFields) -> Layers:
+    """q and k of each head have a norm."""
+    bias, heads = config.boolean("attention_bias", False), _heads(config, default_kv_heads=32, default_head_dim=128)
+    return _same(config, AttentionConfig(*heads, qkv_bias=bias, output_bias=bias, qk_norm="head"), _mlp(config))
+
+
+def qwen3_moe(config: JsonFields) -> Layers:
+    """A Qwen3 with experts, but for layers that mlp_only_layers or decoder_sparse_step names."""
+    bias, heads = config.boolean("attention_bias", False), _heads(config, default_kv_heads=4)
+    attention = AttentionConfig(*heads, qkv_bias=bias, output_bias=bias, qk_norm="head")
+    router = RouterConfig(config.integer("num_experts_per_tok", 8), normalised=config.boolean("norm_topk_prob", False))
+    expert = MlpConfig(config.integer("moe_intermediate_size", 768), field="moe_intermediate_size")
+    experts = _experts(config, "num_experts" if config.has("num_experts") else "num_local_experts", router, expert)
+
+    step, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
+    indices = range(num_layers_of(config))
+    are_dense = [index in dense or (index + 1) % step > 0 for index in indices]
+    mlp = _mlp(config) if any(are_dense) else None
+    return tuple(LayerConfig(attention, mlp if mlp and is_dense else experts) for is_dense in are_dense)
+
+
+def mixtral(config: JsonFields) -> Layers:
+    """A Mistral with experts."""
+    router = RouterConfig(config.integer("num_experts_per_tok", 2))
+    names = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+    experts = _experts(config, "num_local_experts", router, _mlp(config), names=names)
+    return _same(config, AttentionConfig(*_heads(config, default_kv_heads=8)), experts)
+
+
+def minimax_m2(config: JsonFields) -> Layers:
+    """All heads of q together have a norm, and those of k. The router's scores are sigmoids."""
+    for name, value in MINIMAX_M2_ONLY.items():
+        if config.has(name) and config.values[name] != value:
+            raise config.refuse(name, f"{json.dumps(value)}, as MiniMax-M2 has it")
+    heads = _heads(config, default_kv_heads=8, default_head_dim=128)
+    router = RouterConfig(config.integer("num_experts_per_tok", 8), "sigmoid", has_choice_bias=True)
+    names = ExpertNames("block_sparse_moe", "w1", "w3", "w2", choice_bias="e_score_correction_bias")
+    experts = _experts(config, "num_local_experts", router, _mlp(config), names=names)
+    return _same(config, AttentionConfig(*heads, qk_norm="all"), experts)
+
+
+def glm4_moe(config: JsonFields) -> Layers:
+    """GLM-4.5 and 4.6: dense layers first, then experts in groups, beside one that is shared."""
+    norm = "head" if config.boolean("use_qk_norm", False) else "none"
+    bias = config.boolean("attention_bias", False)
+    attention = AttentionConfig(*_heads(config, default_kv_heads=8), qkv_bias=bias, qk_norm=norm)
+    router = RouterConfig(
+        config.integer("num_experts_per_tok", 8),
+        "sigmoid",
+        has_choice_bias=True,
+        num_groups=config.integer("n_group", 1),
+        num_chosen_groups=config.integer("topk_group", 1),
+        normalised=config.boolean("norm_topk_prob", True),
+        scale=config.positive_number("routed_scaling_factor", 1.0),
+    )
+    expert = MlpConfig(config.integer("moe_intermediate_size", 1408), field="moe_intermediate_size")
+    shared = replace(expert, width=expert.width * config.integer("n_shared_experts", 1))
+    experts = _experts(config, "n_routed_experts", router, expert, shared)
+
+    num_layers = num_layers_of(config)
+    num_dense = min(config.integer("first_k_dense_replace", 1, minimum=0), num_layers)
+    dense = (LayerConfig(attention, _mlp(config)),) * num_dense if num_dense else ()
+    return (*dense, *(LayerConfig(attention, experts),) * (num_layers - num_dense))
+
+
+def _experts(
+    config: JsonFields,
+    field: str,
+    router: RouterConfig,
+    expert: MlpConfig,
+    shared: MlpConfig | None = None,
+    names: ExpertNames = DEFAULT_NAMES,
+) -> ExpertsConfig:
+    """Experts whose number is in `field`, checked against their router."""
+    count, groups = config.integer(field), router.num_groups
+    if count > MAX_EXPERTS:
+        raise config.refuse(field, f"at most {MAX_EXPERTS}")
+    if router.num_chosen > count:
+        raise config.refuse("num_experts_per_tok", f"at most {field}, which is {count}")
+    if groups > 1 and (count % groups or count == groups):
+        raise config.refuse("n_group", f"a number of equal groups of several experts; {field} is {count}")
+    if router.num_chosen_groups > groups:
+        raise config.refuse("topk_group", f"at most n_group, which is {groups}")
+    if router.num_chosen > (most := count // groups * router.num_chosen_groups):
+        raise config.refuse("num_experts_per_tok", f"at most {most}, the experts of topk_group groups")
+    return ExpertsConfig(count, router, expert, shared, names)
+
+
+def _same(config: JsonFields, attention: AttentionConfig, feed: FeedConfig) -> Layers:
+    """As many equal layers as the config says."""
+    return (LayerConfig(attention, feed),) * num_layers_of(config)
+
+
+def num_layers_of(config: JsonFields) -> int:
+    """num_hidden_layers. CheckpointError if no model has so many."""
+    if (count := config.integer("num_hidden_layers")) > MAX_LAYERS:
+        raise config.refuse("num_hidden_layers", f"at most {MAX_LAYERS}")
+    return count
+
+
+def _mlp(config: JsonFields, *, bias: bool = False) -> MlpConfig:
+    return MlpConfig(config.integer("intermediate_size"), bias)
+
+
+def _heads(
+    config: JsonFields, *, default_kv_heads: int | None = None, default_head_dim: int | None = None
+) -> tuple[int, int, int]:
+    """(num_heads, num_kv_heads, head_dim), checked against each other. Without defaults: as many KV heads as heads, and
+    hidden_size / num_attention_heads."""
+    num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    written = "num_key_value_heads" in config.values
+    num_kv_heads = config.integer("num_key_value_heads", num_heads if written else default_kv_heads or num_heads)
+    if num_heads % num_kv_heads:
+        raise config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, which is {num_heads}")
+    if not config.has("head_dim") and default_head_dim is None and hidden_size % num_heads:
+        raise config.refuse("hidden_size", f"a multiple of num_attention_heads, which is {num_heads}")
+    head_dim = config.integer("head_dim", default_head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise config.refuse("head_dim", "an even number")
+    return num_heads, num_kv_heads, head_dim
+
+
+# ---- windows ----
+
+
+def mistral_window(config: JsonFields) -> int | None:
+    """A Mistral that does not say has a window; null is none."""
+    if "sliding_window" not in config.values:
+        return 4096
+    return config.integer("sliding_window") if config.has("sliding_window") else None
+
+
+def qwen_window(config: JsonFields) -> int | None:
+    """A Qwen has one if use_sliding_window says so, in the layers that layer_types or max_window_layers names."""
+    if not config.boolean("use_sliding_window", False):
+        return None
+    window, first = config.integer("sliding_window", 4096), config.integer("max_window_layers", 28, minimum=0)
+    by_default = first < num_layers_of(config)
+    return window if (_slides(config) if config.text_list("layer_types") else by_default) else None
+
+
+def mixtral_window(config: JsonFields) -> int | None:
+    """Of every layer."""
+    return config.integer("sliding_window") if config.has("sliding_window") else None
+
+
+def qwen3_moe_window(config: JsonFields) -> int | None:
+    """Of every layer, if use_sliding_window says so."""
+    return config.integer("sliding_window", 4096) if config.boolean("use_sliding_window", False) else None
+
+
+def _slides(config: JsonFields) -> bool:
+    return "sliding_attention" in config.text_list("layer_types")
+
+
+def minimax_m2_rotated(config: JsonFields) -> float:
+    """The share of a head that is rotated, as released folders say it: rotary_dim numbers of head_dim."""
+    head_dim = config.integer("head_dim", 128)
+    rotary_dim = config.integer("rotary_dim", head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise config.refuse("rotary_dim", f"an even number, at most head_dim, which is {head_dim}")
+    return rotary_dim / head_dim
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "LlamaForCausalLM": Family("llama", llama, default_eos=(2,)),
+    "MistralForCausalLM": Family("mistral", mistral, mistral_window, default_eos=(2,)),
+    "Qwen2ForCausalLM": Family("qwen2", qwen2, qwen_window),
+    "MiMoForCausalLM": Family("mimo", qwen2, qwen_window),
+    "Qwen3ForCausalLM": Family("qwen3", qwen3, qwen_window),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe, qwen3_moe_window),
+    "MixtralForCausalLM": Family(
+        "mixtral", mixtral, mixtral_window, default_eos=(2,), default_theta=1e6, default_eps=1e-5
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        "minimax_m2", minimax_m2, rotated_share=minimax_m2_rotated, default_eos=(200_020,), default_theta=5e6
+    ),
+    "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, default_eps=1e-5),
+}
+
+
+def find_family(config: JsonFields) -> Family:
+    """The family that config.json names. CheckpointError if it is not a supported one."""
+    architectures = config.text_list("architectures")
+    supported = f"one of {', '.join(FAMILIES)}"
+    if architectures:
+        if len(architectures) != 1 or architectures[0] not in FAMILIES:
+            raise config.refuse("architectures", supported)
+        return FAMILIES[architectures[0]]
+    for family in FAMILIES.values():
+        if config.values.get("model_type") == family.name:
+            return family
+    raise config.refuse("architectures", supported)

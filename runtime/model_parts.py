@@ -1,0 +1,122 @@
+"""The parts of a decoder layer as data: what mixes the tokens, and what feeds forward. A family chooses them.
+
+`model/weights.py` makes layers of them. `field` of a part is the field of config.json that has its width: errors name
+it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of one model. Only `llama3` uses the three fields after `factor`."""
+
+    theta: float
+    kind: str = "default"  # default | linear | llama3
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    num_rotated: int | None = None  # numbers of a head that are rotated, the first ones; None: all
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """A mixer: each token attends to those before it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: str = "none"  # none | head: of each head by itself | all: of all heads together
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """A feed: one dense MLP."""
+
+    width: int  # of its intermediate values
+    bias: bool = False
+    field: str = "intermediate_size"
+
+    @property
+    def active_width(self) -> int:
+        """How many intermediate values one token has."""
+        return self.width
+
+    @property
+    def num_scores(self) -> int:
+        """How many experts are scored for one token."""
+        return 0
+
+    @property
+    def shared_out(self) -> Iterator["MlpConfig"]:
+        """The MLPs whose intermediate values the ranks of a group share out."""
+        yield self
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """How the experts of a token are chosen and weighted, by a score for each."""
+
+    num_chosen: int  # experts of a token
+    scores: str = "softmax"  # softmax | sigmoid, of the logits
+    has_choice_bias: bool = False  # added to the scores for the choice, not for the weights
+    num_groups: int = 1  # equal groups of experts, one behind the other
+    num_chosen_groups: int = 1  # only experts of these are chosen: those with the best two scores together
+    normalised: bool = True  # the weights of a token are divided by their sum
+    scale: float = 1.0  # of the weights
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a checkpoint calls the tensors of experts. All but `block` are names within it."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    choice_bias: str = "gate.e_score_correction_bias"
+
+
+DEFAULT_NAMES: Final = ExpertNames()
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """A feed: a mixture of experts. Each token goes to a few of them, and to the shared one if there is one."""
+
+    count: int
+    router: RouterConfig
+    expert: MlpConfig
+    shared: MlpConfig | None = None
+    names: ExpertNames = DEFAULT_NAMES
+
+    @property
+    def active_width(self) -> int:
+        """See MlpConfig."""
+        return self.router.num_chosen * self.expert.width + (self.shared.width if self.shared else 0)
+
+    @property
+    def num_scores(self) -> int:
+        """See MlpConfig."""
+        return self.count
+
+    @property
+    def shared_out(self) -> Iterator[MlpConfig]:
+        """See MlpConfig."""
+        yield from filter(None, (self.expert, self.shared))
+
+
+FeedConfig = MlpConfig | ExpertsConfig
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: norm, mixer, addition, norm, feed, addition."""
+
+    mixer: AttentionConfig
+    feed: FeedConfig

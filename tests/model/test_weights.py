@@ -1,0 +1,122 @@
+"""Each linear says how it is cut: the shares of all ranks are the whole tensor, and nothing but feeds is shared out."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, Taken, open_checkpoint
+from model.collectives import Collectives
+from model.passes import TorchPasses
+from model.transformer import load_decoder
+from model.weights import Cut, Weights
+from protocol.messages_group import StepShape
+from runtime.model_config import load_config
+from testkit.checkpoints import DENSE, OF_EXPERTS, Architecture, make_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class Place:
+    """A rank that computes nothing."""
+
+    doing = ""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, own_PE: Tensor, step: StepShape) -> Tensor:
+        """Never called."""
+        raise NotImplementedError
+
+    def exchange(self, parts_RPE: Tensor, step: StepShape) -> Tensor:
+        """Never called."""
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("cuts") / "model", "llama")
+
+
+def weights_of(checkpoint: Checkpoint, folder: Path, ranks: Collectives | None) -> Weights:
+    return Weights(checkpoint, load_config(folder), torch.float32, CPU, None, ranks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 5), outputs=st.integers(1, 4), inputs=st.integers(1, 4), bias=st.booleans())
+def test_the_shares_of_all_ranks_are_the_whole_linear(
+    folder: Path, size: int, outputs: int, inputs: int, bias: bool
+) -> None:
+    weight_OI, bias_O = torch.randn(size * outputs, size * inputs), torch.randn(size * outputs)
+    with tempfile.TemporaryDirectory() as other:
+        save_file({"a.weight": weight_OI, "a.bias": bias_O}, Path(other) / "model.safetensors")
+        checkpoint = open_checkpoint(Path(other))
+
+    for cut in Cut:
+        has_bias = bias and cut is not Cut.INPUTS
+        shares = [
+            weights_of(checkpoint, folder, Place(rank, size)).linear("a", *weight_OI.shape, bias=has_bias, cut=cut)
+            for rank in range(size)
+        ]
+        if cut is Cut.WHOLE:
+            assert all(torch.equal(share.weight_OI, weight_OI) for share in shares)
+        else:
+            assert torch.equal(torch.cat([share.weight_OI for share in shares], dim=cut), weight_OI)
+        biases = [share.bias_O for share in shares if share.bias_O is not None]
+        assert len(biases) == (size if has_bias else 0)
+        assert all(torch.equal(each, bias_O) for each in biases if cut is Cut.WHOLE)
+        assert not biases or cut is Cut.WHOLE or torch.equal(torch.cat(biases), bias_O)
+
+
+@pytest.mark.parametrize("arch", DENSE)
+def test_only_gate_up_and_down_are_shared_out(tmp_path: Path, arch: Architecture) -> None:
+    more: dict[str, Any] = {"mlp_bias": True, "attention_bias": True} if arch == "llama" else {}
+    make_checkpoint(tmp_path, arch, **more)
+    whole, share = taken(tmp_path, None), taken(tmp_path, Place(1, 4))
+    assert whole.keys() == share.keys() and len(whole) > 25
+    shared = {name for name in whole if share[name] != whole[name]}
+    ends = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "gate_proj.bias", "up_proj.bias")
+    assert shared == {name for name in whole if name.startswith("model.layers.") and name.endswith(ends)}
+    assert all(4 * share[name].numbers == whole[name].numbers for name in shared)
+
+
+@pytest.mark.parametrize("arch", OF_EXPERTS)
+def test_each_expert_is_shared_out_and_its_router_is_whole(tmp_path: Path, arch: Architecture) -> None:
+    make_checkpoint(tmp_path, arch)
+    whole, share = taken(tmp_path, None), taken(tmp_path, Place(3, 4))
+    assert whole.keys() == share.keys() == set(open_checkpoint(tmp_path)), "no tensor is left out"
+    whole_ones = {name for name in whole if share[name] == whole[name]}
+    not_feeds = ("embed_tokens.", "lm_head.", "norm.", "self_attn.", ".gate.", "correction_bias")
+    assert whole_ones == {name for name in whole if any(part in name for part in not_feeds)}
+    assert all(4 * share[name].numbers == whole[name].numbers for name in whole.keys() - whole_ones)
+    assert sum(".experts." in name for name in whole) >= 2 * 4 * 3, "experts, layers, linears"
+
+
+def taken(folder: Path, ranks: Collectives | None) -> dict[str, Taken]:
+    """What a rank, or a worker alone, takes of the tensors."""
+    config, checkpoint = load_config(folder), open_checkpoint(folder)
+    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
+    load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=CPU, collectives=ranks)
+    return checkpoint.taken
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "minimax_m2"])
+def test_on_the_device_meta_no_number_is_read_and_the_same_is_noted(tmp_path: Path, arch: Architecture) -> None:
+    config = load_config(make_checkpoint(tmp_path, arch))
+    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
+    noted = []
+    for device in (CPU, torch.device("meta")):
+        checkpoint = open_checkpoint(tmp_path, check_values=True)
+        decoder = load_decoder(
+            checkpoint, config, passes, to_dtype=torch.float32, to_device=device, collectives=Place(0, 2)
+        )
+        assert decoder.embedding_VE.device.type == device.type
+        noted.append({name: (each.numbers, each.dtype) for name, each in checkpoint.taken.items()})
+    assert noted[0] == noted[1]
