@@ -38,7 +38,7 @@ _ITEM_BYTES: Final = dict(
 )
 _EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 BLOCK_BYTES: Final = 4096
-BLOCKS_PER_TENSOR: Final = 8  # so at most 64 MiB of one checkpoint, which has MAX_TENSORS at most
+BLOCKS_PER_TENSOR: Final = 8  # at most 64 MiB of MAX_TENSORS; of an expert two blocks
 
 
 class Part(NamedTuple):

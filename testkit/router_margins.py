@@ -52,5 +52,7 @@ def _gaps(router: Any, scores_TX: Tensor) -> Iterator[float]:
 
 
 def _gap(scores_TX: Tensor, count: int) -> float:
+    if count == scores_TX.shape[1]:
+        return float("inf")
     best_TX = scores_TX.sort(dim=-1, descending=True).values
     return float((best_TX[:, count - 1] - best_TX[:, count]).min())

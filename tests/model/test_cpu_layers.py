@@ -138,6 +138,15 @@ def test_features_are_the_inputs_of_layers(tmp_path: Path, layers: tuple[int, ..
     assert told == [1], "it is one call"
 
 
+def test_a_layer_with_a_part_that_c_does_not_have_is_not_for_c(tmp_path: Path) -> None:
+    layer = load(make_checkpoint(tmp_path / "dense", "qwen3")).decoder.layers[0]
+    norms = torch.ones(4 * 16), torch.ones(2 * 16)
+    together = replace(layer, mixer=replace(layer.mixer, qk_norm_ND=None, norms_of_all=norms))
+    assert layer.in_c is not None and together.in_c is None
+    experts = load(make_checkpoint(tmp_path / "experts", "glm4_moe")).decoder
+    assert experts.layers[0].in_c is not None and experts.layers[1].in_c is None and experts.at_once is None
+
+
 def test_only_decodes_are_one_call(tmp_path: Path) -> None:
     """A chunk reports its layers and attends by torch, so such a forward runs layer by layer. It gives right tokens."""
     runner = load(make_checkpoint(tmp_path / "m", "qwen3"))

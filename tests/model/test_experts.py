@@ -228,6 +228,18 @@ def test_results_of_few_bits_are_added_in_float32_and_rounded_once(dtype: torch.
     assert found_TX.dtype == dtype and torch.equal(found_TX, torch.full((1, COUNT), 2050.0).to(dtype))
 
 
+def test_weights_stay_float32_beside_results_of_few_bits() -> None:
+    """Rounded before the sum, some of these tokens would end in other bits."""
+    values = (251.0, 17.0, 5.0, 129.0)
+    experts: tuple[Share, ...] = tuple(map(Constant, values))
+    router = Router(RouterConfig(4), torch.eye(COUNT), None)
+    x_TX = numbers(64, COUNT, seed=1).bfloat16()
+    _, weights_TK = router(x_TX)
+    total_T = sum(weights_TK[:, index] * value for index, value in enumerate(values))
+    assert isinstance(total_T, Tensor)
+    assert torch.equal(Experts(router, experts, None)(x_TX, PASSES)[:, 0], total_T.bfloat16())
+
+
 # ---- ranks ----
 
 

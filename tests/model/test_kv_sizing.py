@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size, host_copy_bytes, token_flops
 from protocol.errors import ConfigError, MemoryShort
 from protocol.kv_layout import KvLayout, LayerGroup
-from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
+from runtime.model_parts import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, RouterConfig
 from tests.doubles.hash_model import FakeRunner
 
 LAYOUT = KvLayout.uniform(num_layers=4, num_kv_heads=2, head_dim=32, page_size=16, dtype="float32")
@@ -155,3 +155,22 @@ def test_operations_of_a_token_are_two_for_each_weight() -> None:
     config = replace(FakeRunner().config, layers=layers, hidden_size=8)
     weights = 3 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 1)  # q, k and v, o, and gate, up, down
     assert token_flops(config) == 2 * weights
+
+
+def test_of_experts_those_count_that_a_token_has() -> None:
+    """Operations: the router's, those of the chosen experts, and of the shared one."""
+    expert = MlpConfig(6, field="moe_intermediate_size")
+    feed = ExpertsConfig(16, RouterConfig(3), expert, shared=MlpConfig(5))
+    attention = AttentionConfig(4, 2, head_dim=2)
+    layers = (LayerConfig(attention, MlpConfig(7)), LayerConfig(attention, feed))
+    config = replace(FakeRunner().config, layers=layers, hidden_size=8)
+    of_attention = 8 * 8 + 2 * 8 * 4 + 8 * 8
+    assert token_flops(config) == 2 * (2 * of_attention + 3 * 8 * 7 + (16 * 8 + 3 * 8 * (3 * 6 + 5)))
+
+    def activations(*layers: LayerConfig) -> int:
+        return activation_bytes(replace(config, layers=layers), "float32", tokens_per_forward=10, logit_rows=1)
+
+    dense, mixed = LayerConfig(attention, MlpConfig(3 * 6 + 5)), layers[1]
+    scores = activations(mixed) - activations(dense)
+    assert 10 * 16 * 8 <= scores <= 10 * 16 * 64, "some numbers for each expert's score"
+    assert activations(*layers) == activations(mixed), "the widest feed counts"

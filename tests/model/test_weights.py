@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, Taken, open_checkpoint
@@ -16,6 +16,7 @@ from model.collectives import Collectives
 from model.passes import TorchPasses
 from model.transformer import load_decoder
 from model.weights import Cut, Weights
+from protocol.errors import CheckpointError
 from protocol.messages_group import StepShape
 from runtime.model_config import load_config
 from testkit.checkpoints import DENSE, OF_EXPERTS, Architecture, make_checkpoint
@@ -97,6 +98,34 @@ def test_each_expert_is_shared_out_and_its_router_is_whole(tmp_path: Path, arch:
     assert whole_ones == {name for name in whole if any(part in name for part in not_feeds)}
     assert all(4 * share[name].numbers == whole[name].numbers for name in whole.keys() - whole_ones)
     assert sum(".experts." in name for name in whole) >= 2 * 4 * 3, "experts, layers, linears"
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "shape"),
+    [
+        ("qwen3_moe", "model.layers.2.mlp.experts.5.up_proj.weight", [24, 48]),
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.3.w2.weight", [48, 80]),
+        ("minimax_m2", "model.layers.1.block_sparse_moe.e_score_correction_bias", [8]),
+        ("glm4_moe", "model.layers.1.mlp.shared_experts.down_proj.weight", [48, 24]),
+        ("glm4_moe", "model.layers.2.mlp.gate.weight", [8, 48]),
+    ],
+)
+def test_what_is_missing_of_experts_is_named(tmp_path: Path, arch: Architecture, name: str, shape: list[int]) -> None:
+    path = make_checkpoint(tmp_path, arch) / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[name]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError) as refusal:
+        taken(tmp_path, None)
+    assert f"tensor {name} of shape {shape} is missing from the checkpoint" in str(refusal.value)
+
+
+def test_other_sizes_than_those_of_the_config_are_named(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "mixtral")
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"num_local_experts": 4', '"num_local_experts": 5'))
+    with pytest.raises(CheckpointError, match=r"gate\.weight: got shape \[4, 48\], config\.json implies \[5, 48\]"):
+        taken(tmp_path, None)
 
 
 def taken(folder: Path, ranks: Collectives | None) -> dict[str, Taken]:

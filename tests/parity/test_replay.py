@@ -8,11 +8,13 @@ import pytest
 
 from model.runner import Runner
 from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens
+from testkit.checkpoints import OF_EXPERTS, Architecture
 from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
 from tests.parity.grid import TOPOLOGIES
 from tests.parity.serving import runner_of
+from tests.selecting import first
 
 NUM_TOKENS = 12
 PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]
@@ -98,6 +100,12 @@ def test_endings_and_min_tokens_count_replayed_outputs(topology: str) -> None:
 def test_every_cut_of_a_real_model(topology: str, params: SamplingParams, n: int) -> None:
     prompt = list(reference("qwen3").prompts[2])  # whose margins were asserted
     check_every_cut(runner_of("qwen3"), topology, params, 16, n, prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", first(1, OF_EXPERTS))
+def test_every_cut_of_a_model_with_experts(arch: Architecture) -> None:
+    check_every_cut(runner_of(arch), "1P1D", GREEDY, 16, 1, list(reference(arch).prompts[2]))
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
