@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from gateway.launcher_news import LauncherNews
+from gateway.app.launcher_news import LauncherNews
 from gateway.process import SPARE, Gateway, allow_connections
 from protocol.errors import BatonError
 from runtime.clock import MonotonicClock

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import uvicorn
 
-from gateway.admission import Admission
-from gateway.chat_template import ChatTemplates, read_template, read_template_sources
-from gateway.control import Control, ControlSocket
-from gateway.grammar_checks import GrammarChecks
-from gateway.http_app import build_app
-from gateway.http_protocol import BoundedHttp
-from gateway.limits import Limits
-from gateway.membership import Membership
-from gateway.metrics import Metrics
-from gateway.metrics_page import add_control
-from gateway.model_folder import model_facts, read_model_folder
-from gateway.retries import RetryRules
-from gateway.role_metrics import add_roles
-from gateway.service import ModelNames, Service
-from gateway.tokenizer import TextTokenizer, load_tokenizer
-from gateway.translate import Translator
-from gateway.trial_child import TrialChild, trial_command
+from gateway.app.app import build_app
+from gateway.app.metrics_page import add_control
+from gateway.app.role_metrics import add_roles
+from gateway.generation.grammars.checks import GrammarChecks
+from gateway.generation.grammars.trial_child import TrialChild, trial_command
+from gateway.generation.tallies import Metrics
+from gateway.generation.translate import Translator
+from gateway.http.protocol import BoundedHttp
+from gateway.routing.control import Control, ControlSocket
+from gateway.routing.membership import Membership
+from gateway.routing.retries import RetryRules
+from gateway.serving.admission import Admission
+from gateway.serving.service import ModelNames, Service
+from gateway.text.chat_template import ChatTemplates, read_template, read_template_sources
+from gateway.text.model_folder import model_facts, read_model_folder
+from gateway.text.tokenizer import TextTokenizer, load_tokenizer
+from gateway.words.limits import Limits
 from protocol.errors import ConfigError, brief
 from protocol.prefixes import HASH_KEY_BYTES
 from runtime.address import listen, refuse_exposed, split_endpoint

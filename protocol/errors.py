@@ -22,7 +22,7 @@
     └── InternalError         our own fault; fails one request                      HTTP 500
         └── LaunchFailed      a worker could not compute it; another worker might   HTTP 500
 
-`gateway/http_errors.py` renders an error as HTTP. `brief` shows a value in a message: short and quickly made, whatever
+`gateway/http/errors.py` renders an error as HTTP. `brief` shows a value in a message: short and quickly made, whatever
 its size or depth.
 """
 

@@ -46,8 +46,9 @@ class LogitRules(Message):
 NO_RULES: Final = LogitRules()
 
 
-def rules_fault(rules: LogitRules, ending_ids: Iterable[int], vocab_size: int) -> tuple[str, str] | None:
-    """The first field that is wrong, and why; or None. `ending_ids`: what may not be drawn at first (min_tokens).
+def rules_fault(rules: LogitRules, ending_ids: Iterable[int], vocab_size: int) -> tuple[str, ...] | None:
+    """The first field that is wrong, and why; or None. The reason is a text, or texts with names of fields between
+    them: (field, text, name, text). `ending_ids`: what may not be drawn at first (min_tokens).
 
     Rules that might forbid every token are refused: no token could be drawn.
     """
@@ -78,7 +79,7 @@ def rules_fault(rules: LogitRules, ending_ids: Iterable[int], vocab_size: int) -
     return _nothing_left(rules, frozenset(ending_ids), vocab_size)
 
 
-def _nothing_left(rules: LogitRules, ending_ids: frozenset[int], vocab_size: int) -> tuple[str, str] | None:
+def _nothing_left(rules: LogitRules, ending_ids: frozenset[int], vocab_size: int) -> tuple[str, ...] | None:
     forbidden = rules.may_forbid | ending_ids
     if rules.allowed_token_ids:
         if not forbidden.issuperset(rules.allowed_token_ids):
@@ -88,4 +89,5 @@ def _nothing_left(rules: LogitRules, ending_ids: frozenset[int], vocab_size: int
         return None
     else:
         name = "bad_words" if rules.bad_words else "stop_token_ids"
-    return name, "leaves no token to draw beside bad_words, and with min_tokens beside what ends the choice"
+    why = ("leaves no token to draw beside ", "bad_words", ", and with ", "min_tokens", " beside what ends the choice")
+    return name, *why

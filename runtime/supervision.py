@@ -1,6 +1,6 @@
 """What the launcher of `baton serve` tells its gateway of the workers that it keeps alive, and the words for it.
 
-    launcher --JSON lines, on the standard input of the gateway--> Presence (gateway/presence.py)
+    launcher --JSON lines, on the standard input of the gateway--> Presence (gateway/routing/presence.py)
 
 One line for each unit whose state has changed, and for all units when a gateway has started. The console, /health and
 the metrics say the same, because all of them read these facts. Pure.

@@ -4,9 +4,10 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from gateway.grammar_checks import GrammarChecks
-from gateway.grammar_trials import Trials
-from gateway.grammars import Asked
+from gateway.generation.grammars.checks import GrammarChecks
+from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.trials import Trials
+from gateway.words.request import Grammar
 from protocol.errors import BadRequest
 from runtime.grammar_limits import limits
 from runtime.vocabulary import Vocabulary
@@ -16,7 +17,7 @@ END: Final = 256  # the token behind an answer
 VOCABULARY: Final = Vocabulary([bytes([byte]) for byte in range(END)], frozenset())
 
 
-def check(asked: Asked) -> str | BadRequest:
+def check(asked: Grammar) -> str | GrammarRefused:
     """The text of a grammar, or why it is refused; as the gateway's process for trials finds it."""
     return Trials(VOCABULARY, VirtualClock()).of(asked)
 
@@ -28,7 +29,7 @@ def checks() -> GrammarChecks:
 
 def of_schema(schema: Any, *, compact: bool = False) -> str | BadRequest:
     """The grammar of a JSON schema, or why it is refused."""
-    return check(Asked("guided_json", "json", schema, compact))
+    return check(Grammar("json", schema, compact))
 
 
 def allows(found: str | BadRequest | LLMatcher, answer: str) -> bool:

@@ -310,7 +310,7 @@ def modules_for(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", [*ROOMS, "bench", "testkit"])
 def test_tests_are_named_after_their_modules(room: str) -> None:
-    """`gateway/pairing.py` is tested by `test_pairing.py` or `test_pairing_ASPECT.py`."""
+    """`gateway/routing/pairing.py` is tested by `test_pairing.py` or `test_pairing_ASPECT.py`."""
     strays = set()
     for path in (ROOT / "tests" / room).rglob("test_*.py"):
         about = path.stem.removeprefix("test_")

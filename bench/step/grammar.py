@@ -22,9 +22,9 @@ from bench.sheet import Sheet
 from bench.step.decoding import PAGE_SIZE, Decoding, Plan, ReplayedStream, executor_of
 from bench.step.flags import add_plan, model_of, plan_of
 from bench.step.kinds import Kind
-from gateway.grammar_texts import text_of
-from gateway.grammar_trials import Trials
-from gateway.grammars import Asked
+from gateway.generation.grammars.texts import text_of
+from gateway.generation.grammars.trials import Trials
+from gateway.words.request import Grammar
 from model.runner import ModelRunner, Runner
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
@@ -75,7 +75,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
 
     vocabulary, trials = load(), Trials(load(), ThreadWorkClock())
     for num in NUM_PROPERTIES:
-        asked_for = Asked("json", "json", _object_of(num))
+        asked_for = Grammar("json", _object_of(num))
         checking = [_watched(partial(_tried, trials, asked_for)) for _ in range(asked.rounds)]
         text = _tried(trials, asked_for)
         compiling = [_watched(partial(compile_grammar, text, vocabulary)) for _ in range(asked.rounds)]
@@ -89,7 +89,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
 def step_times(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, *, overlap: bool) -> dict[int, float]:
     """Milliseconds of a decode step by the number of rows with a grammar, medians of rounds in turn."""
     clock, sampled = MonotonicClock(), Kind("sampled", temperature=1.0)
-    follows = Kind("grammar", temperature=1.0, grammar=text_of(Asked("json", "json", ENDLESS)))
+    follows = Kind("grammar", temperature=1.0, grammar=text_of(Grammar("json", ENDLESS)))
     sides = {num: _side(runner, load, plan, clock, overlap=overlap) for num in ROWS}
     try:
         for num, side in sides.items():
@@ -118,7 +118,7 @@ def _object_of(num: int) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
-def _tried(trials: Trials, asked: Asked) -> str:
+def _tried(trials: Trials, asked: Grammar) -> str:
     """The grammar's text, as the gateway's process for trials makes it and tries it."""
     found = trials.of(asked)
     if isinstance(found, BadRequest):

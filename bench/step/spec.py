@@ -11,6 +11,8 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
+import torch
+
 from bench.records import Value
 from bench.rounds import in_rounds, ratios, spread
 from bench.sheet import Sheet
@@ -19,6 +21,7 @@ from bench.step.flags import count
 from bench.step.serving import Load, long_prompts, measured
 from bench.step.spec_http import CLIENTS
 from bench.step.spec_http import measure as over_http
+from bench.step.spec_where import where
 from model.runner import DraftSource, ModelRunner
 from models.train.draft import KINDS
 from models.train.draft_text import HELD_OUT_SEED, prompts
@@ -50,14 +53,22 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=count, default=60, help="calls of every part (default 60)")
     parser.add_argument("--texts", type=count, default=60, help="held-out prompts (default 60)")
     parser.add_argument("--turns", type=count, default=3, help="of each side, with a draft and without (default 3)")
+    parser.add_argument("--where", action="store_true", help="only where the time of a launch goes, part by part")
     parser.add_argument("--clients", type=int, nargs="*", choices=[*CLIENTS], default=[*CLIENTS], help=CLIENTS_HELP)
     parser.add_argument("--http-rounds", type=count, default=10, help="of each side over HTTP (default 10)")
 
 
 def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
-    """Writes three tables, or two without clients."""
+    """Writes three tables, or two without clients; with `where` another one alone."""
     kind = KINDS[asked.draft]
     runner = ModelRunner.load(STORY_FOLDER, device="cpu", draft=DraftSource(asked.draft, kind.folder))
+    if asked.where:
+        torch.set_num_threads(1)
+        long = _long_prompts(runner, max(asked.batches))
+        for batch in asked.batches:
+            where(sheet, runner, Load(long[:batch], SERVED_TOKENS), asked.turns)
+        return
+
     [found] = accepted(kind, asked.texts, WAYS[:1]).values()  # greedy
     for batch in asked.batches:
         costs = measure_costs(runner, batch, CONTEXT, MAX_STEPS, asked.rounds)
@@ -75,11 +86,16 @@ def cost_cells(costs: Costs, lengths: list[float]) -> dict[str, Any]:
     return {**cells, "accepted, 4 steps": lengths[3], **speeds, "best": costs.best(lengths)}
 
 
+def _long_prompts(runner: ModelRunner, number: int) -> list[tuple[int, ...]]:
+    """Held-out prompts whose answers do not end."""
+    asked = prompts(HELD_OUT_SEED, 8 * max(number, 16))
+    answers = measured(runner, Load(asked, SERVED_TOKENS), NO_DRAFT).outputs  # one is whole, the others nearly
+    return long_prompts(asked, answers, runner.config.eos_token_ids, number)
+
+
 def _serve(sheet: Sheet, runner: ModelRunner, batches: list[int], turns: int) -> None:
     """By batch and shape, tokens a second beside those without a draft."""
-    asked = prompts(HELD_OUT_SEED, 8 * max(*batches, 16))
-    answers = measured(runner, Load(asked, SERVED_TOKENS), NO_DRAFT).outputs  # one is whole, the others nearly
-    long = long_prompts(asked, answers, runner.config.eos_token_ids, max(batches))
+    long = _long_prompts(runner, max(batches))
     for batch in batches:
         load = Load(long[:batch], SERVED_TOKENS)
         sides = {name: partial(measured, runner, load, shape) for name, shape in ((WITHOUT, NO_DRAFT), *SHAPES.items())}

@@ -4,8 +4,9 @@ Exit statuses: 0 clean, 1 found, 2 a bad call, 3 cannot judge, 130 for Ctrl-C.
 """
 
 import argparse
+import asyncio
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,21 +62,28 @@ async def verify(asked: argparse.Namespace, typed: Sequence[str], console: Conso
     names = [REPEAT, *(scorer.name for scorer in scorers)]
     noises = read_calibration(asked.calibration, dialect.model, names)
     plan = Plan(made, asked.seed, extra_of(asked), asked.fault or "", asked.churn or 1.0, asked.only, noises)
-    with progress_bar(console, asked.requests) as show:
-        run = Run(
-            client, plan, scorers, Result(_oracles(dialect, scorers)), lambda name: show(name, client.spent.requests)
-        )
-        result = await run.run()
+    result = Result(_oracles(dialect, scorers))
+    try:
+        with progress_bar(console, asked.requests) as show:
+            await Run(client, plan, scorers, result, lambda name: show(name, client.spent.requests)).run()
+    except asyncio.CancelledError:  # Ctrl-C: what has been found so far is told
+        result.stopped = "Ctrl-C"
+        raise
+    finally:
+        _report(result, _about(client, typed), folder, console)
 
-    show_result(console, result)
     if asked.calibration is not None and noises is None and not result.unsure:
         write_calibration(asked.calibration, dialect.model, result.noises)
+    return result.exit
+
+
+def _report(result: Result, about: Mapping[str, Any], folder: Path | None, console: Console) -> None:
+    """Shows what was found, and writes it."""
+    show_result(console, result)
     if folder is not None:
-        about = _about(client, typed)
         (folder / "report.json").write_bytes(orjson.dumps(as_json(result, about), option=orjson.OPT_INDENT_2))
         (folder / "report.html").write_text(page_of(result, about))
         console.print(f"report: {folder / 'report.html'}", highlight=False)
-    return result.exit
 
 
 def _scorers(asked: argparse.Namespace, client: Client) -> list[Scorer]:

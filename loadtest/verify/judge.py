@@ -69,19 +69,21 @@ class Place:
     largest: float
 
 
-def judge(heard: Heard, known: Answer, tau: float | None = None, *, is_excused: bool = False) -> Judged:
-    """The verdict on an answer whose right one is `known`. `is_excused`: the connection may have ended for a cause that
-    the caller knows."""
+def judge(
+    heard: Heard, known: Answer, tau: float | None = None, *, may_stop: bool = False, is_excused: bool = False
+) -> Judged:
+    """The verdict on an answer whose right one is `known`. `may_stop`: the model may end an answer early, so an end may
+    be one side of a near tie. `is_excused`: the connection may have ended for a cause that the caller knows."""
     if heard.malformed:
         return Judged(Verdict.WRONG, heard.malformed)
     answer = heard.answer()
     if strangers := [place for place in answer if place not in known]:
         return Judged(Verdict.WRONG, f"a choice {strangers[0]} that nobody asked for")
 
-    found = [_compare(place, choice, known[place], tau) for place, choice in answer.items()]
+    found = [_compare(place, choice, known[place], tau, may_stop) for place, choice in answer.items()]
     worst = _worst(found)
     if heard.done:
-        worst = _at_its_end(heard, known, worst, tau)
+        worst = _at_its_end(heard, known, worst, tau if may_stop else None)
     if not heard.done and worst.verdict in (Verdict.EXACT, Verdict.TIED, Verdict.CANNOT_JUDGE):
         return _without_end(heard, is_excused=is_excused)
     if worst.verdict is not Verdict.EXACT:
@@ -120,6 +122,16 @@ def judge_scored(choice: Choice, scored: Sequence[Place], tau: float, *, is_gree
             told = f"the log-probability of token {place} was {choice.logprobs[place]:.4f}, alone {score.logprob:.4f}"
             drifts.append(_judged_by(drift, tau, place, told))
     return _worst([_not_alone(margins, tau), _not_alone(drifts, tau)])
+
+
+def after_scoring(judged: Judged, scored: Sequence[Judged], *, is_known: bool) -> Judged:
+    """The verdict on an answer in question, by what each oracle that scores says of it. If all find it right, it parted
+    from the known one at a near tie. `is_known`: there is a known one."""
+    if bad := [each for each in scored if each.verdict is not Verdict.EXACT]:
+        return _worst(bad)
+    if scored:
+        return replace(judged, verdict=Verdict.TIED) if is_known else Judged(Verdict.EXACT)
+    return judged if is_known else Judged(Verdict.CANNOT_JUDGE, "no oracle scored it")
 
 
 def margin_between(known: Choice, choice: Choice, place: int) -> float:
@@ -165,7 +177,7 @@ def _judged_by(distance: float, tau: float, place: int, told: str, choice: int =
     return Judged(verdict, told, choice, place, distance)
 
 
-def _compare(number: int, choice: Choice, known: Choice, tau: float | None) -> Judged:
+def _compare(number: int, choice: Choice, known: Choice, tau: float | None, may_stop: bool) -> Judged:
     """One choice, ended or not, beside the known one. What follows a near tie is not compared."""
     place = shared(choice.tokens, known.tokens)
     found = Judged(Verdict.EXACT)
@@ -175,7 +187,7 @@ def _compare(number: int, choice: Choice, known: Choice, tau: float | None) -> J
         return found
     if place == len(known.tokens):
         told = f"it goes on behind the known end: {_words({0: choice})} of {_words({0: known})}"
-        is_tied = tau is not None and known.finish == "stop" and _is_near_tie(choice.tops[place : place + 1], tau)
+        is_tied = may_stop and known.finish == "stop" and _is_near_tie(choice.tops[place : place + 1], tau)
         return _worse(found, Judged(Verdict.TIED if is_tied else Verdict.WRONG, told, number, place))
 
     told = f"token {place} is {choice.tokens[place]!r}, known {known.tokens[place]!r}"
@@ -201,14 +213,15 @@ def _told_alike(number: int, choice: Choice, known: Choice, place: int, tau: flo
 
 
 def _at_its_end(heard: Heard, known: Answer, worst: Judged, tau: float | None) -> Judged:
-    """What only an answer that has ended tells: its ends, its usage, whether its text and its tokens go together."""
+    """What only an answer that has ended tells: its ends, its usage, whether its text and its tokens go together. `tau`
+    is None if no answer may end early."""
     answer = heard.answer()
     for number, right in known.items():
         choice = answer.get(number, Choice(()))
         end = len(choice.tokens)
         if end < len(right.tokens) and shared(choice.tokens, right.tokens) == end:
             told = f"{end} tokens and {choice.finish or 'no finish'!r}, known {len(right.tokens)}"
-            is_tied = tau is not None and choice.finish == "stop" and _is_near_tie(right.tops[end : end + 1], tau)
+            is_tied = choice.finish == "stop" and _is_near_tie(right.tops[end : end + 1], tau)
             worst = _worse(worst, Judged(Verdict.TIED if is_tied else Verdict.TRUNCATED, told, number, end))
         elif choice.tokens == right.tokens and choice.finish != right.finish:
             told = f"it ends with {choice.finish or 'no finish'!r}, known {right.finish!r}"
@@ -261,10 +274,10 @@ def _lead(top: Top, first: Token, second: Token) -> float:
     return top.get(first, -math.inf) - top[second] if second in top else math.inf
 
 
-def _is_near_tie(tops: Sequence[Top], tau: float) -> bool:
+def _is_near_tie(tops: Sequence[Top], tau: float | None) -> bool:
     """Whether the two likeliest tokens of the first list are that near: one of them may be an end that is not told."""
     likeliest = sorted(tops[0].values(), reverse=True)[:2] if tops else []
-    return len(likeliest) == 2 and likeliest[0] - likeliest[1] <= tau
+    return tau is not None and len(likeliest) == 2 and likeliest[0] - likeliest[1] <= tau
 
 
 def _sorted(tokens: Mapping[int, Sequence[Token]]) -> Mapping[int, list[str]]:

@@ -20,7 +20,7 @@ from protocol.errors import ConfigError, brief
 
 FIRST_ID = 5  # smaller ids are special in many vocabularies
 SMALLEST_VOCAB = 64
-LENGTHS = (24, 60, 24, 130, 40, 300, 60, 24)
+LENGTHS = (24, 64, 33, 128, 48, 320, 60, 24)  # some are whole pages of any server
 LONGEST = 1536  # a context that is longer is not filled
 SHARED = 64  # ids with which half of the prompts begin: the cache may have them
 LONG_AFTER = 8  # prompts of a round until one is long

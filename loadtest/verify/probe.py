@@ -20,9 +20,10 @@ OPTIONAL: Mapping[str, Any] = {
     "return_tokens_as_token_ids": True,
     "ignore_eos": True,
     "seed": 1,
+    "n": 2,
     "cache_salt": "baton-verify-probe",
 }
-_OF_THE_ASK = ("ignore_eos", "seed")  # each request has its own value
+_OF_THE_ASK = ("ignore_eos", "seed", "n")  # each request has its own value
 _PROBE = Ask((7, 11, 13, 17, 19, 23), 3)
 _PROBE_S = 60.0
 DEFAULT_CONTEXT = 2048
@@ -40,6 +41,11 @@ class Dialect:
     has_ids: bool
     has_logprobs: bool
     way: str = ""
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether it gives several greedy choices. vLLM does not."""
+        return "n" not in self.refused
 
     @property
     def has_salt(self) -> bool:

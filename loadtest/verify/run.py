@@ -10,13 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.drive.server import metrics
+from loadtest.shown.environment import words_of
 from loadtest.verify.answers import Choice, Heard
 from loadtest.verify.books import Gauges, at_rest, leaks
 from loadtest.verify.bounds import Pace
 from loadtest.verify.canary import Canary
 from loadtest.verify.client import Client
 from loadtest.verify.findings import Finding, Result, curl, parted
-from loadtest.verify.judge import DEFECTS, UNCLEAR, Judged, Place, Verdict, judge, judge_alone, judge_scored
+from loadtest.verify.judge import (
+    DEFECTS,
+    UNCLEAR,
+    Judged,
+    Place,
+    Verdict,
+    after_scoring,
+    judge,
+    judge_alone,
+    judge_scored,
+)  # fmt: skip
 from loadtest.verify.phases import CALM, Known, Made, Phase, Step, rounds
 from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, hung_after, unsettled
 from loadtest.verify.scoring import Scorer
@@ -64,7 +75,11 @@ class Run:
             result.unsure.append("the quiet server gave no answer that can be judged")
             return result
 
-        for phase in rounds(self._known, plan.seed, client.bounds.together, self._names(), plan.churn):
+        if not (names := self._names()):
+            result.unsure.append(f"this server cannot be asked as the phase {plan.only} asks")
+            return result
+
+        for phase in rounds(self._known, plan.seed, client.bounds.together, names, plan.churn):
             result.stopped = client.spent.suffering()
             result.ended = client.over
             if result.stopped or result.ended:
@@ -78,14 +93,15 @@ class Run:
         names = [self._plan.only] if self._plan.only else [*CALM, *self._plan.extra]
         noises = [self.result.noises[scorer.name] for scorer in self._scorers]
         can_sample = any(noise.has_drift and not noise.why for noise in noises)
-        return [name for name in names if name != "sampled" or can_sample]
+        left_out = {"sampled": not can_sample, "choices": not self._client.dialect.has_choices}
+        return [name for name in names if not left_out.get(name)]
 
     # ---- quiet ----
 
     async def _learn(self) -> None:
         """Known answers and near ties. With a calibration each request is asked once."""
         given = self._plan.noises
-        tried = [await self._try(made, 1 if given else 3) for made in self._plan.made]
+        tried = [await self._try(made, 1 if given else 3) for made in self._plan.made if not self._client.over]
         names = [scorer.name for scorer in self._scorers]
         noises = given or calibrate(tried, names)
         for _ in range(_PASSES - 1):
@@ -99,7 +115,8 @@ class Run:
 
         self.result.noises = noises
         self._client.hung_s = hung_after(tried, self._client.bounds.hung_s)
-        self._may_stop = any(choice.finish == "stop" for each in tried for choice in each.answers)
+        has_stopped = any(choice.finish == "stop" for each in tried for choice in each.answers)
+        self._may_stop = has_stopped or "ignore_eos" in self._client.dialect.refused
         for each in tried:
             self._know(each)
 
@@ -119,17 +136,17 @@ class Run:
         """Judges the quiet answers to one request. The first one that is right is the known one."""
         number, ask = len(self._known), tried.made.ask
         right: Choice | None = None
-        others = [id(choice) for choice in contradictions(tried.answers)] if tried.answers else []
+        is_alone = not self._scorers and bool(contradictions(tried.answers))  # which one is right, nothing tells
         for heard in tried.heards:
             judged = judge_alone(heard, ask.max_tokens, may_stop=True)
             choice = heard.answer().get(0)
             if judged.verdict is Verdict.EXACT and choice is not None:
                 judged = self._by_scores(choice, tried)
                 if judged.verdict is Verdict.EXACT and right is not None:
-                    judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau)
+                    judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau, may_stop=self._may_stop)
                 elif judged.verdict is Verdict.EXACT:
                     right = choice
-            if others and not self._scorers and judged.verdict is Verdict.WRONG:
+            if is_alone and judged.verdict is Verdict.WRONG:
                 judged = replace(judged, verdict=Verdict.CANNOT_JUDGE)
             self._note(QUIET, Step(ask, number), heard, judged, right)
         if right is not None:
@@ -174,8 +191,10 @@ class Run:
 
     def _judged(self, step: Step, heard: Heard, *, is_excused: bool) -> Judged:
         if step.is_judged:
-            tau = self.result.noises[REPEAT].tau
-            return judge(heard, step.right(self._known), tau, is_excused=is_excused)
+            noise = self.result.noises[REPEAT]
+            judged = judge(heard, step.right(self._known), noise.tau, may_stop=self._may_stop, is_excused=is_excused)
+            is_by_tokens = judged.place is not None and judged.verdict in (Verdict.WRONG, Verdict.SUSPECT)
+            return replace(judged, verdict=Verdict.CANNOT_JUDGE) if noise.why and is_by_tokens else judged
         return judge_alone(heard, step.ask.max_tokens, may_stop=self._may_stop, is_excused=is_excused)
 
     async def _scored(self, step: Step, heard: Heard, judged: Judged) -> Judged:
@@ -187,13 +206,7 @@ class Run:
                 if scored := await self._score(scorer, step.ask.prompt, choice):
                     found = judge_scored(choice, scored, noise.tau, is_greedy=is_greedy, has_drift=noise.has_drift)
                     said.append(replace(found, choice=number, why=f"{scorer.name}: {found.why}"))
-        if bad := [found for found in said if found.verdict is not Verdict.EXACT]:
-            return next((found for found in bad if found.verdict is Verdict.WRONG), bad[0])
-        if said and step.is_judged:
-            return replace(judged, verdict=Verdict.TIED)
-        if step.is_judged:
-            return judged
-        return Judged(Verdict.EXACT) if said else Judged(Verdict.CANNOT_JUDGE, "no oracle scored it")
+        return after_scoring(judged, said, is_known=step.is_judged)
 
     async def _score(self, scorer: Scorer, prompt: Sequence[int], choice: Choice) -> list[Place] | None:
         ids = [token for token in choice.tokens if isinstance(token, int)]
@@ -206,14 +219,15 @@ class Run:
 
     async def _fault(self, phase: Phase) -> None:
         """Runs the user's command beside requests. They may end in errors, and never in wrong tokens."""
-        words = shlex.split(self._plan.fault)
+        client, words = self._client, shlex.split(self._plan.fault)
         try:
             child = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL)
         except OSError as error:
             raise ConfigError(f"--fault: cannot run {brief(words[0])}: {error}", param="fault") from error
         ending = asyncio.create_task(child.wait())
-        while not ending.done() and not self._client.over:
+        while not ending.done() and not client.over:
             await self._phase(phase, is_excused=True)
+        await asyncio.wait({ending}, timeout=max(0.0, client.bounds.seconds - (client.clock.now() - client.began_s)))
         if not ending.done():
             child.kill()
         if status := await ending:
@@ -234,11 +248,8 @@ class Run:
         finding = None
         if judged.verdict in BAD_ANSWERS:
             got = heard.answer().get(judged.choice, Choice(()))
-            url = f"http{'s' * self._client.server.tls}://{self._client.server.host}:{self._client.server.port}"
-            again = curl(
-                url + self._client.server.path, self._client.dialect.body(step.ask, step.stream, ""),
-                bool(self._client.server.key),
-            )  # fmt: skip
+            server, body = self._client.server, self._client.dialect.body(step.ask, step.stream, "")
+            again = curl(words_of(server), body, bool(server.key))
             words = parted(got, known, judged.place)
             finding = Finding(judged.verdict, phase, judged.why, judged.place, judged.margin, *words, again)
         self.result.add(phase, judged, finding)

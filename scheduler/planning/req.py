@@ -159,7 +159,7 @@ def request_fault(
     if sampling.rules is not None:
         endings = sampling.ending_ids if sampling.min_tokens else ()
         if (fault := rules_fault(sampling.rules, endings, vocab_size)) is not None:
-            return ": ".join(fault)
+            return f"{fault[0]}: {''.join(fault[1:])}"
     return None
 
 

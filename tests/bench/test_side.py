@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from bench.side import Side, answer_of, run_jobs
-from loadtest.http_exchange import Server
 from tests.doubles.clock import VirtualClock
+from tests.loadtest.openai_stand_in import listening
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":%b}}'
 TOKEN = b'data: {"choices":[{"token_ids":[%b]}]}'
@@ -51,8 +51,7 @@ async def test_a_total_is_read_when_each_worker_has_told_it_after_the_call() -> 
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
-        server = Server("127.0.0.1", listener.sockets[0].getsockname()[1])
+    async with listening(answer) as server:
         assert await Side("pair", server, "story", clock).total("moved", role="decode") == 12
     assert asked == ["/workers"] * 4 + ["/metrics"]
 

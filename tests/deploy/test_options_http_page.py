@@ -4,8 +4,12 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway import admission, http_protocol, sampling_fields, schemas, strict_json
-from gateway.http_errors import FAULTS
+from gateway.dialects.openai import fields as schemas
+from gateway.dialects.shared import sampling_fields
+from gateway.http import protocol as http_protocol
+from gateway.http.errors import FAULTS
+from gateway.serving import admission
+from gateway.words import strict_json
 from protocol.messages_gateway import FIRST_PRIORITY, LAST_PRIORITY
 from runtime.settings import Group
 

@@ -42,7 +42,7 @@ from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 from tests.grammars import grammars_for
 
 MAX_STEPS = 8_000  # four times as many as the slowest schedule that was seen to end
-STUCK = 100  # steps in which nothing happens although somebody has work; no nap and no row takes so long
+STUCK = 100  # steps in which nothing happens although somebody has work; no nap, row or mask takes so long
 STEP_S = 0.001  # no deadline passes
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gateway.control import Control
-from gateway.requests import Delivery, RequestRecord
+from gateway.routing.control import Control
+from gateway.routing.requests import Delivery, RequestRecord
 from protocol.errors import BatonError
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FinishReason
@@ -44,7 +44,7 @@ class Client:
         return self.error or ("left" if self.has_left or self.given_up else "done")
 
     def on_tokens(self, delivery: Delivery) -> None:
-        """See gateway.requests.Listener."""
+        """See gateway.routing.requests.Listener."""
         name, choice = self.arrival.name, delivery.choice
         self._tell(f"gets {list(delivery.token_ids)} {delivery.finish or ''} of choice {choice}")
         assert not self.error and not self.has_left, f"{name} gets tokens after its end"
@@ -69,7 +69,7 @@ class Client:
         check_prompt_logprobs(scores, self.arrival.prompt, asked, is_whole=True)
 
     def on_failed(self, error: BatonError) -> None:
-        """See gateway.requests.Listener."""
+        """See gateway.routing.requests.Listener."""
         assert not self.is_done, f"{self.arrival.name} fails after its end"
         self.fail(error)
 

@@ -5,9 +5,9 @@ from typing import cast
 
 import zmq
 
-from gateway.control import TICK_S, Control, ControlSocket, Punctuality
-from gateway.membership import Membership
-from gateway.retries import RetryRules
+from gateway.routing.control import TICK_S, Control, ControlSocket, Punctuality
+from gateway.routing.membership import Membership
+from gateway.routing.retries import RetryRules
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
 

@@ -10,8 +10,8 @@ from math import inf
 
 from decode.requests import DecodeState
 from decode.worker import DecodeWorker
-from gateway.control import Control
-from gateway.pairing import Loads
+from gateway.routing.control import Control
+from gateway.routing.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
 from scheduler.planning.kv_book import Holding

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from gateway.members import HowLost
-from gateway.prompt import Prompt
-from gateway.retries import MOST_ENDED_WORKERS
+from gateway.routing.members import HowLost
+from gateway.routing.retries import MOST_ENDED_WORKERS
+from gateway.words.prompt import Prompt
 from protocol.errors import BatonError, GrammarFault, LaunchFailed, Overloaded, PrefillQueueFull, QueueFull, Retraction
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda

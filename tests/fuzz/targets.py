@@ -15,18 +15,18 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.chat_template import ChatTemplates, read_template_sources
-from gateway.http_errors import error_response
-from gateway.http_protocol import BoundedHttp
-from gateway.limits import Limits
-from gateway.model_folder import ModelFolder
-from gateway.native import native_call
-from gateway.openai_routes import openai_call
-from gateway.respond import Call
-from gateway.schemas import ChatRequest, CompletionRequest
-from gateway.strict_json import parse_json
-from gateway.tokenizer import TextTokenizer
-from gateway.translate import Translator
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
+from gateway.dialects.openai.routes import openai_call
+from gateway.dialects.sglang.routes import native_call
+from gateway.generation.translate import Translator
+from gateway.http.errors import error_response
+from gateway.http.protocol import BoundedHttp
+from gateway.serving.respond import Call
+from gateway.text.chat_template import ChatTemplates, read_template_sources
+from gateway.text.model_folder import ModelFolder
+from gateway.text.tokenizer import TextTokenizer
+from gateway.words.limits import Limits
+from gateway.words.strict_json import parse_json
 from protocol.errors import BatonError
 from protocol.messages_gateway import SamplingParams
 from runtime.model_config import ModelBasics
@@ -56,7 +56,7 @@ TEMPLATES: Final = {
 def body_of(parse: Callable[..., Call], raw: bytes) -> str:
     """A whole request: JSON, its fields, the template, the tokenizer, stop strings and bans."""
     call = parse(raw, LIMITS, HTTP)
-    translator("story").all_prompts(call.requests, LIMITS, [""] * len(call.requests))
+    translator("story").all_prompts(call.asks, LIMITS, [""] * len(call.asks))
     return "ok"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from gateway.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
+from gateway.text.tokenizer import SpecialTokens, TextTokenizer, load_tokenizer
 
 STORY: Final = Path(__file__).resolve().parents[2] / "models" / "story"
 PRINTABLE: Final = [chr(code) for code in range(33, 127)]

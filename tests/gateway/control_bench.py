@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import cast
 
-from gateway.control import Control, ControlSocket
-from gateway.members import WorkerKey
-from gateway.membership import Membership
-from gateway.prompt import Prompt
-from gateway.retries import RetryRules
+from gateway.routing.control import Control, ControlSocket
+from gateway.routing.members import WorkerKey
+from gateway.routing.membership import Membership
+from gateway.routing.retries import RetryRules
+from gateway.words.prompt import Prompt
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import (
     Assign,

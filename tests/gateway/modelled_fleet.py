@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from gateway.dispatch import Dispatch
-from gateway.members import WorkerKey
-from gateway.membership import Membership
-from gateway.prompt import Prompt
-from gateway.requests import Delivery
-from gateway.retries import RetryRules
+from gateway.routing.dispatch import Dispatch
+from gateway.routing.members import WorkerKey
+from gateway.routing.membership import Membership
+from gateway.routing.requests import Delivery
+from gateway.routing.retries import RetryRules
+from gateway.words.prompt import Prompt
 from protocol.errors import BatonError, KvNotDelivered, WorkerLost
 from protocol.fingerprint import pack_weights
 from protocol.kv_layout import KvLayout

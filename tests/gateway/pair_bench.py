@@ -1,6 +1,6 @@
 """A gateway without sockets, with a pair of workers, a third worker and one request: a test says what each says."""
 
-from gateway.members import WorkerKey
+from gateway.routing.members import WorkerKey
 from protocol.errors import WireError
 from protocol.messages_gateway import (
     TO_GATEWAY,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.unsupported import refuse_unsupported
+from gateway.dialects.openai.unsupported import refuse_unsupported
 from protocol.errors import BadRequest
 from runtime.keys import read_api_keys
 from testkit.fake_worker import Behaviour

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.openai_answer import ChunkWriter, ResponseHead
-from gateway.translate import Translator
+from gateway.dialects.openai.write import ChunkWriter, ResponseHead
+from gateway.generation.translate import Translator
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, events, wait_until
 

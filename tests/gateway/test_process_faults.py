@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.model_folder import model_facts
+from gateway.text.model_folder import model_facts
 from protocol.fingerprint import Fingerprint
 from protocol.messages_gateway import (
     ChoiceTokens,

@@ -1,4 +1,4 @@
-"""Why a body that a schema of /openapi.json allows may be refused; see gateway/openapi_rules.py."""
+"""Why a body that a schema of /openapi.json allows may be refused; see gateway/app/openapi_rules.py."""
 
 import re
 from typing import Final

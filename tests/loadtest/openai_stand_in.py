@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,22 +21,14 @@ class StandIn:
         self.heads: list[str] = []
         self.asked: asyncio.Queue[None] = asyncio.Queue()  # one entry for each completion
         self.left: asyncio.Queue[None] = asyncio.Queue()  # one for each client that did not wait for the end
-        self.serving: set[asyncio.Task[None]] = set()
         self.unanswered = self.most_at_once = self.num_pieces = 0
 
-    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Called by the listener; `serving` is kept so that nothing outlives the test."""
-        task = asyncio.create_task(self._close_after(reader, writer))
-        self.serving.add(task)
-
-    async def _close_after(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
         try:
             await self._serve(reader, writer)
         except asyncio.IncompleteReadError:
             self.left.put_nowait(None)  # it left before it had said what it wants
-        finally:
-            if not writer.is_closing():
-                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -88,12 +80,33 @@ def tokens(body: dict[str, Any]) -> list[bytes | None]:
 @asynccontextmanager
 async def standing_in(stand_in: StandIn) -> AsyncIterator[Server]:
     """Where it answers."""
-    listener = await asyncio.start_server(stand_in.connected, "127.0.0.1", 0)
+    async with listening(stand_in.serve) as server:
+        yield server
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[Server]:
+    """Where each connection is served like this, until the test ends."""
+    serving: set[asyncio.Task[None]] = set()
+
+    async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.create_task(until_closed(reader, writer)))
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
         yield Server("127.0.0.1", listener.sockets[0].getsockname()[1])
     finally:
         listener.close()
-        for task in stand_in.serving:
+        for task in serving:
             task.cancel()
-        await asyncio.gather(*stand_in.serving, return_exceptions=True)
+        await asyncio.gather(*serving, return_exceptions=True)
         await asyncio.sleep(0)  # transports close a turn later

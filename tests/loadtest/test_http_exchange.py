@@ -11,7 +11,7 @@ from loadtest.http_exchange import IDLE_S, Broken, Connections, Server, get, ref
 from protocol.errors import ConfigError
 from runtime.clock import MonotonicClock
 from tests.doubles.clock import VirtualClock
-from tests.loadtest.openai_stand_in import StandIn, standing_in, tokens
+from tests.loadtest.openai_stand_in import StandIn, listening, standing_in, tokens
 
 CLOCK = MonotonicClock()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi\n"
@@ -23,14 +23,9 @@ class Keeping:
     def __init__(self, answer: bytes = ANSWER) -> None:
         self.answer, self.num_connections, self.requests = answer, 0, list[bytes]()
         self.writers: list[asyncio.StreamWriter] = []
-        self.serving: set[asyncio.Task[None]] = set()
         self.clock = VirtualClock()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Called by the listener; `serving` is kept so that nothing outlives the test."""
-        self.serving.add(asyncio.create_task(self._serve(reader, writer)))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         self.writers.append(writer)
         try:
@@ -47,17 +42,10 @@ async def asked(connections: Connections, *, leaves: bool = False) -> int:
 
 @asynccontextmanager
 async def served_by(keeping: Keeping) -> AsyncIterator[Connections]:
-    listener = await asyncio.start_server(keeping.serve, "127.0.0.1", 0)
-    connections = Connections(Server("127.0.0.1", listener.sockets[0].getsockname()[1]), keeping.clock)
-    try:
+    async with listening(keeping.serve) as server:
+        connections = Connections(server, keeping.clock)
         yield connections
-    finally:
         connections.close()
-        listener.close()
-        await asyncio.gather(*keeping.serving)
-        for writer in keeping.writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)  # transports close a turn later
 
 
 async def test_one_connection_serves_one_request_after_another() -> None:

@@ -26,7 +26,7 @@ TRUST = (
         "prefix_hashes(hash_key, prompt.cache_salt, __ids)",
         "prefix_hashes(hash_key, '', __ids)",
         "the choice of workers tells one tenant what another has asked",
-        tests=("tests/gateway/test_pairing_prefixes.py",),
+        tests=("tests/gateway/routing/test_pairing_prefixes.py",),
     ),
     Mutant(
         "hashes are made without the key",
@@ -42,7 +42,7 @@ TRUST = (
         "self.parser = Parser(self)",
         "",
         "behind a proxy, one client's body becomes another's request",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "the body behind an HTTP offer has no length",
@@ -50,7 +50,7 @@ TRUST = (
         "b''.join(self._framing)",
         "b''",
         "behind a proxy, one client's body becomes another's request",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "the lengths of an earlier HTTP request are kept",
@@ -58,7 +58,7 @@ TRUST = (
         "self._framing = []",
         "",
         "behind a proxy, one client's body becomes another's request",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "an HTTP request has two hosts",
@@ -66,7 +66,7 @@ TRUST = (
         "len(hosts) > 1",
         "False",
         "a proxy checks one of them, and the gateway takes the other",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "an HTTP request has no host",
@@ -74,7 +74,7 @@ TRUST = (
         "not hosts and version == '1.1'",
         "False",
         "a proxy in front may not let it pass, or fill one in",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "a coding of an HTTP body that nobody undoes passes",
@@ -82,7 +82,7 @@ TRUST = (
         "coding.lower() == b'chunked'",
         "coding.lower().endswith(b'chunked')",
         "its bytes are taken for JSON",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "HTTP/1.0 has chunks",
@@ -90,7 +90,7 @@ TRUST = (
         "version == '1.0'",
         "False",
         "behind a proxy, one client's body becomes another's request",
-        tests=("tests/gateway/test_http_parser.py",),
+        tests=("tests/gateway/http/test_parser.py",),
     ),
     Mutant(
         "a job may come again when it has ended",
@@ -154,7 +154,7 @@ TRUST = (
         "signal.setitimer(signal.ITIMER_PROF, MAX_WORK_S)",
         "",
         "a grammar without an end would keep all new grammars waiting",
-        tests=("tests/gateway/test_trial_process.py",),
+        tests=("tests/gateway/generation/grammars/test_trial_process.py",),
     ),
     Mutant(
         "a process that stands still is waited for",
@@ -162,7 +162,7 @@ TRUST = (
         "not poller.poll(WAIT_S * 1e3)",
         "not poller.poll(None)",
         "no new grammar would ever be tried again",
-        tests=("tests/gateway/test_trial_child.py",),
+        tests=("tests/gateway/generation/grammars/test_trial_child.py",),
     ),
     Mutant(
         "an interrupt of the terminal ends a process that tries grammars",
@@ -170,7 +170,7 @@ TRUST = (
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})",
         "signal.pthread_sigmask(signal.SIG_BLOCK, ())",
         "a gateway that finishes its answers refuses grammars",
-        tests=("tests/gateway/test_trial_child.py",),
+        tests=("tests/gateway/generation/grammars/test_trial_child.py",),
     ),
     Mutant(
         "nobody hears that no process gets ready to try grammars",
@@ -178,7 +178,7 @@ TRUST = (
         "if not self._is_closing: ...",
         "",
         "the first request with a grammar is the first to know",
-        tests=("tests/gateway/test_trial_child.py",),
+        tests=("tests/gateway/generation/grammars/test_trial_child.py",),
     ),
     Mutant(
         "threads for native code have the usual stack",
@@ -226,7 +226,7 @@ TRUST = (
         "envelope.opens",
         "True",
         "its answers are taken for repeats of the other's",
-        tests=("tests/gateway/test_control_lost_messages.py",),
+        tests=("tests/gateway/routing/test_control_lost_messages.py",),
     ),
     Mutant(
         "prefill takes jobs of an older session",
@@ -290,6 +290,6 @@ TRUST = (
         "membership.losses[member.key].says",
         "membership.losses[member.key].reason",
         "names of workers, which hold names of hosts, are told to anybody",
-        tests=("tests/gateway/test_presence.py",),
+        tests=("tests/gateway/routing/test_presence.py",),
     ),
 )

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gateway.control import Control, ControlSocket
-from gateway.members import WorkerKey
-from gateway.membership import Membership
-from gateway.prompt import Prompt
-from gateway.requests import Delivery
-from gateway.retries import RetryRules
+from gateway.routing.control import Control, ControlSocket
+from gateway.routing.members import WorkerKey
+from gateway.routing.membership import Membership
+from gateway.routing.requests import Delivery
+from gateway.routing.retries import RetryRules
+from gateway.words.prompt import Prompt
 from model.runner import Runner
 from prefill.worker import PrefillWorker
 from protocol.errors import BatonError

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars import Asked
+from gateway.words.request import Grammar
 from runtime.grammar_limits import MAX_ITEMS_IN_ROW, MAX_SCHEMA_ITEMS, limits
 from tests.byte_grammars import check
 
@@ -37,5 +37,5 @@ def test_an_object_may_leave_out_hundreds_of_properties() -> None:
     """Four items for each."""
     for num, is_followed in ((400, True), (600, False)):
         properties = {f"k{place}": {"type": "integer"} for place in range(num)}
-        found = check(Asked("guided_json", "json", {"type": "object", "properties": properties}))
+        found = check(Grammar("json", {"type": "object", "properties": properties}))
         assert isinstance(found, str) is is_followed, found

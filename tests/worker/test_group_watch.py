@@ -74,22 +74,19 @@ def test_ranks_that_beat_and_wait_for_nothing_go_on_for_ever(bench: Bench) -> No
 def test_a_rank_that_falls_silent_is_named(bench: Bench) -> None:
     bench.run(1.0, beat(1), beat(2))
     bench.run(SILENCE_S - BEAT_S, beat(1))
-    with pytest.raises(GroupBroken, match=r"^rank 2 has been silent for 1\.8 s$"):
-        bench.run(BEAT_S, beat(1))
+    assert bench.fault(BEAT_S, beat(1)) == "rank 2 has been silent for 1.8 s"
 
 
 def test_a_rank_that_has_not_served_yet_may_still_load_and_warm_up(bench: Bench) -> None:
     bench.run(JOIN_S - BEAT_S, beat(1))
-    with pytest.raises(GroupBroken, match=r"^rank 2 has not begun to serve within 300 s$"):
-        bench.run(BEAT_S, beat(1))
+    assert bench.fault(BEAT_S, beat(1)) == "rank 2 has not begun to serve within 300 s"
 
 
 def test_silence_while_this_process_was_paused_does_not_count(bench: Bench) -> None:
     bench.run(1.0, beat(1), beat(2))
     bench.run(1.0, turn_s=60.0)  # one look, a minute later, before anything was read
     bench.run(SILENCE_S - BEAT_S)
-    with pytest.raises(GroupBroken, match="rank 1 has been silent"):
-        bench.run(BEAT_S)
+    assert bench.fault(BEAT_S) == "rank 1 has been silent for 1.8 s"
 
 
 def test_silence_does_not_count_while_this_process_is_starved(bench: Bench) -> None:
@@ -99,20 +96,26 @@ def test_silence_does_not_count_while_this_process_is_starved(bench: Bench) -> N
 
 def test_a_rank_that_runs_nothing_and_announces_nothing_is_named_with_its_step(bench: Bench) -> None:
     bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))
-    with pytest.raises(GroupBroken, match=r"^rank 2 has not announced step 7 for 10 s, although it runs no launch$"):
-        bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
+    assert (
+        bench.fault(BEAT_S, beat(1), beat(2), missing=(2,))
+        == "rank 2 has not announced step 7 for 10 s, although it runs no launch"
+    )
 
 
 def test_this_rank_may_be_the_one_that_announces_nothing(bench: Bench) -> None:
-    with pytest.raises(GroupBroken, match=r"^rank 0 has not announced step 7"):
-        bench.run(2 * ANNOUNCE_S, beat(1), beat(2), missing=(0,))
+    assert (
+        bench.fault(2 * ANNOUNCE_S, beat(1), beat(2), missing=(0,))
+        == "rank 0 has not announced step 7 for 10 s, although it runs no launch"
+    )
 
 
 def test_a_rank_that_computes_the_step_before_may_announce_late(bench: Bench) -> None:
     bench.run(60 * ANNOUNCE_S, beat(1), beat(2, running=6), missing=(2,))
     bench.run(ANNOUNCE_S, beat(1), beat(2), missing=(2,))  # its launch is over: from now on it counts
-    with pytest.raises(GroupBroken, match="rank 2 has not announced step 7"):
-        bench.run(BEAT_S, beat(1), beat(2), missing=(2,))
+    assert (
+        bench.fault(BEAT_S, beat(1), beat(2), missing=(2,))
+        == "rank 2 has not announced step 7 for 10 s, although it runs no launch"
+    )
 
 
 def test_each_step_has_a_deadline_of_its_own(bench: Bench) -> None:
@@ -147,9 +150,7 @@ def test_a_collective_that_does_not_end_is_named_with_those_who_are_elsewhere(
 ) -> None:
     bench, own = Bench(), beat(0, 7, 7, "gather 3 of step 7")
     bench.run(COLLECTIVE_S, *others, own=own)
-    with pytest.raises(GroupBroken) as caught:
-        bench.run(BEAT_S, *others, own=own)
-    assert caught.value.message == f"rank 0 has been in gather 3 of step 7 for 30 s; {named}"
+    assert bench.fault(BEAT_S, *others, own=own) == f"rank 0 has been in gather 3 of step 7 for 30 s; {named}"
 
 
 def test_a_launch_may_take_long_while_it_goes_from_collective_to_collective() -> None:
@@ -173,9 +174,7 @@ def test_a_forward_that_is_in_no_collective_waits_for_nobody(bench: Bench) -> No
 def test_ranks_that_are_all_in_one_call_wait_for_nobody_else(doing: str, bench: Bench) -> None:
     beats = [beat(rank, 7, 7, doing) for rank in range(3)]
     bench.run(TOGETHER_S, *beats[1:], own=beats[0])
-    with pytest.raises(GroupBroken) as caught:
-        bench.run(BEAT_S, *beats[1:], own=beats[0])
-    assert caught.value.message == f"rank 0 has been in {doing} for 10 s; so have all others"
+    assert bench.fault(BEAT_S, *beats[1:], own=beats[0]) == f"rank 0 has been in {doing} for 10 s; so have all others"
 
 
 # ---- devices, which are in a collective although no call of the host has blocked ----
@@ -195,9 +194,7 @@ OWN = waiting(0, 7, "gather 3")
 )
 def test_a_device_that_no_other_rank_can_free_is_stuck(others: tuple[RankBeat, ...], named: str, bench: Bench) -> None:
     bench.run(STUCK_S, *others, own=OWN)
-    with pytest.raises(GroupBroken) as caught:
-        bench.run(BEAT_S, *others, own=OWN)
-    assert caught.value.message == f"rank 0 has been in gather 3 of step 7 for 2 s; {named}"
+    assert bench.fault(BEAT_S, *others, own=OWN) == f"rank 0 has been in gather 3 of step 7 for 2 s; {named}"
 
 
 @pytest.mark.parametrize(

@@ -255,12 +255,13 @@ def test_a_failed_request_is_a_warning_unless_too_many_waited(context: Any, capl
 
 
 def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
-    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture
+    context: "zmq.Context[zmq.Socket[bytes]]", caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         bench.clock.advance(2.0)
 
     bench = Bench(context, play)
+    monkeypatch.setattr(bench.loop, "_poll", lambda _: None)  # nothing ever comes
     refusals = iter(["", "key", "", "key", ""])
     bench._dealer.tend = lambda now: next(refusals, "")  # type: ignore[method-assign]
     bench.loop.gateway.refusal_means = {"key": "its list lacks the key"}

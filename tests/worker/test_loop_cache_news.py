@@ -18,7 +18,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal num_beats
-        bench.clock.advance(0.05)
+        bench.advance_if_member()
         num_registers = sum(isinstance(message, Register) for message in arrived)
         for beat in (message for message in arrived if isinstance(message, Heartbeat)):
             num_beats += 1

@@ -204,7 +204,7 @@ def _fake_model(module: ModuleType) -> None:
 
 
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
-    "gateway.control": _gateway_control,
+    "gateway.routing.control": _gateway_control,
     "decode.requests": _decode_requests,
     "worker.requests": _token_stream,
     "model.fake": _fake_model,

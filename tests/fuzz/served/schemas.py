@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_references import mapped
+from gateway.generation.grammars.references import mapped
 from tests.fuzz.served.patterns import pattern
 
 NUMBERS: Final = (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.grammars import Asked, asked
-from gateway.schemas import ChatRequest, parse
-from gateway.strict_json import parse_json
-from gateway.trial_child import TrialChild, trial_command
+from gateway.dialects.openai.fields import ChatRequest, parse
+from gateway.dialects.openai.read import ask_of
+from gateway.generation.grammars.trial_child import TrialChild, trial_command
+from gateway.words.strict_json import parse_json
 from models.train.train import STORY_FOLDER
 from protocol.errors import BadRequest
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -30,8 +30,8 @@ def refusal(name: str, child: TrialChild) -> str:
     """Why it is refused; "" if it is not."""
     body = {"messages": [{"role": "user", "content": "hi"}], **hostile(0)[name]}
     try:
-        wanted = asked(parse(ChatRequest, parse_json(json.dumps(body).encode())))
-        assert isinstance(wanted, Asked)
+        wanted = ask_of(parse(ChatRequest, parse_json(json.dumps(body).encode()))).shape
+        assert wanted is not None
         found = child.check(wanted)
     except BadRequest as error:
         return error.message

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.grammars import Asked
+from gateway.words.request import Grammar
 from tests.byte_grammars import allows, check
 from tests.fuzz.served.patterns import ODD, is_common, pattern
 
@@ -26,7 +26,7 @@ def test_the_library_matches_common_patterns_as_python_does() -> None:
         rng = Random(seed)
         found = pattern(rng, 2, 0)
         assert is_common(found), found
-        text = check(Asked("regex", "regex", found))
+        text = check(Grammar("regex", found))
         if not isinstance(text, str):
             continue
         for _ in range(8):

@@ -3,7 +3,7 @@
 import json
 from random import Random
 
-from gateway.grammars import Asked
+from gateway.words.request import Grammar
 from tests.byte_grammars import allows, check
 from tests.fuzz.served.rules import Part, Rules, as_gbnf, as_lark, has, rules
 
@@ -49,7 +49,7 @@ def test_what_the_library_allows_is_an_answer() -> None:
         if len(found) > 20 or sum(map(len, found.values())) > 60:
             continue
         for spelling in (as_lark, as_gbnf):
-            text = check(Asked("ebnf", "ebnf", spelling(found)))
+            text = check(Grammar("ebnf", spelling(found)))
             if not isinstance(text, str):
                 continue
             for _ in range(6):

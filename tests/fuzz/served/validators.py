@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator, FormatChecker, validators
 from jsonschema.exceptions import ValidationError
 from jsonschema_rs import ValidationErrorKind
 
-from gateway.grammar_references import mapped
+from gateway.generation.grammars.references import mapped
 from tests.fuzz.served.ecma import PYTHON_END, RUST_END, with_patterns
 
 FORMATS: Final = FormatChecker()

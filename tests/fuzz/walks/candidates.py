@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_references import named
+from gateway.generation.grammars.references import named
 from tests.fuzz.served.schemas import SMALL, VALUES
 
 NUM_CANDIDATES: Final = 20

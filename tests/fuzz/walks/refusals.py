@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_references import named
+from gateway.generation.grammars.references import named
 from tests.fuzz.served.validators import NotJudged, wrong_with
 from tests.fuzz.walks.candidates import candidates
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway import grammar_schemas, grammar_texts
+from gateway.generation.grammars import schemas as grammar_schemas
+from gateway.generation.grammars import texts as grammar_texts
 from tests.fuzz.fuzzing import Answer, Child
 from tests.fuzz.walks.campaign import Options, Totals, run
 from tests.fuzz.walks.child import answer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.grammars import Asked
+from gateway.words.request import Grammar
 from protocol.errors import BadRequest
 from tests.byte_grammars import check
 from tests.fuzz.walks.refusals import NO_ANSWER, NO_VALUE_BEHIND, UNKNOWN, reason, untrue
@@ -48,7 +48,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("schema", "row"), REFUSED)
 def test_each_reason_has_a_row_and_is_true(schema: Any, row: str) -> None:
-    told = check(Asked("json", "json", schema))
+    told = check(Grammar("json", schema))
     assert isinstance(told, BadRequest)
     sentence = told.message.removeprefix("json: ")
     assert reason(sentence) == row, sentence
@@ -58,7 +58,7 @@ def test_each_reason_has_a_row_and_is_true(schema: Any, row: str) -> None:
 @pytest.mark.parametrize("schema", [{"title": "x"}, {"properties": {"not": {}}, "items": REF}])
 @pytest.mark.parametrize(("other", "row"), [each for each in REFUSED if each[1] not in ("a control character", "not")])
 def test_it_is_not_true_of_a_schema_without_the_keyword(schema: Any, other: Any, row: str) -> None:
-    told = check(Asked("json", "json", other))
+    told = check(Grammar("json", other))
     assert isinstance(told, BadRequest)
     schema = {**schema, "$defs": {"a": {"type": "null"}}} if row == NO_VALUE_BEHIND else schema
     without = {key: each for key, each in schema.items() if key != "items" or row == NO_VALUE_BEHIND}

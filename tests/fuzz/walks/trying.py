@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from gateway.grammar_trials import compiled
-from gateway.grammars import Asked
-from protocol.errors import BadRequest
+from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.trials import compiled
+from gateway.words.request import Grammar
 from runtime.vocabulary import Vocabulary, load_vocabulary
 from tests.fuzz.served.judge import BEYOND_A_BOUND
 from tests.fuzz.served.validators import NotJudged, wrong_with
@@ -23,7 +23,6 @@ from tests.fuzz.walks.refusals import reason, untrue
 from tests.fuzz.walks.walking import STYLES, Walk, Walker
 
 STORY: Final = Path(__file__).resolve().parents[3] / "models" / "story"
-FIELD: Final = "guided_json"
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def tried(kind: str, seed: int, number: int) -> Tried:
     """What becomes of the schema of this kind and number."""
     asked_for, rng = schema_of(kind, seed, number), Random(f"answers {seed} {number}")
     try:
-        _, grammar = compiled(Asked(FIELD, "json", asked_for), _vocabulary())
-    except BadRequest as error:
-        sentence = error.message.removeprefix(f"{FIELD}: ")
+        _, grammar = compiled(Grammar("json", asked_for), _vocabulary())
+    except GrammarRefused as error:
+        sentence = error.what
         wrong = untrue(sentence, asked_for, rng)
         found = [Found("untrue refusal", f"{wrong}: {sentence}")] if wrong else []
         return Tried(reason(sentence), sentence, found=found)

@@ -7,7 +7,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\nconten
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 H2C = b"connection: upgrade, http2-settings, close\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA"
 BODY = b'{"prompt": "a", "max_tokens": 1}'
-NOT_HTTP: list[bytes] = [  # and not what tests/gateway/test_http_parser.py has
+NOT_HTTP: list[bytes] = [  # and not what tests/gateway/http/test_parser.py has
     b"\r\n\r\n\r\nnonsense\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"\0\0\0\0",

@@ -137,6 +137,7 @@ class LyingProxy:
     num_asked: int = 0
     _held: "asyncio.Future[tuple[Events, asyncio.Future[Events]]] | None" = None
     serving: set["asyncio.Task[None]"] = field(default_factory=set)
+    has_lied: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called by the listener."""
@@ -176,6 +177,7 @@ class LyingProxy:
         if self.num_asked < self.honest or self.num_streams % self.every:
             return lines
         self.told += 1
+        self.has_lied.set()
         if self.freezes:
             return [*lines[: len(lines) // 2], FROZEN]
         events = [json.loads(line[5:]) for line in lines if line.startswith(b"data: {")]

@@ -1,5 +1,6 @@
 """`baton verify` on a server of hashes: clean as it is, and every lie of a proxy before it is found as its class."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from loadtest.__main__ import main
 from loadtest.http_exchange import Server
 from loadtest.verify.command import verify
 from loadtest.verify.findings import Exit
@@ -61,6 +63,35 @@ async def test_a_lie_is_found_as_its_class(lie: dict[str, Any], verdict: str, tm
     assert {(finding["phase"], finding["verdict"]) for finding in others} <= {("sampled", "wrong"), ("turns", "wrong")}
     assert f"{len(found)} {verdict}" in said and found[0]["again"].startswith("curl -s http://127.0.0.1:")
     assert found[0]["known"] and escaped(found[0]["why"]) in (tmp_path / "report.html").read_text()
+
+
+async def test_a_run_that_is_interrupted_tells_what_it_has_found(tmp_path: Path) -> None:
+    async with hashing() as server, lying(proxy := LyingProxy(server, lie=hash_server.damaged)) as liar:
+        going = asyncio.create_task(run(liar, tmp_path, "--requests 100000"))
+        await proxy.has_lied.wait()
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["stopped"] == "Ctrl-C" and report["exit"] != 0 and report["verdicts"]["quiet"] == {"exact": 24}
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("http://127.0.0.1:1", "nothing answers at http://127.0.0.1:1: ConnectionRefusedError"),
+        ("nowhere", "--url: got 'nowhere', expected something like http://127.0.0.1:8000"),
+        ("http://127.0.0.1:1 --only x", "--only: got 'x', expected one of load, whole, cold"),
+        ("http://127.0.0.1:1 --out /proc/none", "--out: cannot make '/proc/none'"),
+        ("http://127.0.0.1:1 --api-key-file /none", "--api-key-file '/none': No such file"),
+    ],
+)
+def test_a_bad_call_is_told_before_anything_is_asked(
+    words: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main(["verify", *words.split()]) == Exit.BAD_CALL
+    assert capsys.readouterr().err.startswith(f"baton verify: error: {says}")
 
 
 def escaped(text: str) -> str:

@@ -104,10 +104,12 @@ def test_an_end_within_a_near_tie_is_one() -> None:
     """The end may have been the token that is nearly as likely; which one it is, nobody tells."""
     known = choice(RIGHT.tokens, [5.0] * HALF + [TAU / 2])
     short = choice(RIGHT.tokens[:HALF], finish="stop")
-    assert judge(heard(short, counted=HALF), {0: known}, TAU).verdict == Verdict.TIED
+    assert judge(heard(short, counted=HALF), {0: known}, TAU, may_stop=True).verdict == Verdict.TIED
+    assert judge(heard(short, counted=HALF), {0: known}, TAU).verdict == Verdict.TRUNCATED
     longer = choice(RIGHT.tokens, [5.0] * HALF + [TAU / 2])
-    assert judge(heard(longer, counted=6), {0: short}, TAU).verdict == Verdict.TIED
-    assert judge(heard(RIGHT, counted=6), {0: short}, TAU).verdict == Verdict.WRONG
+    assert judge(heard(longer, counted=6), {0: short}, TAU, may_stop=True).verdict == Verdict.TIED
+    assert judge(heard(longer, counted=6), {0: short}, TAU).verdict == Verdict.WRONG
+    assert judge(heard(RIGHT, counted=6), {0: short}, TAU, may_stop=True).verdict == Verdict.WRONG
 
 
 def test_without_log_probabilities_another_answer_cannot_be_judged() -> None:

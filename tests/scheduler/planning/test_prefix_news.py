@@ -5,7 +5,7 @@ from math import lcm
 
 import pytest
 
-from gateway.prefixes import KnownPrefixes
+from gateway.routing.prefixes import KnownPrefixes
 from protocol.prefixes import STRIDE, packed, prefix_hashes
 from protocol.worker_facts import MAX_CACHE_NEWS, CacheNews
 from scheduler.planning import prefix_news

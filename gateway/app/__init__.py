@@ -1,0 +1,1 @@
+"""The application: all routes together, the pages about them, and metrics."""

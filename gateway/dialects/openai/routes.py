@@ -1,0 +1,99 @@
+"""OpenAI's API: POST /v1/completions and /v1/chat/completions."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.dialects.openai.fields import AnyRequest, ChatRequest, CompletionRequest, StreamOptions, parse
+from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.score_shapes import LogprobWriter, PromptWriter
+from gateway.dialects.openai.shapes import ChatCompletion, Completion
+from gateway.dialects.openai.unsupported import refuse_unsupported
+from gateway.dialects.openai.write import ChunkWriter, ResponseHead
+from gateway.dialects.shared.counts import check_counts
+from gateway.dialects.shared.documents import body_of, generation_responses
+from gateway.dialects.shared.json_body import check_list
+from gateway.generation.generation import Generation
+from gateway.serving.answering import StreamedAnswer, WholeAnswer
+from gateway.serving.respond import respond
+from gateway.serving.service import Service
+from gateway.words.limits import Limits
+from gateway.words.request import Ask
+from gateway.words.strict_json import parse_json
+from runtime.settings import HttpLimits
+
+
+def add_generation(app: FastAPI, service: Service) -> None:
+    """Adds the two routes that generate."""
+
+    @app.post(
+        "/v1/completions",
+        openapi_extra=body_of(CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 8}),
+        responses=generation_responses(Completion),
+        response_class=Response,
+    )
+    async def completions(request: Request) -> Response:
+        """Continues a prompt: text, token ids, or a list of either."""
+        return await respond(service, request, partial(openai_call, CompletionRequest))
+
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=body_of(
+            ChatRequest, {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+        ),
+        responses=generation_responses(ChatCompletion),
+        response_class=Response,
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Answers a conversation."""
+        return await respond(service, request, partial(openai_call, ChatRequest))
+
+
+@dataclass(frozen=True)
+class OpenAiCall:
+    """A completion or a chat completion."""
+
+    parsed: AnyRequest
+    asks: Sequence[Ask]
+    response_id: str
+
+    @property
+    def ids(self) -> Mapping[str, range]:
+        """See Call."""
+        return {self.response_id: range(self.asks[0].num_choices * len(self.asks[0].prompts))}
+
+    def answer(self, service: Service, generation: Generation) -> Response:
+        """See Call."""
+        parsed, created = self.parsed, int(datetime.now(UTC).timestamp())
+        is_chat, logprobs = isinstance(parsed, ChatRequest), None
+        if (num_top := self.asks[0].scores) is not None:
+            as_ids, bytes_of = parsed.return_tokens_as_token_ids is True, service.translator.token_bytes
+            logprobs = LogprobWriter(is_chat, bytes_of, as_ids, num_top)
+        prompt_logprobs = None
+        if parsed.prompt_logprobs is not None:
+            prompt_logprobs = PromptWriter(parsed.prompt_logprobs, service.translator.token_bytes)
+        with_ids, name = parsed.return_token_ids is True, service.names.first
+        head = ResponseHead(generation.response_id, created, name, is_chat, with_ids, logprobs, prompt_logprobs)
+        if not parsed.stream:
+            return WholeAnswer(generation, head, service.long_answers)
+        options = parsed.stream_options or StreamOptions()
+        writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
+        return StreamedAnswer(generation, writer, service.long_answers)
+
+
+def openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits: HttpLimits) -> OpenAiCall:
+    """All checks of a request that need no tokens. May run in a thread."""
+    body = parse_json(raw)
+    if isinstance(body, dict):
+        refuse_unsupported(body)
+        check_list(body.get("prompt"), limits, "prompt")
+    parsed = parse(kind, body)
+    ask = ask_of(parsed)
+    check_counts(ask, http_limits)
+    return OpenAiCall(
+        parsed, [ask], f"{'chatcmpl' if isinstance(parsed, ChatRequest) else 'cmpl'}-{secrets.token_hex(16)}"
+    )

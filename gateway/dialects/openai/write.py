@@ -1,0 +1,222 @@
+"""How OpenAI's API writes an answer: one body, or chunks.
+
+A chunk has the tokens that one launch has drawn for a choice: one, or several with a draft. Tokens that reached the
+gateway too early go out with those before them, in one chunk. The part of a chunk that never changes is encoded once.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.dialects.openai.score_shapes import LogprobWriter, PromptWriter
+from gateway.generation.generation import Batch, Generation
+from gateway.serving.answering import DONE
+from gateway.serving.gathered import Gathered
+from gateway.serving.parts import (
+    CHARS,
+    TEXTS,
+    TOKENS,
+    Kept,
+    Later,
+    ids_json,
+    items_of,
+    list_of,
+    list_with_laters,
+    parts_of,
+    text_json,
+)
+from gateway.words.pieces import Piece, ScoredToken
+
+# OpenAI's messages always have these. Clients with strict types fail without them.
+MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
+FIRST_DELTA: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+LONG_BATCH = 1024  # log-probabilities and pieces of text; the chunks of a batch with more are sent in parts
+Fields = dict[str, Any]
+Timeline = list[Fields]
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """What all choices of a response share. `created` is in seconds since 1970."""
+
+    response_id: str
+    created: int
+    model: str
+    is_chat: bool
+    with_token_ids: bool
+    logprobs: LogprobWriter | None = None  # None: nobody asks for them
+    prompt_logprobs: PromptWriter | None = None  # the same of the field of this name
+
+    def fields(self, chat_object: str) -> dict[str, Any]:
+        """The first fields of a chunk or body. `chat_object` says which of the two it is, in a chat."""
+        kind = chat_object if self.is_chat else "text_completion"
+        return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
+
+    def choice(
+        self,
+        index: int,
+        text: dict[str, Any],
+        finish_reason: str | None,
+        token_ids: Sequence[int] | Later,
+        *logprobs: Collection[ScoredToken],
+    ) -> dict[str, Any]:
+        """One choice. `text` is the field that holds its text."""
+        scored = self.logprobs.write(*logprobs) if self.logprobs is not None else None
+        choice = {"index": index, **text, "logprobs": scored, "finish_reason": finish_reason}
+        return choice | {"token_ids": token_ids} if self.with_token_ids else choice
+
+    def gathers(self) -> Gathered:
+        """See Body."""
+        return Gathered()
+
+    def whole_choice(self, index: int, found: Gathered) -> dict[str, Any]:
+        """One choice of a body."""
+        content = text_json(found.texts, found.num_chars)
+        text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
+        token_ids = ids_json(found.token_ids) if self.with_token_ids else ()
+        return self.choice(index, text, found.finish_reason, token_ids, found.echoed, found.scored)
+
+    def body(self, generation: Generation, found: Sequence[Gathered]) -> Fields:
+        """See Body."""
+        prompts = [self._prompt(generation, place) for place in range(len(generation.prompts.all))]
+
+        def choices() -> Iterator[Fields]:
+            for index, each in enumerate(found):
+                of_prompt = {} if self.is_chat else prompts[generation.prompts.place_of(index)]
+                yield self.whole_choice(index, each) | of_prompt
+
+        is_short = self.logprobs is None and sum(len(each.texts) for each in found) <= TEXTS  # nearly every answer
+        told = list(choices()) if is_short else list_with_laters(choices)
+        body = self.fields("chat.completion") | {"choices": told, "usage": _usage(generation)}
+        timeline = generation.timeline()
+        return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
+
+    def _prompt(self, generation: Generation, place: int) -> Fields:
+        """The field `prompt_logprobs`, if it is asked for."""
+        prompt, writer = generation.prompts.all[place], self.prompt_logprobs
+        part = generation.prompts.part(place * prompt.num_choices)
+        if writer is None or part is None:
+            return {}
+        kind = Kept if prompt.num_choices > 1 and not self.is_chat else Later
+        return {"prompt_logprobs": list_of([kind(lambda: items_of(lambda: writer.entries(part), TOKENS))])}
+
+
+class ChunkWriter:
+    """Writes the chunks of one response."""
+
+    def __init__(self, head: ResponseHead, include_usage: bool, continuous_usage: bool) -> None:
+        self._head = head
+        self.include_usage = include_usage
+        self.continuous = include_usage and continuous_usage  # each chunk carries the usage so far
+        self._start = b"data: " + orjson.dumps(head.fields("chat.completion.chunk"))[:-1] + b',"choices":['
+        self._end = self._rest(None, None)
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
+        self._num_sent = 0  # tokens of all choices
+
+    @property
+    def num_bytes(self) -> int:
+        """See Chunks."""
+        return 0
+
+    def chunks(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
+        """See Chunks. The time line, if the client asks for it, is in the last chunk."""
+        is_single = len(batch) == 1 and not (self.continuous or generation.times.with_timeline)  # nearly every batch
+        if is_single and self._is_short(batch[0][1]):
+            return self.chunk(*batch[0])
+
+        blocks = self._blocks(generation, batch)
+        return blocks if sum(self._size(piece) for _, piece in batch) > LONG_BATCH else b"".join(blocks)
+
+    def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
+        """The chunks one after another, long ones in blocks."""
+        is_last = not self.include_usage and generation.is_drained
+        num_cached = generation.prompts.num_cached
+        for place, (index, piece) in enumerate(batch, start=1):
+            timeline = generation.timeline() if is_last and place == len(batch) else None
+            self._num_sent += len(piece.token_ids)
+            usage = usage_of(generation.prompts.num_tokens, self._num_sent, num_cached) if self.continuous else None
+            if self._is_short(piece):
+                yield self.chunk(index, piece, usage, timeline)
+            else:
+                yield self._start
+                yield from parts_of(self._choice(index, piece))
+                yield self._rest(usage, timeline)
+
+    def _size(self, piece: Piece) -> int:
+        """As LONG_BATCH counts."""
+        each = 1 if self._head.logprobs is None else 1 + self._head.logprobs.num_top
+        return 1 + len(piece.text) * LONG_BATCH // CHARS + each * len(piece.logprobs)
+
+    @staticmethod
+    def _is_short(piece: Piece) -> bool:
+        return len(piece.logprobs) <= TOKENS and len(piece.text) <= CHARS
+
+    def last(self, generation: Generation) -> bytes:
+        """See Chunks."""
+        if not self.include_usage:
+            return DONE
+        return self.usage_chunk(_usage(generation), generation.timeline()) + DONE
+
+    def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
+        """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
+        asked for continuous usage."""
+        text, token_ids, finish_reason, logprobs, _ = piece
+
+        frame = self._frames.get(index)
+        is_plain = finish_reason is None and timeline is None and usage is None and not logprobs
+        if frame is not None and is_plain:
+            before, after = frame
+            if self._head.with_token_ids:
+                ids = orjson.dumps(token_ids)
+                return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, ids, self._end)
+            return before + orjson.dumps(text) + after
+
+        return self._start + orjson.dumps(self._choice(index, piece)) + self._rest(usage, timeline)
+
+    def _choice(self, index: int, piece: Piece) -> Fields:
+        """The choice of a chunk; a long text or a long list in it is a Later."""
+        text, token_ids, finish_reason, logprobs, _ = piece
+        delta: Fields = {}
+        if index not in self._frames:
+            delta, self._frames[index] = FIRST_DELTA, self._frame(index)
+
+        told = text_json((text,), len(text))
+        content = {"delta": delta | {"content": told}} if self._head.is_chat else {"text": told}
+        choice = self._head.choice(index, content, finish_reason, token_ids, logprobs)
+        if not logprobs:
+            choice["logprobs"] = None  # nothing to tell in this chunk
+        return choice
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """The bytes before and after the text of a chunk that only adds text."""
+        before = self._start + b'{"index":%d,' % index + (b'"delta":{"content":' if self._head.is_chat else b'"text":')
+        after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
+        return before, after if self._head.with_token_ids else after + b"}" + self._end
+
+    def usage_chunk(self, usage: Fields, timeline: Timeline | None) -> bytes:
+        """The chunk without choices that reports usage, after all others."""
+        return self._start + self._rest(usage, timeline)
+
+    def _rest(self, usage: Fields | None, timeline: Timeline | None) -> bytes:
+        """The end of a chunk, after its choices: usage and time line, if they belong there."""
+        last: dict[str, Any] = {"usage": usage} if self.include_usage else {}
+        if timeline is not None:
+            last["timeline"] = timeline
+        return b"]" + (b"," + orjson.dumps(last)[1:] if last else b"}") + b"\n\n"
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def _usage(generation: Generation) -> Fields:
+    """The usage object until now."""
+    return usage_of(generation.prompts.num_tokens, generation.num_tokens, generation.prompts.num_cached)

@@ -1,0 +1,1 @@
+"""SGLang's native API: POST /generate."""

@@ -1,0 +1,1 @@
+"""One client request between its tokens and the workers: prepared, started, followed until its end."""

@@ -1,0 +1,1 @@
+"""HTTP itself: bounds of connections, requests that every server reads alike, errors as responses."""

@@ -1,0 +1,1 @@
+"""What all APIs share of a request's way: reading its body, admitting it, writing its answer."""
