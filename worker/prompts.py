@@ -119,8 +119,6 @@ class Prompts(Generic[A]):
         all.
         """
         requests = self._going_on(self.unfinished)
-        if not requests:
-            return ()
         policies, decode_tokens = self._policies, self._decode_tokens(num_decodes)
         sizes = plan_chunks(
             [request.prompt_left for request in requests],

@@ -49,6 +49,17 @@ HARMLESS = (
         "There are two names, so the third token of a choice finds none. The guard only saves later ones the loop.",
     ),
     Harmless(
+        "worker/prompts.py",
+        "Prompts.admit",
+        (
+            " if not self.waiting:",
+            "-return admitted",
+            "+pass",
+            " budget = self._policies.launch_tokens(self._decode_tokens(len(self._planner.decodes())))",
+        ),
+        "The loop finds nobody either. Returning saves a turn without waiting requests a look at those that decode.",
+    ),
+    Harmless(
         "worker/served.py",
         "Served._end",
         (

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import BatonError
 from protocol.messages_gateway import Assign, FinishReason
-from scheduler.plan import GrammarLearnt
+from scheduler.plan import GrammarLearnt, MaskReady
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.scheduler.building import greedy
@@ -30,8 +30,9 @@ class Role:
         self.prompts = Prompts(self.planner, VirtualClock(), policies, self.served, self._seat)
         self.errors: dict[str, BatonError] = {}
 
-    def ask(self, name: str, prompt: tuple[int, ...], n: int = 1, grammar: str = "") -> Assigned:
-        request = Assigned(Assign(name, 0, prompt, replace(greedy(2), grammar=grammar), n, None))
+    def ask(self, name: str, prompt: tuple[int, ...], n: int = 1, grammar: str = "", num_replayed: int = 0) -> Assigned:
+        sampling = replace(greedy(2), grammar=grammar)
+        request = Assigned(Assign(name, 0, prompt, sampling, n, None, num_replayed=num_replayed))
         self.served.take(request)
         self.prompts.add(request)
         return request
@@ -80,6 +81,7 @@ def test_a_prompt_waits_for_a_page_that_it_will_find_only(lookahead: int, prompt
     finish(role.planner, role.executor)
     role.prompts.computed(computing)
     assert role.prompts.admit() == ([request] if waits else [])
+    assert request.num_cached == request.prompt.held.num_cached == (4 if waits else 0)
 
 
 def test_a_prompt_waits_while_launches_are_full_without_it() -> None:
@@ -126,6 +128,19 @@ def test_a_request_waits_for_its_grammar_unless_it_leaves(fault: str) -> None:
     assert role.prompts.admit() == ([] if fault else [stays])
     assert {name: error.message for name, error in role.errors.items()} == ({"stays": fault} if fault else {})
     assert role.prompts.num_waiting == 0 and set(role.served.by_key.values()) == {plain, *([] if fault else [stays])}
+
+
+def test_a_prompt_waits_until_the_outputs_of_its_earlier_attempt_are_read() -> None:
+    role = Role(Policies(chunk_size=64), make())
+    request = role.ask("r", (1,) * 4, grammar="g", num_replayed=1)
+    role.executor.outcomes.append(GrammarLearnt("g"))
+    role.planner.poll()
+    assert role.prompts.admit() == [request] and role.launch() == []
+    assert role.prompts.unfinished == [request]
+
+    role.executor.outcomes.append(MaskReady(*request.prompt.held.owner))
+    role.planner.poll()
+    assert role.launch() == [("r", 0, 4)]
 
 
 @pytest.mark.parametrize("seed", range(10))
