@@ -191,10 +191,8 @@ class FutureMap:
 
         if (proposals := self._extras.get("topk_index_NK")) is None:
             extras["topk_index_NK"] = torch.full((num_rows, 1), NO_PROPOSAL, device=rows_N.device)
-        else:
-            proposals.owners.index_fill_(
-                0, rows_N, POISON
-            )  # they are those of this step: a later one must not read them
+        else:  # they are those of this step: a later one must not read them
+            proposals.owners.index_fill_(0, rows_N, POISON)
         return DraftExtras(**extras)
 
     # ---- lengths ----
