@@ -14,6 +14,7 @@ from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import FutureMap
 from scheduler.execution.shipping import Shipping
+from scheduler.plan import Chunk, Plan
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
@@ -99,6 +100,17 @@ def breaks(patched: pytest.MonkeyPatch, executor: Executor, mode: Mode, name: st
     where: Any = ForwardBatch if mode is PLAIN else BEFORE[name] or type(object_of(executor, mode))
     name = "init_new" if mode is PLAIN else name
     patched.setattr(where, name, failing_at(1, getattr(where, name)))
+
+
+@launches
+def test_planner_and_executor_count_the_same_tokens(mode: Mode) -> None:
+    """One announces them, the other computes them."""
+    executor, _ = rank(mode, Counting())
+    for num_steps in range(mode.shape.num_steps + 1):
+        for num_rows, chunks in ((0, ()), (5, ()), (3, (Chunk(1, 0, (7, 8)), Chunk(2, 4, (9,))))):
+            plan = Plan(1, num_decodes=num_rows, chunks=chunks, num_steps=num_steps)
+            computed = executor.launcher.num_tokens(plan)
+            assert computed == plan.num_tokens(mode.shape.num_verified(num_steps)) >= num_rows + 3 * bool(chunks)
 
 
 def goes_on(planner: Planner, executor: Executor, bad: Req, good: Req) -> None:
