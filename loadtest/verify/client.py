@@ -18,6 +18,7 @@ class Client:
         self.server, self.clock, self.dialect, self.bounds = server, clock, dialect, bounds
         self.spent = Spent()
         self.hung_s = 2 * bounds.hung_s  # until the quiet phase has shown how long an answer takes
+        self.early_s = 0.01  # after which a client leaves that waits for no token
         self.began_s = clock.now()
         self._salt = f"baton-verify-{uuid4().hex}"
         self._pace = Pace(bounds.rate, bounds.together)
@@ -37,13 +38,15 @@ class Client:
     async def ask(
         self, ask: Ask, *, stream: bool, is_cold: bool = False, leave_after: int | None = None, pace: Pace | None = None
     ) -> Heard:
-        """One request in its turn. `is_cold`: with a salt of its own. `pace`: another one than that of the bounds."""
+        """One request in its turn. `is_cold`: with a salt of its own. `leave_after` 0: the client leaves before
+        its first token. `pace`: another one than that of the bounds."""
         await self.turn(len(ask.prompt), pace)
         body = self.dialect.body(ask, stream, uuid4().hex if is_cold else self._salt)
         async with self._places:
             heard = await hear(
-                self.server, self.clock, body, stream=stream, timeout_s=self.hung_s, leave_after=leave_after
-            )
+                self.server, self.clock, body, stream=stream, timeout_s=self.hung_s, leave_after=leave_after,
+                leave_after_s=self.early_s if leave_after == 0 else None,
+            )  # fmt: skip
         self.spent.tokens += heard.num_tokens
         self.spent.ended += 1
         return heard

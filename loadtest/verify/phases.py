@@ -136,9 +136,10 @@ def _steps(name: str, known: Sequence[Known], rng: random.Random, together: int)
 
 
 def _leaving(step: Step, rng: random.Random) -> Step:
-    """The same prompt for longer, whose client leaves early."""
+    """The same prompt for longer, whose client leaves early: every second one before its first token."""
     ask = replace(step.ask, max_tokens=4 * step.ask.max_tokens)
-    return replace(step, ask=ask, leave_after=rng.randint(1, max(1, step.ask.max_tokens // 2)))
+    leave_after = rng.randint(1, max(1, step.ask.max_tokens // 2)) if rng.random() < 0.5 else 0
+    return replace(step, ask=ask, leave_after=leave_after, is_cold=not leave_after)
 
 
 def _continued(step: Step, answer: Choice, rng: random.Random) -> Step:

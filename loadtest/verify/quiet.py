@@ -70,6 +70,13 @@ def hung_after(tried: Sequence[Tried], hung_s: float) -> float:
     return hung_s + HUNG_FACTOR * max((heard.took_s for each in tried for heard in each.heards), default=0.0)
 
 
+def early(tried: Sequence[Tried]) -> float:
+    """A time before which a streamed answer has hardly begun: half of what the first token took when it was quiet."""
+    return (
+        min((heard.first_s for each in tried for heard in each.heards if heard.first_s is not None), default=0.02) / 2
+    )
+
+
 def contradictions(answers: Sequence[Choice]) -> list[Choice]:
     """Answers of the quiet server that are further than noise from the first one."""
     return [choice for choice in answers[1:] if any(not each <= LIMIT for each in differences(answers[0], choice))]

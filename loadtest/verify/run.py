@@ -28,7 +28,7 @@ from loadtest.verify.judge import (
     judge_scored,
 )  # fmt: skip
 from loadtest.verify.phases import CALM, Known, Made, Phase, Step, rounds
-from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, hung_after, unsettled
+from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, early, hung_after, unsettled
 from loadtest.verify.scoring import Scorer
 from loadtest.verify.ties import Noise
 from protocol.errors import ConfigError, brief
@@ -114,6 +114,7 @@ class Run:
 
         self.result.noises = noises
         self._client.hung_s = hung_after(tried, self._client.bounds.hung_s)
+        self._client.early_s = early(tried)
         has_stopped = any(choice.finish == "stop" for each in tried for choice in each.answers)
         self._may_stop = has_stopped or "ignore_eos" in self._client.dialect.refused
         for each in tried:

@@ -3,7 +3,7 @@
 from loadtest.verify.answers import Choice
 from loadtest.verify.judge import Place
 from loadtest.verify.phases import made_asks
-from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, hung_after, unsettled
+from loadtest.verify.quiet import REPEAT, Tried, calibrate, contradictions, early, hung_after, unsettled
 from tests.loadtest.verify.answering import choice, heard
 
 
@@ -44,5 +44,6 @@ def test_distinct_answers_are_the_first_of_their_tokens() -> None:
 
 def test_an_answer_hangs_after_five_times_the_slowest() -> None:
     found = tried(choice([5]), choice([5]))
-    found.heards[1].took_s = 2.0
+    found.heards[1].took_s, found.heards[1].first_s = 2.0, 0.5
+    assert early([found]) == 0.25 and early([]) == 0.01
     assert hung_after([found], 30.0) == 40.0 and hung_after([], 30.0) == 30.0
