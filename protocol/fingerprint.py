@@ -8,7 +8,7 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.errors import CheckpointError
 from protocol.message import Blob, Message, Text
@@ -129,8 +129,8 @@ def _unequal(one: WeightsPrint, other: WeightsPrint, one_id: str, other_id: str)
         return f"fingerprint: the table of tensors of {damaged} is damaged, expected {DIGEST_BYTES} bytes a name"
     if not (differing := sorted(_differing(ones, others))):
         return None  # the same names, compressed in another way
-    name, value, theirs = differing[0]
-    what = f"weights: the digest of tensor {name[:200]!r} is {value} on {one_id}, {theirs} on {other_id}"
+    name, value, other_value = differing[0]
+    what = f"weights: the digest of tensor {name[:200]!r} is {value} on {one_id}, {other_value} on {other_id}"
     return f"{what} ({len(differing)} of {len({*ones, *others})} tensors differ)"
 
 
@@ -141,14 +141,22 @@ def unequal_fact(one: Mapping[str, str], other: Mapping[str, str], one_id: str, 
     """
     if not (one and other and (differing := _differing(one, other))):
         return None
-    name, value, others = differing[0]
-    return f"{name[:200]} is {value[:200]} on {one_id}, {others[:200]} on {other_id}"
+    name, value, other_value = differing[0]
+    return f"{name[:200]} is {value[:200]} on {one_id}, {other_value[:200]} on {other_id}"
 
 
-def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, value, value in `other`) wherever the values differ. A value that is not there is "missing"."""
-    both = ((name, one.get(name, "missing"), other.get(name, "missing")) for name in {**one, **other})
-    return [values for values in both if values[1] != values[2]]
+class _Difference(NamedTuple):
+    """A name to which two mappings give different values."""
+
+    name: str
+    value: str
+    other_value: str
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[_Difference]:
+    """The names whose values differ. A value that is not there is "missing"."""
+    both = (_Difference(name, one.get(name, "missing"), other.get(name, "missing")) for name in {**one, **other})
+    return [difference for difference in both if difference.value != difference.other_value]
 
 
 def _table(fingerprint: WeightsPrint, use_full: bool) -> dict[str, str] | None:

@@ -115,8 +115,8 @@ class Executor:
         launch = self.launches[-1]
         assert launch.copy_done is not None
         launch.copy_done.synchronize()
-        for _, written in tuple(launch.layers):
-            written.synchronize()
+        for written in tuple(launch.layers):
+            written.event.synchronize()
         result = self.poll()[-1]
         assert isinstance(result, StepResult)
         if result.error:
@@ -142,8 +142,8 @@ class Executor:
         if self.device.group_error is not None:  # asked last: the launch that has failed is not reported as over
             raise self.device.group_error
         for launch in self.launches:
-            while launch.layers and launch.layers[0][1].done():
-                outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft()[0]))
+            while launch.layers and launch.layers[0].event.done():
+                outcomes.append(LayerWritten(launch.ticket, launch.layers.popleft().layer))
         if oldest is not None and is_over and not oldest.layers:  # a launch that is over adds no more layers
             self.launches.popleft()
             oldest.tell_masking(self.device.forward)

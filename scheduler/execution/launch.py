@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,6 +26,13 @@ from scheduler.plan import Chunk, Owner, Plan, Scores, StepResult
 
 Runs = tuple[tuple[int, ...], ...]
 NO_TOKENS: Final = frozenset({NOT_A_TOKEN, NOTHING_LEFT})
+
+
+class WrittenLayer(NamedTuple):
+    """A layer whose KV a launch has written once `event` is done."""
+
+    layer: int
+    event: Event
 
 
 @dataclass(eq=False)
@@ -49,7 +56,7 @@ class Launch:
     prompt_words: Tensor | None = None  # on the host: what scored_forward() gives for these; None: there are none
     error: Exception | None = None
     computed_at: float | None = None  # when all layers were computed; None: the host cannot tell
-    layers: deque[tuple[int, Event]] = field(default_factory=deque)  # (layer, its KV is written), filled while it runs
+    layers: deque[WrittenLayer] = field(default_factory=deque)  # filled while it runs, taken by the executor
 
     @classmethod
     def of(cls, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None, **more: Any) -> Self:

@@ -9,7 +9,7 @@ from functools import partial
 from model.inputs import int64_column
 from protocol.kv_layout import touched
 from scheduler.execution.device import Device
-from scheduler.execution.launch import Launch
+from scheduler.execution.launch import Launch, WrittenLayer
 from scheduler.plan import Chunk
 
 
@@ -37,4 +37,4 @@ class Shipping:
             device.staging.wait(written)
             device.staging.launch([device.guarded(partial(device.kv.stage_out, layer))], pages_N)
             written = device.staging.record()
-        launch.layers.append((layer, written))
+        launch.layers.append(WrittenLayer(layer, written))

@@ -311,7 +311,7 @@ SCHEDULES = (
     Mutant(
         "layers leave before they are written",
         "Executor.poll",
-        "launch.layers[0][1].done()",
+        "launch.layers[0].event.done()",
         "True",
         "the mark of a layer is the only sign that its KV is there",
         ("late",),

@@ -20,6 +20,7 @@ from protocol.messages_handoff import (
     KvDelivered,
     PrefillJob,
 )
+from scheduler.execution.launch import WrittenLayer
 from scheduler.execution.streams import Event
 from tests.doubles.hash_model import FakeRunner
 from tests.prefill.driving import DECODE, PREFILL, PROMPT, Bench
@@ -97,7 +98,7 @@ def test_a_layer_leaves_while_a_later_one_is_computed() -> None:
     bench.job()
     assert bench.worker.step()
     (launch,) = bench.executor.launches
-    launch.layers.append((0, bench.stream.mark()))
+    launch.layers.append(WrittenLayer(0, bench.stream.mark()))
     assert not bench.worker.step()
     assert bench.sender.calls[-1] == ("layer", 1, 0, 10)
     assert not launch.layers

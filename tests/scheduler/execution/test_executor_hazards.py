@@ -81,7 +81,7 @@ def test_a_layer_does_not_leave_before_its_mark() -> None:
         if not cluster.step():
             simulation.run_one()
     cluster.step()  # the layer's KV is computed, and its mark is not reached
-    assert executor.launches[0].layers and not executor.launches[0].layers[0][1].done()
+    assert executor.launches[0].layers and not executor.launches[0].layers[0].event.done()
     assert not worker.planner.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
     while worker.planner.in_flight:
         if not cluster.step():
