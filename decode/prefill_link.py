@@ -45,7 +45,7 @@ class PrefillLink(PeerLink):
         super().__init__(log)
         self._dealers: dict[int, Dealer] = {}
         self._sessions: dict[int, Session] = {}  # one for each dealer
-        self._epochs = count(1)  # of sessions; they only grow
+        self._session_numbers = count(1)  # of sessions; they only grow
 
     def receive(self) -> None:
         """Hands arrived messages to the core. Malformed ones are counted and dropped."""
@@ -63,7 +63,7 @@ class PrefillLink(PeerLink):
                 self._begin_anew(instance, lost)
 
     def tick(self) -> None:
-        """Sends the counts of each session that is not settled."""
+        """Tells each prefill worker how many messages have arrived, if its session has some that are not confirmed."""
         for instance, session in list(self._sessions.items()):
             try:
                 if not session.is_settled:
@@ -83,8 +83,8 @@ class PrefillLink(PeerLink):
 
     def _begin_anew(self, instance: int, lost: SessionLost) -> None:
         log.warning("session lost", instance=instance, why=f"prefill {lost}")
-        self._sessions[instance] = Session(next(self._epochs))
-        self.outbox.prefill[:] = [each for each in self.outbox.prefill if each[0].instance != instance]
+        self._sessions[instance] = Session(next(self._session_numbers))
+        self.outbox.prefill[:] = [message for message in self.outbox.prefill if message[0].instance != instance]
         self.lost(instance)
 
     def flush(self) -> None:
@@ -124,5 +124,5 @@ class PrefillLink(PeerLink):
         except (zmq.ZMQError, WireError) as error:
             log.warning("cannot dial", worker=address.worker_id, address=address.peer, why=str(error))
             return None
-        self._dealers[address.instance], self._sessions[address.instance] = dealer, Session(next(self._epochs))
+        self._dealers[address.instance], self._sessions[address.instance] = dealer, Session(next(self._session_numbers))
         return dealer

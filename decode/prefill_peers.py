@@ -122,8 +122,8 @@ class PrefillPeers:
         for peer in list(self.by_instance.values()):
             if not (peer.accepted or peer.refusal) and peer.answer_by <= now:
                 self.lose(peer.address.instance)
-                why = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
-                given_up.append((peer.address.instance, Unavailable(why)))
+                reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
+                given_up.append((peer.address.instance, Unavailable(reason)))
         return given_up
 
     def return_credit(self, returned: CreditReturned) -> None:

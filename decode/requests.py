@@ -26,7 +26,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import first_logprobs_fault, first_tokens_fault, hidden_fault
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import ReceiveTransfer
-from transfer.plan import start_unit
+from transfer.plan import start_alignment
 from transfer.states import TransferState, advance, least
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Assigned, assign_fault
@@ -48,7 +48,7 @@ class DecodeState(Enum):
 
 _ENDS = frozenset({DecodeState.FINISHED, DecodeState.CANCELLED, DecodeState.FAILED})
 
-MOVES: Mapping[DecodeState, frozenset[DecodeState]] = {
+TRANSITIONS: Mapping[DecodeState, frozenset[DecodeState]] = {
     DecodeState.WAITING: _ENDS | {DecodeState.RUNNING},
     DecodeState.RUNNING: _ENDS,
     **dict.fromkeys(_ENDS, frozenset()),
@@ -82,7 +82,7 @@ class DecodeRequest(Assigned):
     @property
     def transfer_state(self) -> TransferState:
         """The state on which the ranks of its transfer agree."""
-        return least(each.state for each in self.transfers)
+        return least(transfer.state for transfer in self.transfers)
 
     @property
     def is_handed_over(self) -> bool:
@@ -99,7 +99,7 @@ class DecodeRequest(Assigned):
 
     def move(self, state: DecodeState) -> None:
         """Advances the state machine."""
-        self.state = advance(MOVES, self.state, state)
+        self.state = advance(TRANSITIONS, self.state, state)
 
 
 def reason_to_refuse(assign: Assign, planner: Planner) -> str | None:
@@ -154,7 +154,7 @@ class Requests:
 
     def depending_on(self, instance: int) -> list[DecodeRequest]:
         """The requests that still need the prefill worker `instance`."""
-        return [each for each in self.waiting if each.prefill.instance == instance]
+        return [request for request in self.waiting if request.prefill.instance == instance]
 
     @property
     def waiting(self) -> list[DecodeRequest]:
@@ -185,11 +185,17 @@ class Requests:
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
         if request.moves_kv:
-            unit = start_unit(planner.layout.page_size, (peer.layout or planner.layout).page_size)
+            alignment = start_alignment(planner.layout.page_size, (peer.layout or planner.layout).page_size)
             key, state = request.cache_key, PageState.RESERVED
             request.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
             if not planner.admit(
-                request.reqs, request.prompt_len, state, key, grows=True, unit=unit, has_draft=request.has_draft
+                request.reqs,
+                request.prompt_len,
+                state,
+                key,
+                grows=True,
+                alignment=alignment,
+                has_draft=request.has_draft,
             ):
                 return False
             request.start = request.prompt.held.num_cached
@@ -250,7 +256,7 @@ class Requests:
     def deliver(self, request: DecodeRequest, last: LastMessage, on_device: bool) -> None:
         """Its KV is whole: owns its pages, and starts the copies to the choices and to the device."""
         self.close(request)
-        self._planner.book.own(req.held for req in request.reqs)
+        self._planner.kv_manager.own(req.held for req in request.reqs)
 
         first, *others = request.reqs
         page_size = self._planner.layout.page_size
@@ -270,14 +276,14 @@ class Requests:
         """The delivered requests whose KV is on the device by now, and that `may_decode`. Each is returned once, unless
         it has ended."""
         staged, self._staged, whole = self._staged, [], list[DecodeRequest]()
-        for each in staged:
-            is_whole = self._planner.copies.is_over(each.landing)
-            has_ended = each.state is not DecodeState.WAITING
-            (whole if is_whole and (has_ended or may_decode(each)) else self._staged).append(each)
-        whole = [each for each in whole if each.state is DecodeState.WAITING]
-        for each in whole:
-            if each.has_draft and (seated := [req for req in each.reqs if req.holding is not None]):
-                self._planner.book.keep(seated[0].held, each.cache_key)
+        for request in staged:
+            is_whole = self._planner.copies.is_over(request.landing)
+            has_ended = request.state is not DecodeState.WAITING
+            (whole if is_whole and (has_ended or may_decode(request)) else self._staged).append(request)
+        whole = [request for request in whole if request.state is DecodeState.WAITING]
+        for request in whole:
+            if request.has_draft and (seated := [req for req in request.reqs if req.holding is not None]):
+                self._planner.kv_manager.keep(seated[0].held, request.cache_key)
         return whole
 
     def end(self, request: DecodeRequest, state: DecodeState) -> None:

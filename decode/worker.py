@@ -55,7 +55,7 @@ from worker.served import Served
 
 
 class DecodeWorker:
-    """The core of one decode process: messages in, steps, messages out."""
+    """The core of one decode process: messages in, turns, messages out."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class DecodeWorker:
         self.served.drop_all()
         self._peers.forget_all()  # the new gateway will not report peers that died with the old one
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         received = self._receive()
         self._fail_late(self._clock.now())
         self.admit()
         self._prebuild()
-        progressed = self.loop.step()
+        progressed = self.loop.turn()
         self._tokens.flush(self.outbox)
         return progressed or received
 
@@ -155,7 +155,7 @@ class DecodeWorker:
 
     def launch(self) -> bool:
         """Launches the choices that decode, which PREBUILT batches have joined."""
-        for req in self._tokens.retract(self.planner.make_room()):
+        for req in self._tokens.preempt(self.planner.make_room()):
             self._finish(req)
         decodes = self.planner.decodes()
         if decodes:
@@ -221,8 +221,8 @@ class DecodeWorker:
         for request in self._requests.late.due(now):
             self.served.fail(request, KvNotDelivered(request.late))
         self._peers.ask_again(now)
-        for instance, why in self._peers.give_up(now):
-            self._fail_all(instance, why)
+        for instance, reason in self._peers.give_up(now):
+            self._fail_all(instance, reason)
 
     def _on_transfer(self, request: DecodeRequest, event: TransferEvent) -> None:
         if isinstance(event, FirstFrame):

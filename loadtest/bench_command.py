@@ -70,12 +70,14 @@ def _run(asked: argparse.Namespace, typed: Sequence[str], search: Search | None)
 
     load_of(asked, None)  # what is wrong in the flags is told before anything is started
     folder = None if asked.out == "none" else _folder(asked.out)
-    found = uvloop.run(run_each(asked, one_of_them, folder))
-    console.print(topologies_table(found, search, markdown=asked.markdown))
+    all_served = uvloop.run(run_each(asked, one_of_them, folder))
+    console.print(topologies_table(all_served, search, markdown=asked.markdown))
     if folder is not None:
-        (folder / "picture.html").write_text(picture_of([(each.serve, each.runs) for each in found if each.runs]))
+        (folder / "picture.html").write_text(
+            picture_of([(served.serve, served.runs) for served in all_served if served.runs])
+        )
         console.print(f"side by side: {folder / 'picture.html'}")
-    return max(each.status for each in found)
+    return max(served.status for served in all_served)
 
 
 def compare_command(typed: Sequence[str]) -> int:
@@ -113,15 +115,15 @@ class Session:
         """Runs the load as often as asked, and writes the report. Returns the exit status."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        for each in _SIGNALS:
-            loop.add_signal_handler(each, self._stop, task)
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop, task)
         try:
             return await self._measured()
         except asyncio.CancelledError:  # Ctrl-C before the first run
             return EXIT_CTRL_C
         finally:
-            for each in _SIGNALS:
-                loop.remove_signal_handler(each)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
 
     async def _measured(self) -> int:
         endpoint, load = await self._prepare()
@@ -135,10 +137,10 @@ class Session:
             if not runs:
                 raise
             self._was_stopped = True
-        found = self._search.sentences(runs) if self._search else []
-        for line in found:
+        sentences = self._search.sentences(runs) if self._search else []
+        for line in sentences:
             self._console.print(line)
-        self._report(endpoint, runs, found)
+        self._report(endpoint, runs, sentences)
         if self._was_stopped:
             return EXIT_CTRL_C
         return self._search.status(runs) if self._search else _status(runs)
@@ -165,17 +167,17 @@ class Session:
         key = None if asked.api_key_file is None else read_api_keys(asked.api_key_file)[0]
         server = Server.at(asked.base_url or f"http://{asked.host}:{asked.port}", key)
         load_of(asked, None)  # what is wrong in the flags is told before anybody is asked
-        found = await find_model(server, clock, asked.model)
-        load = load_of(asked, found.context)
+        model = await find_model(server, clock, asked.model)
+        load = load_of(asked, model.context)
         asking = Asking(
-            Connections(server, clock), PATHS[asked.backend], found.model, history_of(asked), fields_of(asked),
+            Connections(server, clock), PATHS[asked.backend], model.model, history_of(asked), fields_of(asked),
             asked.request_timeout_seconds,
         )  # fmt: skip
         try:
-            endpoint = await prepared(server, found, asking, load, clock)
+            endpoint = await prepared(server, model, asking, load, clock)
         finally:
             asking.connections.close()
-        self._console.print(f"{found.model}: {load.words()}")
+        self._console.print(f"{model.model}: {load.words()}")
         if endpoint.probed.is_plain:
             self._console.print("the endpoint refuses the fields that count tokens; it is asked without them")
         return endpoint, load
@@ -206,13 +208,13 @@ class Session:
         show_run(self._console, measured, markdown=self._asked.markdown)
         return measured
 
-    def _report(self, endpoint: Endpoint, runs: Sequence[Measured], found: Sequence[str]) -> None:
+    def _report(self, endpoint: Endpoint, runs: Sequence[Measured], sentences: Sequence[str]) -> None:
         if self._asked.out == "none":
             return
         folder = _folder(self._asked.out)
         about = environment(endpoint, self._typed)
-        report = report_json(runs, about) | ({"sweep": list(found)} if found else {})
-        write_report(folder, runs, report, page_of(runs, about, found))
+        report = report_json(runs, about) | ({"sweep": list(sentences)} if sentences else {})
+        write_report(folder, runs, report, page_of(runs, about, sentences))
         self._console.print(f"report: {folder / 'report.html'}")
 
 

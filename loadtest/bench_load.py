@@ -115,7 +115,7 @@ def history_of(asked: argparse.Namespace) -> Callable[[], History]:
 def fields_of(asked: argparse.Namespace) -> dict[str, Any]:
     """The fields of each request, besides the prompt and the length."""
     fixed = asked.ignore_eos or asked.dataset_name in ("random", "mooncake")
-    found: dict[str, Any] = {"temperature": asked.temperature, **({"ignore_eos": True} if fixed else {})}
+    fields: dict[str, Any] = {"temperature": asked.temperature, **({"ignore_eos": True} if fixed else {})}
     if asked.extra_body:
         try:
             extra = orjson.loads(asked.extra_body)
@@ -125,5 +125,5 @@ def fields_of(asked: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(
                 f"--extra-body: got {brief(asked.extra_body)}, expected a JSON object", param="extra-body"
             )
-        found |= extra
-    return found
+        fields |= extra
+    return fields

@@ -75,12 +75,12 @@ async def _ready_url(output: asyncio.StreamReader) -> str:
         async with asyncio.timeout(START_S):
             while line := await output.readline():
                 said.append(line)
-                if found := _READY.search(line):
-                    return found[1].decode()
-        why = "did not start"
+                if match := _READY.search(line):
+                    return match[1].decode()
+        reason = "did not start"
     except TimeoutError:
-        why = f"was not ready within {START_S:g} s"
-    raise ConfigError(f"baton serve {why}:\n" + b"".join(said[-20:]).decode(errors="replace"))
+        reason = f"was not ready within {START_S:g} s"
+    raise ConfigError(f"baton serve {reason}:\n" + b"".join(said[-20:]).decode(errors="replace"))
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:

@@ -42,10 +42,10 @@ def plain_load(
 
 async def run_load(server: Server, clock: Clock, load: Load) -> Measured:
     """Warms the server up, then measures one round of its first model."""
-    found, connections = await find_model(server, clock, None), Connections(server, clock)
-    asking = Asking(connections, COMPLETIONS, found.model, TokenHistory, FIELDS, ROUND_S)
+    model, connections = await find_model(server, clock, None), Connections(server, clock)
+    asking = Asking(connections, COMPLETIONS, model.model, TokenHistory, FIELDS, ROUND_S)
     try:
-        endpoint = await prepared(server, found, asking, load, clock)
+        endpoint = await prepared(server, model, asking, load, clock)
     finally:
         connections.close()
     return await measure(endpoint, load, None, lambda _: None)
@@ -54,15 +54,15 @@ async def run_load(server: Server, clock: Clock, load: Load) -> Measured:
 async def run_deployed(arguments: Sequence[str], load: Load, command: Sequence[str] = SERVE) -> Measured:
     """One round on a deployment of its own. RuntimeError if a request fails."""
     async with deployed(arguments, command) as url:
-        found = await run_load(Server.at(url, None), MonotonicClock(), load)
-    if why := failures(found):
-        raise RuntimeError(why)
-    return found
+        measured = await run_load(Server.at(url, None), MonotonicClock(), load)
+    if reason := failures(measured):
+        raise RuntimeError(reason)
+    return measured
 
 
 def failures(measured: Measured) -> str:
     """How many requests have failed, long prompts included, and why the first of them has; "" if none has."""
-    failed = [each for each in (*measured.records, *measured.beside_records) if each.ending is Ending.FAILED]
+    failed = [record for record in (*measured.records, *measured.beside_records) if record.ending is Ending.FAILED]
     return f"{len(failed)} requests failed: {failed[0].error}" if failed else ""
 
 
@@ -72,6 +72,8 @@ def cells_of(measured: Measured) -> dict[str, float | None]:
     figures, beside = measured.figures, measured.beside
     cells: dict[str, float | None] = {"tokens/s": figures.tokens_per_s, "cached share": figures.cached_share}
     latencies = {"TTFT": figures.ttft_ms, "ITL": figures.itl_ms, "long prompts' TTFT": beside and beside.ttft_ms}
-    for name, found in latencies.items():
-        cells |= {f"{name} {words}": getattr(found, each, None) or None for words, each in STATISTICS.items()}
+    for name, distribution in latencies.items():
+        cells |= {
+            f"{name} {words}": getattr(distribution, statistic, None) or None for words, statistic in STATISTICS.items()
+        }
     return cells

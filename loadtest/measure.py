@@ -83,9 +83,9 @@ class Load:
 
     def conversations(self, seed: int) -> Iterator[Conversation]:
         """What is asked, with the clients that think and those that leave."""
-        found = self.work.conversations(seed)
-        found = with_think_time(found, self.think_s, seed) if self.think_s else found
-        return with_cancels(found, self.cancel_share, seed) if self.cancel_share else found
+        drawn = self.work.conversations(seed)
+        drawn = with_think_time(drawn, self.think_s, seed) if self.think_s else drawn
+        return with_cancels(drawn, self.cancel_share, seed) if self.cancel_share else drawn
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ class Endpoint:
         return self.probed.asking
 
 
-async def prepared(server: Server, found: Found, asking: Asking, load: Load, clock: Clock) -> Endpoint:
+async def prepared(server: Server, model: Found, asking: Asking, load: Load, clock: Clock) -> Endpoint:
     """Checks that the load can be sent: the system's limits, and a first request. ConfigError if not."""
     check_limits(load.max_concurrency)
     first = list(islice(load.work.conversations(load.seed), 64))
-    [said] = {type(each.turns[0].said) for each in first}
+    [said] = {type(conversation.turns[0].said) for conversation in first}
     probed = await probe(asking, clock, "Hello" if said is str else (5, 6, 7))
-    check_turns(probed, any(len(each.turns) > 1 for each in first))
-    return Endpoint(server, found, probed, clock)
+    check_turns(probed, any(len(conversation.turns) > 1 for conversation in first))
+    return Endpoint(server, model, probed, clock)
 
 
 async def measure(

@@ -55,12 +55,12 @@ class Search:
 
     def points(self, runs: Sequence[Measured]) -> list[Point]:
         """The runs, judged. One that was stopped, by the server's queue or by its user, is not good."""
-        found = []
+        tried = []
         for run in runs:
             assert isinstance(run.load.arrivals, Gamma)
             good = (run.figures.good_share or 0.0) >= self.target_share and not run.progress.why
-            found.append(Point(run.load.arrivals.rate, good, run.refusal is None))
-        return found
+            tried.append(Point(run.load.arrivals.rate, good, run.refusal is None))
+        return tried
 
     def sentences(self, runs: Sequence[Measured]) -> list[str]:
         """What was found."""

@@ -37,23 +37,23 @@ class Served:
 
 async def run_each(asked: argparse.Namespace, run_one: RunOne, folder: Path | None) -> list[Served]:
     """Measures each deployment, until one is ended by Ctrl-C. `folder` gets a report for each."""
-    found: list[Served] = []
-    for place, serve in enumerate(asked.serve):
+    all_served: list[Served] = []
+    for index, serve in enumerate(asked.serve):
         async with deployed(shlex.split(serve)) as url:
             one = copy(asked)
             one.base_url, one.serve = url, None
-            one.out = "none" if folder is None else str(folder / str(place + 1))
+            one.out = "none" if folder is None else str(folder / str(index + 1))
             status, runs = await run_one(one, serve)
-        found.append(Served(serve, status, runs))
+        all_served.append(Served(serve, status, runs))
         if status not in (0, 1):
             break
-    return found
+    return all_served
 
 
-def topologies_table(found: Sequence[Served], search: Search | None, *, markdown: bool = False) -> Table:
+def topologies_table(all_served: Sequence[Served], search: Search | None, *, markdown: bool = False) -> Table:
     """A row for each deployment: the last run, or of a sweep the run with the largest good rate."""
     table = new_table(markdown, "baton serve", *(("rate", "fewer at") if search else ()), *_COLUMNS)
-    for served in found:
+    for served in all_served:
         cells: list[float | None] = []
         run = served.runs[-1] if served.runs else None
         if search is not None:

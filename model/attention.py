@@ -61,8 +61,8 @@ def choose_attention(
     return (_triton if name == "triton" else _varlen)(device, layout, num_heads, max_context)
 
 
-def _refused(name: str, why: str) -> ConfigError:
-    return ConfigError(f"--attention-backend: got {name!r}, {why}", param="attention-backend")
+def _refused(name: str, reason: str) -> ConfigError:
+    return ConfigError(f"--attention-backend: got {name!r}, {reason}", param="attention-backend")
 
 
 def _triton(device: torch.device, layout: LayerLayout, num_heads: int, max_context: int) -> AttentionBackend:

@@ -186,7 +186,7 @@ def _decode_group(
     lens_N1 = torch.tensor([seq_lens[member] for member in members])[:, None]
     unseen_NS = slots_S >= lens_N1
     if inp.tree_mask is not None:
-        starts_N1, bits_N1 = (each[members_N, None] for each in inp.tree_mask)
+        starts_N1, bits_N1 = (column[members_N, None] for column in inp.tree_mask)
         unseen_NS |= ~is_visible(slots_S, starts_N1, bits_N1)
     unseen = unseen_NS.flatten().nonzero()[:, 0]
     v_rows = unseen + (unseen // layout.page_size + 1) * layout.page_size

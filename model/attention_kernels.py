@@ -148,8 +148,8 @@ def _number_splits(
     seq_lens_ptr += first_request
     before = tl.zeros((BLOCK,), tl.int64)
     for at in range(0, row, BLOCK):
-        each = at + tl.arange(0, BLOCK)
-        context = tl.load(seq_lens_ptr + each, mask=each < row, other=0)
+        index = at + tl.arange(0, BLOCK)
+        context = tl.load(seq_lens_ptr + index, mask=index < row, other=0)
         before += (context + SPLIT - 1) // SPLIT
     start = tl.sum(before, 0)
     end = start + (tl.load(seq_lens_ptr + row) + SPLIT - 1) // SPLIT

@@ -65,8 +65,8 @@ class VarlenAttention:
         mask.
         """
         if inp.tree_starts_D is not None:
-            why = "but it has no tree mask, which --speculative-eagle-topk above 1 needs"
-            raise ConfigError(f"--attention-backend: got 'varlen', {why}", param="attention-backend")
+            reason = "but it has no tree mask, which --speculative-eagle-topk above 1 needs"
+            raise ConfigError(f"--attention-backend: got 'varlen', {reason}", param="attention-backend")
         del layout
         device = inp.seq_lens_B.device
         query_lens = inp.extend_lens + (1,) * inp.num_decodes
@@ -115,7 +115,7 @@ def trial(attention: VarlenAttention, layout: LayerLayout, num_heads: int, devic
     expected_THD = cpu.attend(q_THD, kv_layer, cpu.plan(inp, layout))
 
     try:
-        plan = attention.plan(inp.mapped(lambda each: each.to(device)), layout)
+        plan = attention.plan(inp.mapped(lambda tensor: tensor.to(device)), layout)
         out_THD = attention.attend(q_THD.to(device), kv_layer.to(device), plan).cpu()
     except (RuntimeError, ValueError, TypeError) as error:
         return f"torch's varlen attention refuses pages of {layout.page_size} {layout.dtype} tokens here: {error}"

@@ -80,10 +80,10 @@ class SafetensorsFile:
 
     def tensor(self, name: str, part: Part | None = None) -> Tensor:
         """The tensor, or a part of it: a view over the mapping, or a copy if its bytes are not aligned."""
-        found = self._view(name)
+        view = self._view(name)
         if part is not None:
-            found = found.narrow(*part)  # no byte of the rest is read
-        return found if found.data_ptr() % found.itemsize == 0 else found.clone()
+            view = view.narrow(*part)  # no byte of the rest is read
+        return view if view.data_ptr() % view.itemsize == 0 else view.clone()
 
     def raw(self, name: str) -> memoryview:
         """The tensor's bytes: a view over the mapping."""
@@ -91,11 +91,11 @@ class SafetensorsFile:
 
     def _view(self, name: str) -> Tensor:
         try:
-            found: Tensor = self._file.get_tensor(name)
+            view: Tensor = self._file.get_tensor(name)
         except (SafetensorError, AttributeError, TypeError, RuntimeError):  # torch has no such dtype
             dtype, _ = self.entries[name]
             raise CheckpointError(f"{self.path}: {name}: got dtype {dtype}, expected one that torch has") from None
-        return found
+        return view
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -155,7 +155,7 @@ def _what_is_wrong(header: dict[str, Any], num_data_bytes: int, said: str) -> st
 
 def _printable(said: str) -> str:
     kept = said.removeprefix("Error while deserializing header: ")[:MAX_SAID_CHARS]
-    return "".join(each for each in kept if each.isprintable())
+    return "".join(char for char in kept if char.isprintable())
 
 
 class Checkpoint:
@@ -198,20 +198,20 @@ class Checkpoint:
         meta no number is read: only `taken` tells what was asked for.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
-        found = self._find(name, shape, tuple(SERVED_DTYPES), part)
-        self.taken[name] = Taken(found.numel(), dtype, is_view=device.type == "cpu" and found.dtype == dtype)
-        if self._check_values and device.type != "meta" and (num_bad := count_not_finite(found)):
+        tensor = self._find(name, shape, tuple(SERVED_DTYPES), part)
+        self.taken[name] = Taken(tensor.numel(), dtype, is_view=device.type == "cpu" and tensor.dtype == dtype)
+        if self._check_values and device.type != "meta" and (num_bad := count_not_finite(tensor)):
             raise CheckpointError(
-                f"{self._files[name].path}: {name}: {num_bad} of {found.numel()} values are NaN or infinite, expected"
+                f"{self._files[name].path}: {name}: {num_bad} of {tensor.numel()} values are NaN or infinite, expected"
                 " finite numbers"
             )
-        return found.to(device=device, dtype=dtype)
+        return tensor.to(device=device, dtype=dtype)
 
     def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
-        found = self._find(name, shape, INTEGER_DTYPES).long()
-        self.taken[name] = Taken(found.numel(), found.dtype, is_view=False)
-        return found
+        tensor = self._find(name, shape, INTEGER_DTYPES).long()
+        self.taken[name] = Taken(tensor.numel(), tensor.dtype, is_view=False)
+        return tensor
 
     def _find(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...], part: Part | None = None) -> Tensor:
         file = self._files.get(name)
@@ -239,10 +239,10 @@ def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
         file = SafetensorsFile(folder / SINGLE_FILE)
         return Checkpoint(folder, dict.fromkeys(file.entries, file), check_values)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
-    found = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
+    hint = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
     if any(name.endswith(".bin") for name in others):
-        found += "; convert it with safetensors.torch.save_file, as docs/models.md says"
-    raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{found}")
+        hint += "; convert it with safetensors.torch.save_file, as docs/models.md says"
+    raise CheckpointError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}{hint}")
 
 
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:

@@ -74,7 +74,7 @@ def check_tags(tags: Sequence[Tag]) -> None:
     """`tags` by rank. GroupBroken if not all ranks are at the same call. All of them say the same."""
     for rank, tag in enumerate(tags):
         if tag != tags[0]:
-            first, other = (f"rank {each} at {at} {at[3:]}" for each, at in ((0, tags[0]), (rank, tag)))
+            first, other = (f"rank {number} at {at} {at[3:]}" for number, at in ((0, tags[0]), (rank, tag)))
             raise GroupBroken(f"ranks have lost each other: {first}, {other}")
 
 

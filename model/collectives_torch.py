@@ -113,5 +113,5 @@ def open_nccl(store: Any, place: GroupPlace, timeout_s: float) -> Any:
 def why(error: RuntimeError) -> str:
     """The first sentence of what torch says, without the place in its source."""
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    place, _, behind = said.partition("] ")
-    return (behind if place.startswith("[/") else said).partition(". ")[0][:WHY_CHARS]
+    tag, _, behind = said.partition("] ")
+    return (behind if tag.startswith("[/") else said).partition(". ")[0][:WHY_CHARS]

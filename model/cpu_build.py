@@ -117,10 +117,10 @@ def find_compiler() -> list[str]:
         raise NoKernels(f"CC: got {os.environ['CC']!r}, expected a command: {error}") from None
     if asked and shutil.which(asked[0]) is None:
         raise NoKernels(f"CC: got {asked[0]!r}, which is not a program here")
-    found = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
-    if not asked and not found:
+    compilers = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+    if not asked and not compilers:
         raise NoKernels("there is no C compiler (cc, gcc or clang) here")
-    return asked or found[:1]
+    return asked or compilers[:1]
 
 
 # ---- the cache: what lies there is run, so nobody else may write it ----
@@ -134,14 +134,14 @@ def cache_folder() -> Path:
     except RuntimeError as error:
         raise NoKernels(f"there is no folder to keep them in: {error}") from None
     try:
-        for each in reversed(folder.parents):
-            if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)  # with `parents=True` the umask would say who may write
+        for parent in reversed(folder.parents):
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)  # with `parents=True` the umask would say who may write
         folder.mkdir(mode=0o700, exist_ok=True)
         folder = folder.resolve()
-        for each in (folder, *folder.parents):
-            if why := _why_foreign(each.stat(), is_above=each != folder):
-                raise NoKernels(f"{each} {why}, expected this user and root alone; {_remedy(each, why)}")
+        for parent in (folder, *folder.parents):
+            if reason := _why_foreign(parent.stat(), is_above=parent != folder):
+                raise NoKernels(f"{parent} {reason}, expected this user and root alone; {_remedy(parent, reason)}")
     except OSError as error:
         raise NoKernels(f"{folder} cannot be made: {error.strerror}") from None
     return folder
@@ -156,20 +156,20 @@ def _why_foreign(status: os.stat_result, *, is_above: bool) -> str:
     return _WRITABLE if status.st_mode & 0o022 and not is_sticky else ""
 
 
-def _remedy(folder: Path, why: str) -> str:
+def _remedy(folder: Path, reason: str) -> str:
     """What a person can do about a folder that is not used."""
     other = "set XDG_CACHE_HOME to another folder"
-    return f"run `chmod g-w,o-w {shlex.quote(str(folder))}`, or {other}" if why == _WRITABLE else other
+    return f"run `chmod g-w,o-w {shlex.quote(str(folder))}`, or {other}" if reason == _WRITABLE else other
 
 
 def _own(path: Path) -> Path:
     """`path`, unless another user can have written it. Raises NoKernels."""
     try:
-        why = _why_foreign(path.lstat(), is_above=False)
+        reason = _why_foreign(path.lstat(), is_above=False)
     except OSError as error:
         raise NoKernels(f"{path} cannot be read: {error.strerror}") from None
-    if why:
-        raise NoKernels(f"{path} {why}, expected this user and root alone")
+    if reason:
+        raise NoKernels(f"{path} {reason}, expected this user and root alone")
     return path
 
 

@@ -139,8 +139,8 @@ class CpuKernels:
         """
         assert q_BHD.is_contiguous() and out_BHD.is_contiguous()
         assert page_table_BP.stride(1) == 1 and seq_lens_B.is_contiguous()
-        starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
-        assert tree_mask is None or all(each.is_contiguous() for each in tree_mask)
+        starts, bits = (None, None) if tree_mask is None else (column.data_ptr() for column in tree_mask)
+        assert tree_mask is None or all(column.is_contiguous() for column in tree_mask)
         self.library.attend(
             q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
             seq_lens_B.data_ptr(), starts, bits, out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads,

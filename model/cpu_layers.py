@@ -133,7 +133,7 @@ def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
     assert plan.paged is not None
     tables_DP, lengths_D, tree_mask = plan.paged.tables_DP, plan.paged.seq_lens_D, plan.paged.tree_mask
     assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
-    starts, bits = (None, None) if tree_mask is None else (each.data_ptr() for each in tree_mask)
+    starts, bits = (None, None) if tree_mask is None else (column.data_ptr() for column in tree_mask)
     return _Decodes(
         None, None, None, None, tables_DP.data_ptr(), lengths_D.data_ptr(), starts, bits, tables_DP.stride(0),
         kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,

@@ -20,23 +20,23 @@ _PLACES: Final = "places"
 def places_in_c(library: ctypes.CDLL) -> Places:
     """Where the library has the fields of every struct that it shares."""
     count = ctypes.c_int64.in_dll(library, _NUM_PLACES).value
-    found = (_Place * count).in_dll(library, _PLACES)
-    return {each.name.decode(): (each.offset, each.size) for each in found}
+    entries = (_Place * count).in_dll(library, _PLACES)
+    return {entry.name.decode(): (entry.offset, entry.size) for entry in entries}
 
 
 def places_in_python(name: str, struct: type[ctypes.Structure]) -> Places:
     """Where this class has them. The struct is called `name` in C."""
     fields = ((field[0], getattr(struct, field[0])) for field in struct._fields_)
-    found = {f"{name}.{field}": (at.offset, at.size) for field, at in fields}
-    return {name: (0, ctypes.sizeof(struct)), **found}
+    places = {f"{name}.{field}": (at.offset, at.size) for field, at in fields}
+    return {name: (0, ctypes.sizeof(struct)), **places}
 
 
 def check_struct(library: ctypes.CDLL, name: str, struct: type[ctypes.Structure]) -> None:
     """InternalError if C and Python disagree on where a field lies, how large it is, or which fields there are."""
-    theirs = {each: at for each, at in places_in_c(library).items() if each.partition(".")[0] == name}
+    theirs = {field: at for field, at in places_in_c(library).items() if field.partition(".")[0] == name}
     ours = places_in_python(name, struct)
-    for each in sorted({*theirs, *ours}):
-        if theirs.get(each) != ours.get(each):
+    for part in sorted({*theirs, *ours}):
+        if theirs.get(part) != ours.get(part):
             raise InternalError(
-                f"{each} has (offset, bytes) {theirs.get(each)} in C and {ours.get(each)} in Python, expected the same"
+                f"{part} has (offset, bytes) {theirs.get(part)} in C and {ours.get(part)} in Python, expected the same"
             )

@@ -48,5 +48,5 @@ def _has_ended(graph: Any) -> bool:
 
 
 def _refused_capture(error: RuntimeError) -> str:
-    why = (str(error.__context__ or error).splitlines() or [type(error).__name__])[0][:WHY_CHARS]
-    return f"decodes cannot be captured as CUDA graphs: {why}; expected --disable-cuda-graph, to decode without them"
+    reason = (str(error.__context__ or error).splitlines() or [type(error).__name__])[0][:WHY_CHARS]
+    return f"decodes cannot be captured as CUDA graphs: {reason}; expected --disable-cuda-graph, to decode without them"

@@ -132,10 +132,10 @@ def load_eagle(
 
 
 def _refuse_other_algorithm(checkpoint: Checkpoint, algorithm: str) -> None:
-    found = "eagle3" if any(name.endswith("hidden_norm.weight") for name in checkpoint) else "eagle"
-    if found != algorithm:
+    other = "eagle3" if any(name.endswith("hidden_norm.weight") for name in checkpoint) else "eagle"
+    if other != algorithm:
         raise CheckpointError(
-            f"{checkpoint.folder}: --speculative-algorithm: got {algorithm}, but the tensors are those of {found}"
+            f"{checkpoint.folder}: --speculative-algorithm: got {algorithm}, but the tensors are those of {other}"
         )
 
 

@@ -101,7 +101,7 @@ class FakeDraft:
             return hidden_TE
 
         # What all layers' slots add up to with this token.
-        added = [self._slot_hash(each, hash_T, token_hash_T, known_T) for each in range(self.num_layers)]
+        added = [self._slot_hash(number, hash_T, token_hash_T, known_T) for number in range(self.num_layers)]
         added[index] = hashed(numbers_TW, inp.positions_T, layer)
         sums = [sum_T + own_T for sum_T, own_T in zip(before, added, strict=True)]
 
@@ -138,15 +138,15 @@ class FakeDraft:
         return logits_LV.scatter_(1, first_L[:, None], 100.0)
 
     def _target_hash(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
-        """What a token adds to the target's hash of its context, in all layers together."""
+        """The target's numbers for each token at its position, summed over all its layers."""
         layers_X1 = torch.arange(self.num_target_layers, device=ids_T.device)[:, None]
         numbers_XTW = numbers(prints(ids_T, positions_T, layers_X1), self._width)
         total_T: Tensor = hashed(numbers_XTW, positions_T, layers_X1).sum(0)
         return total_T
 
     def _slot_hash(self, layer: int, hash_N: Tensor, token_hash_N: Tensor, known_N: Tensor) -> Tensor:
-        """What the slot of a layer that reads the token after position `known_N` adds to the sum, if it holds what it
-        should. The first tokens of a context have no such slot."""
+        """The number that a slot of draft layer `layer` adds to a context's sum if its KV is right: the layer's last
+        slot when the token at `known_N` is known. 0 where a context is too short to have that slot."""
         slots_N = known_N - layer
         print_N = self._print(hash_N, torch.full_like(hash_N, layer), token_hash_N, slots_N)
         added_N = hashed(numbers(print_N, self._width), slots_N, self.num_target_layers + layer)

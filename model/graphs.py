@@ -97,8 +97,8 @@ def is_close(found_BN: Tensor, wanted_BN: Tensor) -> bool:
     found_blocks, wanted_blocks = found_BN.split(num_rows), wanted_BN.split(num_rows)
     largest = max(1.0, *(float(wanted.abs().max()) for wanted in wanted_blocks))
     return all(
-        torch.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * largest)
-        for found, wanted in zip(found_blocks, wanted_blocks, strict=True)
+        torch.allclose(result, wanted, rtol=0.0, atol=TOLERANCE * largest)
+        for result, wanted in zip(found_blocks, wanted_blocks, strict=True)
     )
 
 
@@ -143,10 +143,10 @@ class Graphs:
         of them does.
         """
         largest = self._of_all_ranks(lanes.first(sizes[-1]))
-        self._results = tuple(torch.empty_like(each) for each in self._compute(largest, kv, *states))
+        self._results = tuple(torch.empty_like(result) for result in self._compute(largest, kv, *states))
         for size in reversed(sizes):
             inp = self._of_all_ranks(lanes.first(size))
-            own = [[each[:size] for each in tensors] for tensors in (states, self._results)]
+            own = [[tensor[:size] for tensor in tensors] for tensors in (states, self._results)]
             lengths = self._lengths(size, inp.max_decode_seq_len)
             runs = [self._captured(replace(inp, max_decode_seq_len=length), kv, *own) for length in reversed(lengths)]
             self._graphs[size] = list(zip(lengths, reversed(runs), strict=True))
@@ -159,8 +159,8 @@ class Graphs:
 
     def _captured(self, inp: ModelInput, kv: PagedKv, states: list[Tensor], results: list[Tensor]) -> Run:
         def run() -> None:
-            for result, found in zip(results, self._compute(inp, kv, *states), strict=True):
-                result.copy_(found)
+            for result, computed in zip(results, self._compute(inp, kv, *states), strict=True):
+                result.copy_(computed)
 
         run()
         replay = self._agreed(lambda: self._make_graph(run))
@@ -284,11 +284,11 @@ class GraphedRunner:
 
         def sizes(more: int) -> tuple[int, ...]:
             """One token of each request, or all that are verified, and `more` of each."""
-            return tuple(sorted({size * (each + more) for size in few for each in (1, width)}))
+            return tuple(sorted({size * (width_of + more) for size in few for width_of in (1, width)}))
 
         ahead = max([draft.group.lookahead - 1 for draft in drafts], default=0)  # that several draft layers read again
         lanes = Lanes(sizes(ahead)[-1], max_pages, kv.layout.page_size, self.device, trees=trees)
-        why = ""
+        reason = ""
         try:
             self._capture_target(kv, lanes, sizes(0))
             for draft in drafts:
@@ -296,13 +296,13 @@ class GraphedRunner:
         except (ConfigError, GroupBroken):
             raise
         except Exception as error:  # noqa: BLE001 - a driver, an allocator or a kernel may raise anything
-            why = str(error)[:WHY_CHARS] or type(error).__name__
-        if self.collectives is not None and not agree(self.collectives, not why, self.device):
-            why = why or "another rank of the group has none"
-        if why:
-            self.why_none = why
+            reason = str(error)[:WHY_CHARS] or type(error).__name__
+        if self.collectives is not None and not agree(self.collectives, not reason, self.device):
+            reason = reason or "another rank of the group has none"
+        if reason:
+            self.why_none = reason
             log.warning("decoding without graphs", why=self.why_none)
-            for graphs in (self._graphs, *(each for draft in drafts for each in draft.graphs)):
+            for graphs in (self._graphs, *(graph for draft in drafts for graph in draft.graphs)):
                 graphs.forget()
             return
         self.why_none = ""
@@ -328,22 +328,22 @@ class GraphedRunner:
         except Exception as error:
             if self.collectives is None:
                 raise
-            why = f"{type(error).__name__}: {error}"[:WHY_CHARS]
-            raise GroupBroken(f"a forward that all ranks compute for a graph has failed: {why}") from error
+            reason = f"{type(error).__name__}: {error}"[:WHY_CHARS]
+            raise GroupBroken(f"a forward that all ranks compute for a graph has failed: {reason}") from error
 
     def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """See Runner.forward."""
-        found = self._graphs.replay(inp, kv, on_layer)
-        return self.runner.forward(self._graphs.beside_graphs(inp), kv, on_layer) if found is None else found[0]
+        replayed = self._graphs.replay(inp, kv, on_layer)
+        return self.runner.forward(self._graphs.beside_graphs(inp), kv, on_layer) if replayed is None else replayed[0]
 
     def forward_with_features(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """See Runner.forward_with_features."""
-        found = self._graphs.replay(inp, kv, on_layer)
-        if found is None:
+        replayed = self._graphs.replay(inp, kv, on_layer)
+        if replayed is None:
             return self.runner.forward_with_features(self._graphs.beside_graphs(inp), kv, on_layer)
-        return found[0], found[1]
+        return replayed[0], replayed[1]
 
     def hidden(
         self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None
@@ -391,9 +391,9 @@ class GraphedDraft:
     ) -> Tensor:
         """See Draft.run_layer."""
         graphs = self._layers[index] if attends else self._writes
-        found = graphs.replay(inp, kv, on_layer, hidden_TE)
-        if found is None:
+        replayed = graphs.replay(inp, kv, on_layer, hidden_TE)
+        if replayed is None:
             hidden_TE = self.draft.run_layer(index, inp, hidden_TE, kv, on_layer, attends=attends)
         elif attends:
-            (hidden_TE,) = found
+            (hidden_TE,) = replayed
         return hidden_TE

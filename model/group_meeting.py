@@ -71,10 +71,10 @@ def gpu_id(device: torch.device) -> str:
 
 def check_gpus(group: str, ids: Sequence[str]) -> None:
     """`ids` are the GPUs of the ranks, in order. ConfigError if two ranks have the same; all ranks raise the same."""
-    for rank, each in enumerate(ids):
-        if (first := ids.index(each)) != rank:
+    for rank, gpu in enumerate(ids):
+        if (first := ids.index(gpu)) != rank:
             raise ConfigError(
-                f"gpus: ranks {first} and {rank} of group {group} are both on the GPU {each}, expected a GPU of its own"
+                f"gpus: ranks {first} and {rank} of group {group} are both on the GPU {gpu}, expected a GPU of its own"
                 f" for each of {len(ids)} ranks: name more with --gpus, or start fewer ranks with --dp-size",
                 param="gpus",
             )

@@ -71,7 +71,7 @@ def choose_kv_size(
     if demand_tokens is not None and max_total_tokens is None:
         demand = max(needed, min(demand, layout.num_pages(demand_tokens)))
     page_bytes = layout.all_page_bytes
-    budget = min(budgets, key=lambda each: each.usable_bytes)
+    budget = min(budgets, key=lambda candidate: candidate.usable_bytes)
     usable = budget.usable_bytes
     limits = [(usable // page_bytes - 1, "memory"), (demand, "demand")]
     if max_total_tokens is not None:
@@ -138,7 +138,7 @@ def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
 
 
 def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
-    """Bytes of host memory for KV that gives way: `gib` GiB at most, and no more than `most_tokens` tokens take.
+    """Bytes of host memory for KV of preempted choices: `gib` GiB at most, and no more than `most_tokens` tokens take.
 
     MemoryShort if the host does not have them, ConfigError if they hold no page.
     """

@@ -122,8 +122,8 @@ class LoadedDraft:
 
     def in_one_call(self) -> Self:
         """The same draft, with its layers for cpu_draft.c if they have what it computes with."""
-        found = [self._at_once(index) for index in range(self.num_layers)]
-        return replace(self, at_once=tuple([each for each in found if each is not None]) if all(found) else ())
+        layers = [self._at_once(index) for index in range(self.num_layers)]
+        return replace(self, at_once=tuple([layer for layer in layers if layer is not None]) if all(layers) else ())
 
     def _at_once(self, index: int) -> CpuDraft | None:
         parts, layer = self._parts(index), self.layers[index].in_c

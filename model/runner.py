@@ -225,8 +225,8 @@ class ModelRunner:
         runner = cls(*of_model, collectives=collectives, threads=threads)
         if draft is not None and draft.algorithm == "mtp":
             drafts = load_mtp_config(folder, config)
-            found = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packing)
-            runner = replace(runner, draft=found.first(draft.num_layers))
+            added = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packing)
+            runner = replace(runner, draft=added.first(draft.num_layers))
         elif draft is not None:
             drafts = load_draft_config(draft.folder, draft.algorithm, config)
             own = open_checkpoint(draft.folder, check_weights)

@@ -235,16 +235,16 @@ def _id_behind(
 ) -> Any:
     """Of the candidates that equal `value`, the id of the one behind the first `num_before`."""
     seen = tl.full((), 0, tl.int64)
-    found = tl.full((), 0, tl.int32)
+    token_id = tl.full((), 0, tl.int32)
     for start in range(0, num, LANES):
         at_N = start + tl.arange(0, LANES)
         x_N = tl.load(values_ptr + at_N, mask=at_N < num, other=NEG_INF)
         id_N = tl.load(ids_ptr + at_N, mask=at_N < num, other=0)
         equals_N = (x_N == value).to(tl.int32)
         is_next_N = (equals_N > 0) & (seen + tl.cumsum(equals_N, 0) == num_before + 1)
-        found += tl.sum(tl.where(is_next_N, id_N, 0), 0)
+        token_id += tl.sum(tl.where(is_next_N, id_N, 0), 0)
         seen += tl.sum(equals_N, 0)
-    return found
+    return token_id
 
 
 id_behind: Any = triton.jit(_id_behind)

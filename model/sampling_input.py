@@ -72,8 +72,8 @@ class SamplingInput:
     def tensors(self) -> tuple[Tensor, ...]:
         """All its tensors."""
         masks = (*(self.banned or ()), *(self.rules or ()), *(self.logprobs or ()), *(self.allowed or ()))
-        found = (*self.params, *self.asking, *masks, self.position_L)
-        return tuple(each for each in found if isinstance(each, Tensor))
+        columns = (*self.params, *self.asking, *masks, self.position_L)
+        return tuple(tensor for tensor in columns if isinstance(tensor, Tensor))
 
 
 class Drawn(NamedTuple):

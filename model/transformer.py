@@ -150,9 +150,9 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes, inv_freq_F: Tensor)
     if not isinstance(passes, CpuKernels):
         return None
     in_c = [layer.in_c for layer in layers if layer.input_norm_E is not None]
-    found = [layer for layer in in_c if layer is not None]
-    if len(found) < len(layers):
+    all_layers = [layer for layer in in_c if layer is not None]
+    if len(all_layers) < len(layers):
         return None
     output = layers[0].mixer.output
     assert isinstance(output, Bfloat16Linear)
-    return CpuLayers.of(passes, found, output.dtype, inv_freq_F)
+    return CpuLayers.of(passes, all_layers, output.dtype, inv_freq_F)

@@ -74,7 +74,7 @@ class DecodeLink(PeerLink):
             self._open(instance, identity, envelope)
             self.deliver(instance, message)
         elif is_known or message is None or isinstance(message, Hello):
-            self.router.send(identity, not_known(envelope.epoch))
+            self.router.send(identity, not_known(envelope.session_number))
         else:
             raise WireError(f"{type(message).__name__} from a connection that has not said hello")
 
@@ -86,23 +86,23 @@ class DecodeLink(PeerLink):
 
     def _open(self, instance: int, identity: bytes, envelope: Envelope) -> None:
         self._identities[instance] = identity
-        self._sessions[instance] = session = Session(envelope.epoch)
+        self._sessions[instance] = session = Session(envelope.session_number)
         session.accept(envelope)
 
     def _lose_session(self, instance: int, lost: SessionLost) -> None:
         log.warning("session lost", instance=instance, why=f"decode {lost}")
         del self._sessions[instance]
         self.lost(instance)
-        self.outbox.decode[:] = [each for each in self.outbox.decode if each[0] != instance]
+        self.outbox.decode[:] = [message for message in self.outbox.decode if message[0] != instance]
 
     def tick(self) -> None:
-        """Sends the counts of each session that is not settled."""
+        """Tells each prefill worker how many messages have arrived, if its session has some that are not confirmed."""
         for instance, session in list(self._sessions.items()):
             try:
                 if not session.is_settled:
                     self.router.send(self._identities[instance], session.tick())
             except SessionLost as lost:
-                self.router.send(self._identities[instance], not_known(session.epoch))
+                self.router.send(self._identities[instance], not_known(session.number))
                 self._lose_session(instance, lost)
 
     def flush(self) -> None:

@@ -10,7 +10,7 @@ from protocol.messages_gateway import ChoiceTokens, FirstToken
 from protocol.messages_handoff import JobFailed, JobFinishedEarly
 from scheduler.planning.launched import Drawn, Launched
 from scheduler.planning.req import Req
-from transfer.sending.transfer import SendTransfer, Target
+from transfer.sending.transfer import Destination, SendTransfer
 from transfer.states import TransferState, least
 from worker.requests import Assigned, Key
 
@@ -19,7 +19,7 @@ from worker.requests import Assigned, Key
 class Job(Assigned):
     """The choices are drawn from the prompt's last logits. Only the first one holds memory."""
 
-    target: Target
+    destination: Destination
     hidden: bytes = b""  # see LastMessage
     logprobs: tuple[Logprobs, ...] = ()  # of the first tokens, if it asks for them
     transfers: tuple[SendTransfer, ...] = ()  # one for each rank, once it is admitted; none if decode needs no KV
@@ -27,12 +27,12 @@ class Job(Assigned):
     @property
     def key(self) -> Key:
         """How decode names it: (instance, reservation)."""
-        return self.target.peer.instance, self.target.reservation
+        return self.destination.peer.instance, self.destination.reservation
 
     @property
     def transfer_state(self) -> TransferState:
         """The state on which the ranks of its transfer agree."""
-        return least(each.state for each in self.transfers)
+        return least(transfer.state for transfer in self.transfers)
 
     @property
     def first_token(self) -> FirstToken:
@@ -53,14 +53,14 @@ class Job(Assigned):
 
     def failed(self, error: BatonError) -> JobFailed:
         """The message that it has failed."""
-        return JobFailed(self.target.reservation, error.code, error.message)
+        return JobFailed(self.destination.reservation, error.code, error.message)
 
     @property
     def finished_early(self) -> JobFinishedEarly:
         """The message that the first token has ended every choice."""
         first_tokens = tuple(req.outputs[-1] for req in self.reqs)
         return JobFinishedEarly(
-            self.target.reservation, first_tokens, tuple(self.stamps), self.num_cached, self.logprobs
+            self.destination.reservation, first_tokens, tuple(self.stamps), self.num_cached, self.logprobs
         )
 
 

@@ -31,7 +31,7 @@ from scheduler.planning.overlap_loop import OverlapLoop
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 from transfer.states import TransferState
 from worker.policies import DEFAULTS, Policies
 from worker.prompts import Prompts
@@ -44,7 +44,7 @@ DELIVERY_DEADLINE_S = 600.0  # from making the last frame to KvDelivered; decode
 
 
 class PrefillWorker:
-    """The core of one prefill process: messages in, steps, messages out."""
+    """The core of one prefill process: messages in, turns, messages out."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PrefillWorker:
     def on_session_lost(self, instance: int) -> None:
         """Drops the jobs of a decode worker whose session is lost. It will greet again and no longer waits for them."""
         self._peers.forget(instance)
-        for job in [job for job in self.served.by_key.values() if job.target.peer.instance == instance]:
+        for job in [job for job in self.served.by_key.values() if job.destination.peer.instance == instance]:
             self.served.drop(job)
 
     def reset(self) -> None:
@@ -102,12 +102,12 @@ class PrefillWorker:
             self.on_session_lost(instance)
         self._peers.refuse_none()
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self._sender.pump()
         self._fail_hopeless(self._clock.now())
         self.admit()
-        progressed = self.loop.step()
+        progressed = self.loop.turn()
         for launched in self.planner.in_flight:
             self._ship_layers(launched)
         return progressed
@@ -120,7 +120,7 @@ class PrefillWorker:
     def stats(self) -> WorkerStats:
         """Load for the heartbeat."""
         return WorkerStats(
-            kv_pages=self.planner.book.counts(),
+            kv_pages=self.planner.kv_manager.counts(),
             running=len(self.served.by_key) - self.num_waiting,
             waiting=self.num_waiting,
             queued_prompt_tokens=self.prompts.tokens_left,
@@ -168,20 +168,20 @@ class PrefillWorker:
         for job in self.prompts.admit():
             if job.moves_kv:
                 try:
-                    job.transfers = (self._sender.open(job.target, job.prompt.held.pages, job.prompt.prompt_len),)
+                    job.transfers = (self._sender.open(job.destination, job.prompt.held.pages, job.prompt.prompt_len),)
                 except WireError as error:
                     self.served.fail(job, error)
 
     def ended(self, request: Job, error: BatonError | None) -> None:
         """Gives its pages back, which are reused once the transport has stopped reading them. Tells decode of an
         error."""
-        target = request.target
+        destination = request.destination
         if error is not None:
-            self.outbox.decode.append((target.peer.instance, request.failed(error)))
-        self._sender.cancel(target)  # does nothing after delivery
+            self.outbox.decode.append((destination.peer.instance, request.failed(error)))
+        self._sender.cancel(destination)  # does nothing after delivery
         self._late.drop(request)
         self.prompts.drop(request)
-        self.planner.release(request.prompt, lambda: self._sender.is_reading(target))
+        self.planner.release(request.prompt, lambda: self._sender.is_reading(destination))
 
     def _seat(self, job: Job) -> bool:
         return self.planner.admit(job.reqs[:1], job.prompt_len, key=job.wanted_cached)
@@ -202,8 +202,8 @@ class PrefillWorker:
             self.outbox.decode.append((instance, JobFailed(message.reservation, error.code, error.message)))
             return
 
-        job = Job(assign, Target(peer.address, message.reservation, assign.attempt, message.pages, message.start))
-        job.to_host = self._sender.reads_host(job.target)
+        job = Job(assign, Destination(peer.address, message.reservation, assign.attempt, message.pages, message.start))
+        job.to_host = self._sender.reads_host(job.destination)
         self.served.take(job)
         self._phases.stamp(job, "job received")
         self.prompts.add(job)
@@ -215,7 +215,7 @@ class PrefillWorker:
             self.outbox.decode.append((instance, JobStopped(message.reservation)))
         elif (job := self.served.by_key.get(key)) is not None and job.transfer_state is TransferState.SENDING:
             self._phases.stamp(job, "KV acknowledged")
-            self._sender.delivered(job.target)
+            self._sender.delivered(job.destination)
             self.served.drop(job)
 
     # ---- jobs ----
@@ -225,30 +225,32 @@ class PrefillWorker:
         for chunk in launched.chunks if layers else ():
             job = self.served.of.get(chunk.req)
             if job is not None and job.moves_kv:
-                self._sender.layers_ready(job.target, layers, chunk.end)
+                self._sender.layers_ready(job.destination, layers, chunk.end)
 
     def _on_first_tokens(self, job: Job, tokens: list[int]) -> None:
         for req, token in zip(job.reqs, tokens, strict=True):
             req.append((token,))
         self.prompts.computed(job)
-        self.planner.book.keep(job.prompt.held, job.cache_key)
+        self.planner.kv_manager.keep(job.prompt.held, job.cache_key)
         self._phases.stamp(job, "first token")
 
         self.outbox.gateway.append(job.first_token)
         if job.has_ended:
-            self.outbox.decode.append((job.target.peer.instance, job.finished_early))
+            self.outbox.decode.append((job.destination.peer.instance, job.finished_early))
             self.served.drop(job)
         else:
-            instance, stamps = job.target.peer.instance, tuple(job.stamps)
-            self.outbox.decode.append((instance, JobCredit(job.target.reservation)))
+            instance, stamps = job.destination.peer.instance, tuple(job.stamps)
+            self.outbox.decode.append((instance, JobCredit(job.destination.reservation)))
             hidden = job.hidden if self._peers.has_draft(instance) else b""
-            self._sender.finish(job.target, tuple(tokens), stamps, job.num_cached, hidden, job.logprobs)
+            self._sender.finish(job.destination, tuple(tokens), stamps, job.num_cached, hidden, job.logprobs)
             self._late.set(job, self._clock.now() + DELIVERY_DEADLINE_S)
 
     def _fail_hopeless(self, now: float) -> None:
-        for target in self._sender.broken():
-            job = self.served.by_key[target.peer.instance, target.reservation]
-            self.served.fail(job, KvNotDelivered(f"the connection to {target.peer.worker_id} that carries KV was lost"))
+        for destination in self._sender.broken():
+            job = self.served.by_key[destination.peer.instance, destination.reservation]
+            self.served.fail(
+                job, KvNotDelivered(f"the connection to {destination.peer.worker_id} that carries KV was lost")
+            )
         for job in self._late.due(now):
-            who = job.target.peer.worker_id
+            who = job.destination.peer.worker_id
             self.served.fail(job, KvNotDelivered(f"no KvDelivered from {who} in {DELIVERY_DEADLINE_S:.0f} s"))

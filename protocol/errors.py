@@ -10,7 +10,7 @@
     ├── Unavailable           no healthy worker can take or finish the request      HTTP 503
     │   ├── WorkerLost        the worker that had the request is gone               HTTP 503
     │   ├── WorkerLeft        the worker that had the request was told to end       HTTP 503
-    │   ├── Retraction        it had to give way, because KV memory is full         HTTP 503
+    │   ├── Preemption        it was preempted, because KV memory is full           HTTP 503
     │   └── KvNotDelivered    its KV did not arrive at the decode worker            HTTP 503
     ├── ConfigError           a flag, environment variable or config file is wrong  (exit status 2)
     │   ├── AddressInUse      another process listens where this one should         (exit status 2)
@@ -98,7 +98,7 @@ class WorkerLeft(Unavailable):
     code = "worker_left"
 
 
-class Retraction(Unavailable):
+class Preemption(Unavailable):
     """A worker had no memory for a choice any more. The choice begins again, with its outputs."""
 
     code = "retracted"

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from protocol.errors import SHOWN_CHARS, WireError, brief
 
 M = TypeVar("M")
-VERSION = 1
+VERSION = 2  # 2 names a message Preempted
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of three million tokens
 MAX_STRANGER_BYTES = 64 * 1024  # from a peer that has not registered; unpacked it may take fifty times as much memory
 MAX_COUNT = 2**63 - 1

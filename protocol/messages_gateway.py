@@ -299,7 +299,7 @@ class Assign(Message):
     timeline: Flag = False  # collect stamps
     first_choice: Count = 0
     num_replayed: Count = 0
-    resumes: Flag = False  # it had to give way, and comes before those that have not begun
+    resumes: Flag = False  # it was preempted, and comes before those that have not begun
     cache_salt: Text = ""  # requests with different salts share no KV
     priority: Priority = 0
     grammar: GrammarText = ""  # the text of the grammar that `sampling` names
@@ -352,9 +352,9 @@ class GatewayLeft(Message):
 
 
 @dataclass(frozen=True)
-class Retracted(Message):
-    """Sent by the decode or unified worker after a choice's last Tokens: it has no memory for more. The gateway begins
-    the choice again, with its outputs, where there is room."""
+class Preempted(Message):
+    """Sent by the decode or unified worker after a choice's last Tokens: it has no memory for more. The gateway has the
+    choice resume, with its outputs, where there is room."""
 
     request_id: Id
     attempt: Int
@@ -382,7 +382,7 @@ ToGateway = (
     | FirstToken
     | Tokens
     | RequestFailed
-    | Retracted
+    | Preempted
     | Leaving
     | Left
     | CacheFlushed
@@ -392,7 +392,7 @@ ToWorker = Welcome | Refused | DeclaredLost | RegisterAgain | ToMember
 
 TO_GATEWAY: Boundary[ToGateway] = Boundary(
     "worker to gateway",
-    (Register, Heartbeat, PromptLogprobs, FirstToken, Tokens, RequestFailed, Retracted, Leaving, Left, CacheFlushed),
+    (Register, Heartbeat, PromptLogprobs, FirstToken, Tokens, RequestFailed, Preempted, Leaving, Left, CacheFlushed),
     max_bytes=4 * 1024 * 1024,
 )
 TO_WORKER: Boundary[ToWorker] = Boundary(

@@ -55,7 +55,7 @@ class WorkerStats(Message):
     counters: dict[Text, Number] = field(default_factory=dict)  # for /metrics: monotonic totals, and gauges named *_now
     times: dict[Text, TimeSpread] = field(default_factory=dict)  # by phase, see worker/requests.py
     transfer: dict[Text, Text] = field(default_factory=dict)  # at decode: the transfer backend, by prefill worker
-    host_pages: KvPages = KvPages(0, 0)  # of host memory, for KV of choices that gave way
+    host_pages: KvPages = KvPages(0, 0)  # for KV of preempted choices
 
 
 @dataclass(frozen=True)

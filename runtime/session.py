@@ -1,7 +1,7 @@
 """One end of a link between two processes: it notices when a message was lost. Pure.
 
-Each message travels in an envelope: (epoch, number, how many messages of the other end have arrived, body). The end
-that dials begins an epoch and numbers its messages from 1. The other end answers in that epoch, with its own numbers.
+Each message travels in an envelope: (session, number, how many messages of the other end have arrived, body). The end
+that dials begins a session and numbers its messages from 1. The other end answers in it, with its own numbers.
 A message that cannot be read counts as lost. An envelope without a body repeats the last number, so that the loss of
 the last message is noticed too.
 
@@ -9,14 +9,14 @@ the last message is noticed too.
     |----------------------------------------------------|------------------------------------------------|
     | the next number                                    | the body is handed on                          |
     | no body, the last number                           | nothing is missing                             |
-    | a number that arrived before, or an older epoch    | a repeat: it is dropped                        |
+    | a number that arrived before, or an older session  | a repeat: it is dropped                        |
     | a later number                                     | SessionLost: a message is missing              |
-    | a later epoch                                      | SessionLost: the other end has begun anew      |
+    | a later session                                    | SessionLost: the other end has begun anew      |
     | more confirmed than was sent                       | SessionLost: it answers another process        |
     | MOST_TICKS ticks with messages, none of which      | SessionLost: sent messages do not arrive       |
     | confirms the ones sent before                      |                                                |
-    | number 0                                           | handed on in its epoch: it is not counted      |
-    | number 0 without a body                            | SessionLost: the other end knows no such epoch |
+    | number 0                                           | handed on in its session: it is not counted    |
+    | number 0 without a body                            | SessionLost: the other end knows no such session|
 
 Only ticks in which something arrived count, so a process that was paused does not blame the other end. The owner also
 treats a broken connection as SessionLost, which is the fastest sign. A lost session is thrown away.
@@ -29,7 +29,7 @@ from protocol.errors import WireError
 
 MOST_TICKS = 8  # about 2 s, in which a peer that sends must also have received
 _VERSION = 1
-_HEAD = struct.Struct(">BIQQ")  # version, epoch, number, confirmed
+_HEAD = struct.Struct(">BIQQ")  # version, session, number, confirmed
 ENVELOPE_BYTES = _HEAD.size
 
 
@@ -40,41 +40,41 @@ class SessionLost(Exception):
 class Envelope(NamedTuple):
     """One message on a link. `number` 0: outside the session. `confirmed` counts messages that its sender received."""
 
-    epoch: int
+    session_number: int
     number: int
     confirmed: int
     body: bytes
 
     @property
     def opens(self) -> bool:
-        """Whether a session may begin with it: only the process that gets an epoch's first message knows the epoch."""
+        """Whether a session may begin with it: only the process that gets its first message knows the session."""
         return self.number == 1 and not self.confirmed and bool(self.body)
 
     def sealed(self) -> bytes:
         """Bytes for the wire."""
-        return _HEAD.pack(_VERSION, self.epoch, self.number, self.confirmed) + self.body
+        return _HEAD.pack(_VERSION, self.session_number, self.number, self.confirmed) + self.body
 
 
 def open_envelope(raw: bytes) -> Envelope:
     """The envelope in `raw`. WireError names its fault."""
     if len(raw) < ENVELOPE_BYTES:
         raise WireError(f"envelope: got {len(raw)} bytes, expected at least {ENVELOPE_BYTES}")
-    version, epoch, number, confirmed = _HEAD.unpack_from(raw)
+    version, session_number, number, confirmed = _HEAD.unpack_from(raw)
     if version != _VERSION:
         raise WireError(f"envelope: got version {version}, expected {_VERSION}")
-    return Envelope(epoch, number, confirmed, raw[ENVELOPE_BYTES:])
+    return Envelope(session_number, number, confirmed, raw[ENVELOPE_BYTES:])
 
 
-def not_known(epoch: int) -> bytes:
+def not_known(session_number: int) -> bytes:
     """The answer to a message of a session that is lost or was never opened here, as bytes."""
-    return Envelope(epoch, 0, 0, b"").sealed()
+    return Envelope(session_number, 0, 0, b"").sealed()
 
 
 class Session:
-    """One epoch of a link, as one of its ends sees it. `num_received`: messages of the other end that came before."""
+    """One session of a link, as one of its ends sees it. `num_received`: messages of the other end that came before."""
 
-    def __init__(self, epoch: int, num_received: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(self, number: int, num_received: int = 0) -> None:
+        self.number = number
         self._num_sent = 0
         self._num_received = num_received
         self._num_told = 0  # received messages that were confirmed to the other end
@@ -88,18 +88,18 @@ class Session:
         if not self._mark:
             self._mark, self._num_ticks, self._has_heard = self._num_sent, 0, False
         self._num_told = self._num_received
-        return _HEAD.pack(_VERSION, self.epoch, self._num_sent, self._num_received) + body
+        return _HEAD.pack(_VERSION, self.number, self._num_sent, self._num_received) + body
 
     def seal_outside(self, body: bytes) -> bytes:
         """The bytes of a message that is not counted, for the last one of a session."""
         self._num_told = self._num_received
-        return Envelope(self.epoch, 0, self._num_received, body).sealed()
+        return Envelope(self.number, 0, self._num_received, body).sealed()
 
     def accept(self, envelope: Envelope) -> bool:
         """Whether its body is new. The caller has decoded the body. SessionLost if messages are missing."""
-        if envelope.epoch > self.epoch:
+        if envelope.session_number > self.number:
             raise SessionLost("has begun another session: messages to it were lost")
-        if envelope.epoch < self.epoch:
+        if envelope.session_number < self.number:
             return False
         if envelope.confirmed > self._num_sent:
             raise SessionLost(f"has received {envelope.confirmed} messages of {self._num_sent} that were sent to it")
@@ -129,7 +129,7 @@ class Session:
         if self._mark and self._num_ticks >= MOST_TICKS:
             raise SessionLost(f"has not received message {self._mark} of {self._num_sent} that were sent to it")
         self._num_told = self._num_received
-        return Envelope(self.epoch, self._num_sent, self._num_received, b"").sealed()
+        return Envelope(self.number, self._num_sent, self._num_received, b"").sealed()
 
     @property
     def is_settled(self) -> bool:

@@ -183,7 +183,7 @@ class WorkerSettings(ProcessSettings):
     num_reserved_decode_tokens: Annotated[NotNegative, _memory(
         "tokens that each running request has room for when another one is admitted, at most 1/16 of KV memory")] = 512
     retract_to: Annotated[RetractTo, _memory(
-        "what becomes of a request that must give way because KV memory is full: prefill computes it again, host keeps"
+        "what becomes of a request that is preempted because KV memory is full: prefill computes it again, host keeps"
         " its KV in host memory until there is room, auto takes the cheaper; one of",
         metavar="WAY")] = "prefill"  # at decode and unified workers
     retract_host_gib: Annotated[int, Field(ge=1, le=65536), _memory(

@@ -1,6 +1,6 @@
 """The order in which requests get memory or workers: a line of those that wait.
 
-    those that gave way and began again, in the order in which they came back
+    those that resume, in the order in which they came back
     then the others, by the time that counts for them: arrival + level_s * priority
 
 A level of priority weighs as much as `level_s` seconds of waiting. So a request that has waited long enough is served
@@ -53,7 +53,7 @@ class WaitingLine(Generic[T]):
         return (entry.request for entry in self._line)
 
     def add(self, request: T, now: float, priority: int = 0, *, resumes: bool = False) -> None:
-        """It waits from `now` on, in seconds of one clock. `resumes`: it had to give way."""
+        """`request` waits from `now` on, in seconds of one clock. `resumes`: it was preempted, so it comes first."""
         time = 0.0 if resumes else now + self._level_s * priority
         entry = _Entry(not resumes, time, next(self._numbers), priority, request)
         self._entries[request] = entry
@@ -61,7 +61,7 @@ class WaitingLine(Generic[T]):
         self._first = None
 
     def remove(self, request: T) -> None:
-        """It waits no longer. A second call does nothing."""
+        """Takes `request` out of the line. A second call does nothing."""
         entry = self._entries.pop(request, None)
         if entry is not None:
             del self._line[bisect_left(self._line, entry)]
@@ -75,12 +75,12 @@ class WaitingLine(Generic[T]):
         return self._first
 
     def rank(self, request: T) -> tuple[bool, float]:
-        """What comes first in this line comes before that in another one if its rank is smaller."""
+        """Sorts the first requests of two lines: the one with the smaller rank is served first."""
         return self._entries[request][:2]
 
     def _longest_prefix(self, prefix: Callable[[T], int]) -> T:
-        """Of those near the earliest, with its priority: the first with the longest cached prefix. Who resumes does not
-        wait for that."""
+        """The request with the longest cached prefix, of those with the earliest one's priority and nearly its time. A
+        request that resumes is first in any case."""
         first = self._line[0]
         if not first.is_new:
             return first.request

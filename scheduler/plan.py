@@ -19,7 +19,7 @@ from protocol.message import Blob, Boundary, Count, Flag, Int, Ints, Message, Po
 from protocol.messages_gateway import SamplingParams
 from protocol.messages_group import StepShape
 
-Owner = tuple[Count, Count]  # (row, generation): a row as it was handed out once
+Owner = tuple[Count, Count]  # (row, owner_number): a row as it was handed out once
 
 
 # ---- planner to executor ----
@@ -30,7 +30,7 @@ class Grant(Message):
     """Pages [start, start + len(pages)) of a row's context. `start` 0 gives the row to a new owner."""
 
     row: Count
-    generation: Count
+    owner_number: Count
     start: Count
     pages: Ints
 
@@ -46,7 +46,7 @@ class Draw(Message):
     """
 
     row: Count
-    generation: Count
+    owner_number: Count
     choice: Count
     sampling: SamplingParams
     until: Int
@@ -167,25 +167,25 @@ class StageIn(Message):
 
 @dataclass(frozen=True)
 class Spill(Message):
-    """Copies page pages[i] to slot slots[i] of host memory, after the launches before it and beside those after.
+    """Copies page pages[i] to host page host_pages[i], after the launches before it and beside those after.
 
-    No launch may write these pages, and no Fill may read the slots, before Done.
+    No launch may write these pages, and no Fill may read the host pages, before Done.
     """
 
     ticket: Count
     pages: Ints
-    slots: Ints
+    host_pages: Ints
 
 
 @dataclass(frozen=True)
 class Fill(Message):
-    """Copies slot slots[i] of host memory to page pages[i], beside the launches.
+    """Copies host page host_pages[i] to page pages[i], beside the launches.
 
-    No launch may use these pages, and no Spill may write the slots, before Done.
+    No launch may use these pages, and no Spill may write the host pages, before Done.
     """
 
     ticket: Count
-    slots: Ints
+    host_pages: Ints
     pages: Ints
 
 
@@ -224,7 +224,7 @@ class DropMask(Message):
     """Nobody waits for the mask of this owner any more. MaskReady may still follow."""
 
     row: Count
-    generation: Count
+    owner_number: Count
 
 
 Operation = Plan | CopyPages | StageIn | Spill | Fill | WriteDraft | LearnGrammar | ForgetGrammar | MakeMask | DropMask
@@ -286,7 +286,7 @@ class MaskReady(Message):
     """The mask of MakeMask is made: a launch with this row takes it without work."""
 
     row: Count
-    generation: Count
+    owner_number: Count
 
 
 Outcome = LayerWritten | StepResult | Done | GrammarLearnt | MaskReady

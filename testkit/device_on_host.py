@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protocol.errors import WireError
 from runtime.shared_memory import SharedMemory, open_shared
-from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, Units
+from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, Tiles
 from transfer.offers import DeviceHandle
 
 _HALF: Final = 64  # hexadecimal digits of a process id in a handle; as many follow for a descriptor
@@ -30,12 +30,12 @@ def total_of(words_N: Tensor) -> int:
 class HostCopies:
     """Copies on a CPU, done at once: the measure of what a device must do."""
 
-    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> "Moved":
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, tiles: Tiles) -> "Moved":
         """See Copies."""
-        num_layers, num_words = source_LW.shape[0], units.num_words
-        words_LUW = source_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(units.sources_U)]
+        num_layers, num_words = source_LW.shape[0], tiles.num_words
+        words_LUW = source_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(tiles.sources_U)]
         if target_LW is not None:
-            target_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(units.targets_U)] = words_LUW
+            target_LW.view(num_layers, -1, num_words)[:, torch.from_numpy(tiles.targets_U)] = words_LUW
         return Moved(tuple(total_of(words_UW.flatten()) for words_UW in words_LUW))
 
 

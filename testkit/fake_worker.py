@@ -28,11 +28,11 @@ from protocol.messages_gateway import (
     FirstToken,
     FlushCache,
     Heartbeat,
+    Preempted,
     PromptLogprobs,
     Register,
     RegisterAgain,
     RequestFailed,
-    Retracted,
     Role,
     ToGateway,
     Tokens,
@@ -71,7 +71,7 @@ class Behaviour:
     reverse: bool = False  # the last message of a request first
     first_token_late: bool = False
     cached: int = 0  # prompt tokens that it says it had cached
-    retract_after: int | None = None  # tokens of a request's first attempt; then it gives way
+    preempt_after: int | None = None  # tokens of a request's first attempt; then it is preempted
     stop_after: int | None = None  # tokens; then silence about this request
     fail_after: int | None = None
     fail_code: str = "internal_error"
@@ -215,7 +215,7 @@ class FakeWorker:
             message = TO_WORKER.decode(envelope.body)
             self.received.append(message)
             if isinstance(message, RegisterAgain):
-                self._session = Session(self._session.epoch + 1)
+                self._session = Session(self._session.number + 1)
                 await self.send(self.registration())
             elif isinstance(message, Welcome):
                 self.welcomed.set()
@@ -255,10 +255,10 @@ class FakeWorker:
                 return
             if how.stop_after is not None and going_on and going_on[0].seq >= how.stop_after:
                 return
-            retracts = how.retract_after is not None and not assign.attempt
-            if retracts and going_on and going_on[0].seq >= (how.retract_after or 0):
+            preempts = how.preempt_after is not None and not assign.attempt
+            if preempts and going_on and going_on[0].seq >= (how.preempt_after or 0):
                 for each in going_on:
-                    await self.send(Retracted(assign.request_id, 0, each.choice))
+                    await self.send(Preempted(assign.request_id, 0, each.choice))
                 return
             if going_on:
                 is_end = any(each.finish for each in going_on)

@@ -23,10 +23,10 @@ from protocol.messages_gateway import (
     CancelRequest,
     FirstToken,
     PeerLost,
+    Preempted,
     PromptLogprobs,
     RankEndpoint,
     RequestFailed,
-    Retracted,
     Role,
     SamplingParams,
     ToGateway,
@@ -39,7 +39,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
 from scheduler.execution.streams import Stream
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.planner import Executes, Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
@@ -82,7 +82,7 @@ class Cluster:
         caches: bool = False,
         margin: int = 0,
         policies: Policies = DEFAULTS,
-        num_slots: int = 0,
+        num_host_pages: int = 0,
         costs: Costs | None = None,
         staging: Callable[[], Stream] | None = None,
         num_steps: int = 3,  # with a draft
@@ -106,9 +106,9 @@ class Cluster:
         self.addresses: dict[int, WorkerAddress] = {}
         self.attempts: dict[str, list[tuple[Worker, Assign]]] = {}  # of each request
         self.cancelled: defaultdict[str, set[int]] = defaultdict(set)  # choices
-        self.num_retracted = 0
+        self.num_preempted = 0
         self.on_message: Callable[[ToGateway], None] = lambda message: None
-        self.take_turn: Callable[[Worker], bool] = lambda worker: worker.step()
+        self.take_turn: Callable[[Worker], bool] = lambda worker: worker.turn()
         self.retried: frozenset[str] = frozenset()  # codes of failures after which a request begins again
         self._num_served = num_served
         self._next, self._clock = 0, clock or MonotonicClock()
@@ -124,14 +124,14 @@ class Cluster:
             runner, agreement = seat(kind, runner, forward)
             rank, num_ranks = (agreement.rank, agreement.size) if agreement else (0, 1)
             stage = open_streams(device, wake=self._woken.set)[0] if mirrored and streams is None else None
-            book = KvBook(
+            kv_manager = KvManager(
                 num_pages,
                 page_size,
                 max_requests=max_requests,
                 max_context=max_context or runner.config.context_length,
                 margin=margin,
                 caches=caches,
-                num_slots=num_slots,
+                num_host_pages=num_host_pages,
                 lookahead=layout.lookahead,
             )
             kv = (MirroredKv if mirrored else PagedKv)(layout, num_pages, device)
@@ -139,12 +139,12 @@ class Cluster:
             executor = Executor(
                 runner,
                 kv,
-                num_rows=book.rows.num_rows,
-                max_pages=book.max_pages,
+                num_rows=kv_manager.rows.num_rows,
+                max_pages=kv_manager.max_pages,
                 forward=forward,
                 schedule=schedule,
                 staging=stage if staging is None else staging(),
-                host=HostCopies(kv, num_slots) if num_slots else None,
+                host=HostCopies(kv, num_host_pages) if num_host_pages else None,
                 debug=debug,
                 launches=launches_for(runner.draft, shape),
                 rank=rank,
@@ -154,7 +154,9 @@ class Cluster:
             speculation = Speculation(shape, begins_with(runner.draft)) if runner.draft else None
             how: dict[str, Any] = {"has_twin": mirrored, "costs": costs, "speculation": speculation}
             how |= {"agreement": agreement, "max_graphed": runner.max_graphed}
-            self._executors[made := Planner(book, wrap(executor), layout, runner.config.vocab_size, **how)] = executor
+            self._executors[made := Planner(kv_manager, wrap(executor), layout, runner.config.vocab_size, **how)] = (
+                executor
+            )
             return made
 
         self._executors: dict[Planner, Executor] = {}
@@ -311,7 +313,7 @@ class Cluster:
         for prefill in self.prefills.values():
             prefill.on_gateway(PeerLost(self.addresses[instance].worker_id, instance))
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """One turn of every worker, then of the network."""
         progressed = False
         for worker in self.workers:
@@ -324,7 +326,7 @@ class Cluster:
         done, idle = until or self.at_rest, 0
         while not done():
             self._woken.clear()
-            if self.step():
+            if self.turn():
                 idle = 0
                 continue
             idle += 1
@@ -343,9 +345,9 @@ class Cluster:
     def check(self) -> None:
         """The ledger of every worker adds up."""
         for worker in self.workers:
-            check_pages(worker.planner.book.pages)
-            if worker.planner.book.slots is not None:
-                check_pages(worker.planner.book.slots)
+            check_pages(worker.planner.kv_manager.pages)
+            if worker.planner.kv_manager.host_pages is not None:
+                check_pages(worker.planner.kv_manager.host_pages)
 
     def close(self) -> None:
         """Ends the forward threads."""
@@ -383,8 +385,8 @@ class Cluster:
                 self.answers[piece.request_id, piece.choice].take(piece)
         elif isinstance(message, PromptLogprobs):
             self.prompts[message.request_id].take(message)
-        elif isinstance(message, Retracted):
-            self.num_retracted += 1
+        elif isinstance(message, Preempted):
+            self.num_preempted += 1
             self.begin_again(message.request_id, message.choice)
         elif isinstance(message, RequestFailed) and message.code in self.retried:
             self.begin_again(message.request_id, *choices_of(self.attempts[message.request_id][message.attempt][1]))

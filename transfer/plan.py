@@ -3,13 +3,13 @@
     pages   [0, num_pages)            logical, of one prompt, in order
     frame   [page_start, page_end)    of one layer; its payload is these pages in order
     shard   the heads that one rank holds of a layer, in pages of its own size
-    move    a run of bytes that lies in one piece on both sides
+    move    bytes that lie in one piece on both sides
 
 A transfer may start at a token that begins a page on both sides. Pages of frames are the sender's. Moves of one payload
-never touch the same byte twice. Few long runs are copied one by one, many short ones as rows of one size:
+never touch the same byte twice. Few long extents are copied one by one, many short ones as rows of one size:
 
-    long    run after run, in pieces that fit a core's cache, so that the checksum finds a piece there
-    short   rows -> staging buffer -> rows: each arrow is one call, whatever the number of runs
+    long    extent after extent, in pieces that fit a core's cache, so that the checksum finds a piece there
+    short   rows -> staging buffer -> rows: each arrow is one call, however many extents there are
 
 A window is the bytes of one layer from page 0 on.
 """
@@ -40,14 +40,14 @@ class KvFrame:
     num_tokens: int
 
 
-def start_unit(*page_sizes: int) -> int:
+def start_alignment(*page_sizes: int) -> int:
     """A transfer starts at a multiple of so many tokens: there, a page of each of these sizes begins."""
     return lcm(*page_sizes)
 
 
 def start_fault(start: int, num_tokens: int, ours: int, theirs: int) -> str | None:
     """Why a transfer between pages of these sizes cannot start there, in one sentence; or None."""
-    if start <= num_tokens and start % start_unit(ours, theirs) == 0:
+    if start <= num_tokens and start % start_alignment(ours, theirs) == 0:
         return None
     begins = f"begins a page of {ours} and one of {theirs} tokens"
     return f"start: got {start}, expected a token that {begins}, and at most {num_tokens}"
@@ -170,11 +170,11 @@ def joined(source_N: Ints64, target_N: Ints64, size_N: Ints64) -> Moves:
     return Moves(source_N[first_M], target_N[first_M], sizes_M)
 
 
-LONG_BYTES: Final = 64 * 1024  # runs that are shorter on average are copied as rows
+LONG_BYTES: Final = 64 * 1024  # extents that are shorter on average are copied as rows
 PIECE_BYTES: Final = 256 * 1024  # bytes that are copied or read at a time
 
 
-class Runs:
+class Extents:
     """The byte ranges of a layer that a payload fills, in the payload's order. All layers of a group have the same."""
 
     def __init__(self, starts: Ints64, sizes: Ints64, page_bytes: int) -> None:
@@ -193,34 +193,34 @@ class Runs:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """Runs as (start, end)."""
+        """Extents as (start, end)."""
         return list(zip(self.starts.tolist(), (self.starts + self.sizes).tolist(), strict=True))
 
     @cached_property
     def are_long(self) -> bool:
-        """Whether the runs are long enough to be taken one by one."""
+        """Whether the extents are long enough to be taken one by one."""
         return self.num_bytes >= len(self.sizes) * LONG_BYTES
 
     @cached_property
     def are_one(self) -> bool:
-        """Whether each run begins where the one before it ends."""
+        """Whether each extent begins where the one before it ends."""
         return bool((self.starts[1:] == self.starts[:-1] + self.sizes[:-1]).all())
 
     @cached_property
-    def unit(self) -> int:
-        """The largest row size that divides the start and the size of every run."""
+    def row_bytes(self) -> int:
+        """The largest row size that divides the start and the size of every extent."""
         return int(np.gcd.reduce(np.concatenate([self.starts, self.sizes])))
 
-    def rows(self, unit: int) -> Ints64:
-        """The rows of `unit` bytes in all runs."""
-        return _rows_of(self.starts, self.sizes, unit)
+    def rows(self, row_bytes: int) -> Ints64:
+        """The rows of `row_bytes` bytes in all extents."""
+        return _rows_of(self.starts, self.sizes, row_bytes)
 
     @cached_property
     def _own_rows(self) -> Ints64:
-        return self.rows(self.unit)
+        return self.rows(self.row_bytes)
 
     def views(self, window: memoryview) -> list[memoryview]:
-        """Each run, without a copy."""
+        """Each extent, without a copy."""
         return [window[start:end] for start, end in self.spans]
 
     def read(self, window: memoryview) -> Iterator[memoryview]:
@@ -228,27 +228,27 @@ class Runs:
         if self.are_long:
             yield from self.views(window)
             return
-        step = max(1, PIECE_BYTES // self.unit)
-        staging = memoryview(bytearray(min(step * self.unit, self.num_bytes)))
+        step = max(1, PIECE_BYTES // self.row_bytes)
+        staging = memoryview(bytearray(min(step * self.row_bytes, self.num_bytes)))
         for start in range(0, len(self._own_rows), step):
             yield self._gather(window, start, step, staging)
 
     def gather(self, window: memoryview, into: memoryview) -> Iterator[memoryview]:
         """Fills `into` with the payload, piece by piece. Each piece is filled when it is asked for."""
-        step = max(1, PIECE_BYTES // self.unit)
+        step = max(1, PIECE_BYTES // self.row_bytes)
         for start in range(0, len(self._own_rows), step):
-            yield self._gather(window, start, step, into[start * self.unit :])
+            yield self._gather(window, start, step, into[start * self.row_bytes :])
 
     def _gather(self, window: memoryview, start: int, step: int, into: memoryview) -> memoryview:
-        return _take(_as_rows(window, self.unit), self._own_rows[start : start + step], into)
+        return _take(_as_rows(window, self.row_bytes), self._own_rows[start : start + step], into)
 
 
 class Copy:
     """Moves between two layers. The same for every layer of a group."""
 
     def __init__(self, moves: Moves, source_page_bytes: int, target_page_bytes: int) -> None:
-        self.sources = Runs(moves.source_starts_M, moves.sizes_M, source_page_bytes)
-        self.targets = Runs(moves.target_starts_M, moves.sizes_M, target_page_bytes)
+        self.sources = Extents(moves.source_starts_M, moves.sizes_M, source_page_bytes)
+        self.targets = Extents(moves.target_starts_M, moves.sizes_M, target_page_bytes)
 
     @cached_property
     def _pieces(self) -> list[tuple[int, int, int]]:
@@ -261,8 +261,8 @@ class Copy:
     @cached_property
     def _rows(self) -> tuple[int, Ints64, Ints64]:
         """(bytes of a row, rows of the source, rows of the target)."""
-        unit = int(np.gcd(self.sources.unit, self.targets.unit))
-        return unit, self.sources.rows(unit), self.targets.rows(unit)
+        row_bytes = int(np.gcd(self.sources.row_bytes, self.targets.row_bytes))
+        return row_bytes, self.sources.rows(row_bytes), self.targets.rows(row_bytes)
 
     def run(self, source: memoryview, target: memoryview) -> None:
         """Copies everything."""
@@ -300,18 +300,18 @@ class Copy:
             yield piece
 
 
-def whole_pages(pages: Sequence[int], page_bytes: int) -> Runs:
+def whole_pages(pages: Sequence[int], page_bytes: int) -> Extents:
     """Pages in this order. Neighbours become one run."""
     moves = page_moves(pages, range(len(pages)), page_bytes)
-    return Runs(moves.source_starts_M, moves.sizes_M, page_bytes)
+    return Extents(moves.source_starts_M, moves.sizes_M, page_bytes)
 
 
-def _rows_of(starts: Ints64, sizes: Ints64, unit: int) -> Ints64:
-    """Every row of `unit` bytes that the runs touch."""
+def _rows_of(starts: Ints64, sizes: Ints64, row_bytes: int) -> Ints64:
+    """Every row of `row_bytes` bytes that the extents touch."""
     if len(starts) == 1:
-        return np.arange(int(starts[0]) // unit, -(-int(starts[0] + sizes[0]) // unit))
-    first = starts // unit
-    counts = -(-(starts + sizes) // unit) - first
+        return np.arange(int(starts[0]) // row_bytes, -(-int(starts[0] + sizes[0]) // row_bytes))
+    first = starts // row_bytes
+    counts = -(-(starts + sizes) // row_bytes) - first
     ends = np.cumsum(counts)
     return np.repeat(first - ends + counts, counts) + np.arange(int(ends[-1]) if len(ends) else 0)
 

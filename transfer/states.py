@@ -33,7 +33,7 @@ class TransferState(StrEnum):
 OPEN = frozenset({TransferState.REQUESTED, TransferState.RECEIVING})  # frames may land
 _ENDS = frozenset({TransferState.CANCELLED, TransferState.FAILED})
 
-MOVES: Mapping[TransferState, frozenset[TransferState]] = {
+TRANSITIONS: Mapping[TransferState, frozenset[TransferState]] = {
     TransferState.RESERVING: _ENDS | {TransferState.REQUESTED},
     TransferState.REQUESTED: _ENDS | {TransferState.RECEIVING, TransferState.SENDING},
     TransferState.RECEIVING: _ENDS | {TransferState.DELIVERED},

@@ -22,7 +22,7 @@ from worker.served import Served
 
 
 class UnifiedWorker:
-    """The core of one unified process: messages in, steps, messages out.
+    """The core of one unified process: messages in, turns, messages out.
 
     A prompt is computed in the row and pages of its request's first choice.
     """
@@ -51,10 +51,10 @@ class UnifiedWorker:
         """Ends every request: the gateway has restarted and waits for nothing."""
         self.served.drop_all()
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """One turn of the loop; never blocks. False when there was nothing to do."""
         self.admit()
-        progressed = self.loop.step()
+        progressed = self.loop.turn()
         self._tokens.flush(self.outbox)
         return progressed
 
@@ -76,7 +76,7 @@ class UnifiedWorker:
         Choices whose last chunk is launched decode from the next launch on. The device relays their first tokens.
         """
         self.admit()  # what the results of this turn have made room for
-        for req in self._tokens.retract(self.planner.make_room()):
+        for req in self._tokens.preempt(self.planner.make_room()):
             self.prompts.drop(self.served.finish(req))
         decodes = self.planner.decodes()
         chunks = self.prompts.next_chunks(len(decodes))
@@ -109,7 +109,7 @@ class UnifiedWorker:
             if len(req.outputs) == req.num_replayed:
                 self.prompts.computed(request)
                 if req is request.prompt:
-                    self.planner.book.keep(req.held, request.cache_key)
+                    self.planner.kv_manager.keep(req.held, request.cache_key)
             if self._tokens.add(req, run, launched.next_logprobs(req)):
                 self.served.finish(req)
 

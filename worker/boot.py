@@ -41,11 +41,11 @@ from runtime.settings import WorkerSettings, read_arguments
 from runtime.vocabulary import load_vocabulary
 from scheduler.execution.executor import Executor
 from scheduler.execution.grammars import AnswerGrammars
-from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, give_way
+from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Stream, lower_priority
 from scheduler.execution.streams_cuda import CudaStream
 from scheduler.execution.thread_choice import choose_threads, wake_beside_layers
 from scheduler.execution.warm_requests import WarmUp, warm_requests
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Costs
@@ -116,7 +116,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     if not group.compare(runner):
         end_process(0)
     status.loading("KV memory")
-    executor, book = build_executor(runner, settings, wake.set)
+    executor, kv_manager = build_executor(runner, settings, wake.set)
     status.loading("warming up")
     executor.warm_up(draft_shape(runner, settings))
     choose_decode_threads(runner, executor, settings)
@@ -124,7 +124,7 @@ def _serve(settings: WorkerSettings, status: StatusPipe, build: BuildRole) -> No
     layout = executor.kv.layout
     costs = costs_of(runner, layout, settings)
     planner = Planner(
-        book,
+        kv_manager,
         executor,
         layout,
         runner.config.vocab_size,
@@ -239,8 +239,8 @@ def draft_source(settings: WorkerSettings) -> DraftSource | None:
     return DraftSource(algorithm, Path(folder), settings.speculative_num_steps)
 
 
-def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvBook]:
-    """The executor, with KV memory sized by the available memory, and its books. ConfigError if there is too little."""
+def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> tuple[Executor, KvManager]:
+    """The executor, its KV memory sized by what is available, and a KV manager. ConfigError if that is too little."""
     layout = runner.kv_layout(settings.page_size)
     config = runner.config
     longest = min(config.context_length, settings.max_total_tokens or config.context_length)
@@ -271,33 +271,33 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
     on_device = runner.device.type == "cuda"
     staging = CudaStream(torch.cuda.Stream(runner.device)) if is_mirrored or (host_bytes and on_device) else None
     kv = (MirroredKv if is_mirrored else PagedKv)(layout, size.num_pages, runner.device)
-    num_slots = 1 + host_bytes // layout.all_page_bytes if host_bytes else 0
-    book = KvBook(
+    num_host_pages = 1 + host_bytes // layout.all_page_bytes if host_bytes else 0
+    kv_manager = KvManager(
         size.num_pages,
         layout.page_size,
         max_requests=settings.max_running_requests,
         max_context=longest,
         margin=min(settings.num_reserved_decode_tokens, layout.pool_tokens(size.num_pages) // 16),
         caches=not settings.disable_radix_cache,
-        num_slots=num_slots,
+        num_host_pages=num_host_pages,
         lookahead=layout.lookahead,
     )
     executor = Executor(
         runner,
         kv,
-        num_rows=book.rows.num_rows,
-        max_pages=book.max_pages,
+        num_rows=kv_manager.rows.num_rows,
+        max_pages=kv_manager.max_pages,
         forward=forward,
         schedule=schedule,
         staging=staging,
-        host=HostCopies(kv, num_slots) if num_slots else None,
+        host=HostCopies(kv, num_host_pages) if num_host_pages else None,
         forward_clock=MonotonicClock() if runner.device.type == "cpu" else None,
         launches=launches_for(runner.draft, draft_shape(runner, settings)),
         rank=settings.place.rank,
         num_ranks=settings.place.size,
         grammars=answer_grammars(runner, settings, wake),
     )
-    return executor, book
+    return executor, kv_manager
 
 
 def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSettings) -> None:
@@ -319,14 +319,14 @@ def choose_decode_threads(runner: Runner, executor: Executor, settings: WorkerSe
 
 
 def answer_grammars(runner: Runner, settings: WorkerSettings, wake: Callable[[], None]) -> AnswerGrammars:
-    """Compiles grammars on one thread, makes masks on others, and those of late rows on one that gives way. The
+    """Compiles grammars on one thread, makes masks on others, and those of late rows on one of low priority. The
     tokenizer is read with the first grammar."""
     folder = Path(settings.tokenizer or settings.model)
     return AnswerGrammars(
         partial(load_vocabulary, folder, runner.config.vocab_size),
-        compiling=pool_with_stack(1, "grammars", give_way),
+        compiling=pool_with_stack(1, "grammars", lower_priority),
         masking=pool_with_stack(settings.threads, "masks"),
-        beside=pool_with_stack(1, "late-masks", give_way),
+        beside=pool_with_stack(1, "late-masks", lower_priority),
         wake=wake,
         num_threads=settings.threads,
         rest=threading.Event().wait,
@@ -353,7 +353,7 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
 
 
 def costs_of(runner: Runner, layout: KvLayout, settings: WorkerSettings) -> Costs | None:
-    """What the two ways of giving way cost here, with --retract-to auto."""
+    """What the two ways of preemption cost here, with --retract-to auto."""
     if settings.retract_to != "auto":
         return None
     token_bytes, moves = layout.all_page_bytes / layout.page_size, settings.role is Role.DECODE

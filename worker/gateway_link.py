@@ -51,7 +51,7 @@ class GatewayLink:
 
     def begin_session(self) -> None:
         """Begins another session. A Register opens it."""
-        self._session = Session(self._session.epoch + 1)
+        self._session = Session(self._session.number + 1)
 
     def send(self, message: ToGateway) -> None:
         """Says something in the session."""
@@ -84,9 +84,9 @@ class GatewayLink:
     def check_joining(self, now: float) -> None:
         """Unavailable, if no gateway has answered in time."""
         if now > self._join_deadline:
-            why = self.refusal_means.get(self._refusal, self.silence_may_mean)
-            why = f" ({why})" if why else ""
-            raise Unavailable(f"no gateway has answered at {self.dealer.endpoint} in {JOIN_DEADLINE_S:.0f} s{why}")
+            reason = self.refusal_means.get(self._refusal, self.silence_may_mean)
+            reason = f" ({reason})" if reason else ""
+            raise Unavailable(f"no gateway has answered at {self.dealer.endpoint} in {JOIN_DEADLINE_S:.0f} s{reason}")
         if now > self._tell_at and not self._refusal:
             perhaps = {"perhaps": self.silence_may_mean} if self.silence_may_mean else {}
             log.warning("no gateway answers yet, still trying", endpoint=self.dealer.endpoint, **perhaps)
@@ -98,8 +98,8 @@ class GatewayLink:
         refusal = self.dealer.tend(now)
         if refusal and refusal != self._refusal:
             self._refusal = refusal
-            why = self.refusal_means.get(refusal, refusal)
-            log.error("the gateway refuses this worker", endpoint=self.dealer.endpoint, why=why, again_s=REDIAL_S)
+            reason = self.refusal_means.get(refusal, refusal)
+            log.error("the gateway refuses this worker", endpoint=self.dealer.endpoint, why=reason, again_s=REDIAL_S)
 
         if self.is_cut_off != self._told_cut_off:
             self._told_cut_off = self.is_cut_off

@@ -91,11 +91,11 @@ class GroupWatch:
     def _check_rows(self, own: RankBeat, step: int, missing: Sequence[int], now: float) -> None:
         beats = {**self._beats, self._rank: own}
         late = [(rank, step) for rank in missing if rank in beats and not beats[rank].running]
-        self._late_since = {each: self._late_since.get(each, now) for each in late}
+        self._late_since = {rank: self._late_since.get(rank, now) for rank in late}
         for (rank, _), since in self._late_since.items():
             if now - since >= ANNOUNCE_S:
-                why = f"rank {rank} has not announced step {step} for {now - since:.0f} s"
-                raise GroupBroken(f"{why}, although it runs no launch")
+                reason = f"rank {rank} has not announced step {step} for {now - since:.0f} s"
+                raise GroupBroken(f"{reason}, although it runs no launch")
 
     def _check_collective(self, own: RankBeat, now: float) -> None:
         at = (own.running, own.doing)
@@ -119,8 +119,8 @@ class GroupWatch:
     def _elsewhere(self, own: RankBeat) -> str:
         """Says what each rank does that is not in this rank's collective."""
         others = [self._beats[rank] for rank in self._others if rank in self._beats]
-        found = [_said(beat) for beat in others if (beat.running, beat.doing) != (own.running, own.doing)]
-        return ", ".join(found) or "so have all others"
+        elsewhere = [_said(beat) for beat in others if (beat.running, beat.doing) != (own.running, own.doing)]
+        return ", ".join(elsewhere) or "so have all others"
 
 
 def _may_come(beat: RankBeat, own: RankBeat) -> bool:

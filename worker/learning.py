@@ -46,8 +46,8 @@ class Learning(Generic[A]):
 
     def fault(self, request: A) -> GrammarFault | None:
         """Why it cannot be served, once `is_over`."""
-        why = self._grammars.fault(request.assign.sampling.grammar)
-        return GrammarFault(why) if why else None
+        reason = self._grammars.fault(request.assign.sampling.grammar)
+        return GrammarFault(reason) if reason else None
 
     def settle(self, queue: Callable[[A], None], fail: Callable[[A, GrammarFault], None]) -> None:
         """Requests whose grammars are compiled by now wait for memory. One whose grammar cannot be compiled fails."""

@@ -1,6 +1,6 @@
 """The lives of one worker process. Each has an instance of its own; all have the same weights, KV memory and cache.
 
-    what lasts     settings, weights, executor, planner with its book and cache, ZMQ context, keys, stop signal
+    what lasts     settings, weights, executor, planner with its KV manager and cache, ZMQ context, keys, stop signal
     begins anew    instance, core, sockets and links, session with the gateway, departure
 
     life --it has left--> the process ends

@@ -1,4 +1,4 @@
-"""The process loop of every worker: poll, hand messages to the core, step it, send its outbox.
+"""The process loop of every worker: poll, hand messages to the core, give it a turn, send its outbox.
 
     gateway <-> GatewayLink <-> core.on_gateway / outbox.gateway
     peers   <-> PeerLink    <-> core.on_peer / outbox.prefill, outbox.decode
@@ -47,7 +47,7 @@ from worker.parts import Core, Ending, PeerLink, RefusedByGateway, Surroundings,
 HEARTBEAT_S = 0.25
 REGISTER_AGAIN_S = 1.0
 DRAIN_S = 60.0  # for launches to end, once the worker is declared lost; a longer one hangs
-IDLE_POLL_S = 0.05  # how often a loop steps that holds pages, for transports that cannot be polled for "done reading"
+IDLE_POLL_S = 0.05  # how often a loop turns that holds pages, for transports that cannot be polled for "done reading"
 
 log = get_log("worker")
 
@@ -80,8 +80,8 @@ class _Sockets:
         """Waits until one of these sockets and descriptors has something to read."""
         if watched != self._watched:
             self._watched, self._poller = watched, zmq.Poller()
-            for each in watched:
-                self._poller.register(each, zmq.POLLIN)
+            for socket in watched:
+                self._poller.register(socket, zmq.POLLIN)
         self._poller.poll(timeout_ms)
 
 
@@ -138,7 +138,7 @@ class WorkerLoop:
         return state is State.ENDING
 
     def turn(self) -> bool:
-        """Receives messages, steps the core, sends its messages. Never waits. False if there was nothing to do.
+        """Receives messages, gives the core a turn, sends its messages. Never waits. False if there was nothing to do.
 
         Raises as `run` does.
         """
@@ -147,12 +147,12 @@ class WorkerLoop:
                 self._receive()
             if self._drain_by is not None:
                 return self._drain(self._drain_by)
-            progressed = self.core.step()
+            progressed = self.core.turn()
             self._send()
         except (DeviceBroken, torch.AcceleratorError) as error:
             self._give_up()
-            why = f"{self.register.device} cannot compute any more: {first_line(error)}"
-            raise WorkerBroken(why, at_device=True) from error
+            reason = f"{self.register.device} cannot compute any more: {first_line(error)}"
+            raise WorkerBroken(reason, at_device=True) from error
         except GroupBroken as error:
             self._give_up()
             raise WorkerBroken(f"the ranks cannot go on together: {error.message}", at_device=True) from error
@@ -182,7 +182,7 @@ class WorkerLoop:
 
     def _drain(self, by: float) -> bool:
         """Takes what launches have computed for requests that are gone. Their rows and pages come free."""
-        progressed, now = self.core.loop.step(), self.around.clock.now()
+        progressed, now = self.core.loop.turn(), self.around.clock.now()
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_S
             self.around.status.alive(now)
@@ -209,7 +209,7 @@ class WorkerLoop:
     @property
     def _holds_pages(self) -> bool:
         """Whether something may happen that no socket tells. Without pages of requests or transfers, nothing can."""
-        pages = self.core.planner.book.counts()
+        pages = self.core.planner.kv_manager.counts()
         return self.core.busy or bool(pages.owned or pages.reserved or pages.quarantined)
 
     def _poll(self, timeout_ms: int) -> None:
@@ -246,7 +246,7 @@ class WorkerLoop:
             return
         if isinstance(message, FlushCache):
             self.around.known.flushed()
-            self.core.planner.book.flush()
+            self.core.planner.kv_manager.flush()
             self.gateway.send(CacheFlushed(message.number))
             return
 
@@ -257,22 +257,22 @@ class WorkerLoop:
             self.link.forget(message.instance)
 
     def _on_answer(self, message: Welcome | RegisterAgain) -> None:
-        book = self.core.planner.book
+        kv_manager = self.core.planner.kv_manager
         if self.around.known.is_another(message):
             log.warning("gateway restarted", instance=message.gateway_instance)
             self.core.reset()
             self.link.flush()
             self.link.forget_all()
         if self.around.known.answered(message):
-            book.flush()
+            kv_manager.flush()
         if isinstance(message, RegisterAgain):
             self._join_again()
             return
 
-        book.report_to(message.hash_key)
+        kv_manager.report_to(message.hash_key)
         if not self._is_member:
             self._is_member = self._was_member = True
-            book.news.tell_anew()
+            kv_manager.news.tell_anew()
             self.on_ready()
         self.gateway.joined()
 
@@ -327,7 +327,7 @@ class WorkerLoop:
 
     def _beat(self, now: float) -> None:
         address = self.register.address
-        news = self.core.planner.book.news.take()
+        news = self.core.planner.kv_manager.news.take()
         self.gateway.send(Heartbeat(address.worker_id, address.instance, self._stats(), self._oldest.age_s(now), news))
 
 

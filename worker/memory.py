@@ -60,7 +60,7 @@ def _prompt_tokens(settings: WorkerSettings, longest: int) -> int:
 
 
 def bytes_for_spills(layout: KvLayout, settings: WorkerSettings, longest: int) -> int:
-    """Bytes of host memory for KV of choices that give way. 0: they begin again, or nobody decodes here."""
+    """Bytes of host memory for KV of preempted choices. 0: they begin again, or this worker does not decode."""
     if settings.retract_to == "prefill" or settings.role is Role.PREFILL:
         return 0
     most_tokens = longest * settings.max_running_requests

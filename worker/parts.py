@@ -32,12 +32,12 @@ class Core(Protocol):
     def reset(self) -> None:
         """Ends everything: the gateway has restarted, or has declared this worker lost."""
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """One turn; never blocks. False when there was nothing to do."""
 
     @property
     def planner(self) -> Planner:
-        """The planner, which decides the launches and keeps the books."""
+        """The planner, which decides the launches and has the KV manager."""
 
     @property
     def busy(self) -> bool:

@@ -96,19 +96,19 @@ class Prompts(Generic[A]):
         of what it would have to compute. Each of these is computed before long, or ends. It does not wait for one whose
         answer is still being read.
         """
-        chunk_size, book = self._policies.chunk_size, self._planner.book
+        chunk_size, kv_manager = self._policies.chunk_size, self._planner.kv_manager
         computing = self._going_on(self.computing)
-        num_tokens = sum(min(each.prompt_left, chunk_size or each.prompt_left) for each in computing)
+        num_tokens = sum(min(other.prompt_left, chunk_size or other.prompt_left) for other in computing)
         if num_tokens >= (budget or 1):
             return True
-        if not computing or not book.caches or request.wanted_cached is None:
+        if not computing or not kv_manager.caches or request.wanted_cached is None:
             return False
 
-        key, num_cached = request.cache_key, book.num_cached(request.cache_key)
-        end = num_cached + max(book.page_size, (request.prompt_len - num_cached) // 4)
-        start = key.ids[: (end + book.lookahead) * ID_BYTES]
-        return end + max(book.lookahead, 1) <= request.prompt_len and any(
-            each.cache_key.salt == key.salt and each.cache_key.ids.startswith(start) for each in computing
+        key, num_cached = request.cache_key, kv_manager.num_cached(request.cache_key)
+        end = num_cached + max(kv_manager.page_size, (request.prompt_len - num_cached) // 4)
+        start = key.ids[: (end + kv_manager.lookahead) * ID_BYTES]
+        return end + max(kv_manager.lookahead, 1) <= request.prompt_len and any(
+            other.cache_key.salt == key.salt and other.cache_key.ids.startswith(start) for other in computing
         )
 
     def next_chunks(self, num_decodes: int = 0) -> tuple[ExtendChunk, ...]:
@@ -125,7 +125,7 @@ class Prompts(Generic[A]):
             policies.chunk_size,
             decode_tokens if policies.enable_mixed_chunk else 0,
             policies.launch_tokens(decode_tokens),
-            max(self._planner.book.lookahead, 1),
+            max(self._planner.kv_manager.lookahead, 1),
         )
 
         chunks = list[ExtendChunk]()

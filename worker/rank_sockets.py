@@ -64,13 +64,13 @@ class RankSockets:
 
     def receive(self) -> list[ToRank]:
         """What has arrived, in order. GroupBroken if something cannot be read, or was not sent to this group."""
-        found, self._early = self._early, []
+        messages, self._early = self._early, []
         for _ in range(MAX_RECEIVE):
             try:
-                found.append(self._read(self.inbox.recv(zmq.NOBLOCK)))
+                messages.append(self._read(self.inbox.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 break
-        return found
+        return messages
 
     def meet(self, model: str, stop: StopSignal, clock: Clock) -> bool:
         """Says hello, and waits until every rank has. Called twice: `model` is "" before it is loaded, then its digest.
@@ -137,10 +137,10 @@ def _check_private(folder: str) -> None:
     """Raises ConfigError unless only this user may use the folder: another one could speak for a rank."""
     expected = "expected a folder that is open to this user only"
     try:
-        found = Path(folder).stat()
+        status = Path(folder).stat()
     except OSError as error:
         raise ConfigError(f"group_folder: got {brief(folder)}, {expected} ({error.strerror})") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise ConfigError(f"group_folder: got {brief(folder)}, {expected}")
 
 

@@ -34,7 +34,7 @@ def registration(started: Started, runner: Runner, core: Core, address: WorkerAd
         backend=settings.transfer_backend,
         device=str(runner.device),
         encrypts_data=settings.encrypt_data,
-        margin=core.planner.book.margin,
+        margin=core.planner.kv_manager.margin,
         may_lack_draft=settings.speculative_pair_without_draft,
         draft=draft_info(settings),
         graphs=graphs_info(runner, settings),

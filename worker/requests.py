@@ -16,9 +16,9 @@ from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
     FinishReason,
+    Preempted,
     PromptLogprobs,
     RequestFailed,
-    Retracted,
     ToGateway,
     Tokens,
     WorkerAddress,
@@ -27,7 +27,7 @@ from protocol.messages_handoff import ToDecode, ToPrefill
 from protocol.prefixes import packed
 from protocol.worker_facts import TIME_EDGES_S, Stamp, TimeSpread, WorkerStats
 from runtime.clock import Clock
-from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.kv_manager import CacheKey
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req, replay_fault, request_fault, transfer_fault
@@ -118,10 +118,12 @@ def assign_fault(
     prompt, sampling, n = assign.prompt_ids, assign.sampling, assign.num_choices
     return (
         grammar_fault(assign.grammar, sampling.grammar, sampling.eos_token_ids, planner.vocab_size)
-        or request_fault(prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.book.max_requests)
+        or request_fault(
+            prompt, sampling, n, vocab_size=planner.vocab_size, max_choices=planner.kv_manager.max_requests
+        )
         or replay_fault(prompt, sampling, n, assign.first_choice, assign.num_replayed)
         or transfer_fault(assign.attempt, reservation)
-        or planner.book.never_fits(len(prompt), num_tokens, num_choices)
+        or planner.kv_manager.never_fits(len(prompt), num_tokens, num_choices)
     )
 
 
@@ -134,8 +136,8 @@ def load_of(
 ) -> WorkerStats:
     """Load for the heartbeat of a worker that decodes. `num_waiting` requests do not decode yet."""
     return WorkerStats(
-        kv_pages=planner.book.counts(),
-        host_pages=planner.book.slot_counts(),
+        kv_pages=planner.kv_manager.counts(),
+        host_pages=planner.kv_manager.host_page_counts(),
         running=planner.num_running,
         waiting=num_waiting + len(planner.spills.away),
         queued_prompt_tokens=queued_prompt_tokens,
@@ -205,7 +207,7 @@ class PhaseTimes:
 
 @dataclass(eq=False)
 class TokenStream:
-    """The contents of the next `Tokens` message."""
+    """Collects the tokens of choices until the next `Tokens` message."""
 
     planner: Planner
     requests: Mapping[Req, Assigned]  # the worker's, by each of their choices
@@ -216,7 +218,7 @@ class TokenStream:
         self._choices: list[ChoiceTokens] = []
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
         self._cached: dict[str, int] = {}
-        self._retracted: list[Retracted] = []
+        self._preempted: list[Preempted] = []
 
     def add(self, req: Req, run: tuple[int, ...], logprobs: Logprobs | None = None) -> bool:
         """Appends what a launch has drawn to the choice `req`. True if the request has ended with it; then all memory
@@ -249,14 +251,14 @@ class TokenStream:
         self._stamps[req.request_id] = tuple(request.stamps)
         return True
 
-    def retract(self, reqs: Sequence[Req]) -> list[Req]:
-        """Ends choices that give way here: the gateway begins each again. Their KV is dropped.
+    def preempt(self, reqs: Sequence[Req]) -> list[Req]:
+        """Ends choices that are preempted here: the gateway begins each again. Their KV is dropped.
 
         Returns those with which their requests have ended.
         """
         ended: list[Req] = []
         for req in reqs:
-            self._retracted.append(Retracted(req.request_id, req.attempt, req.choice))
+            self._preempted.append(Preempted(req.request_id, req.attempt, req.choice))
             req.finish = FinishReason.PREEMPTED
             self.planner.release(req)
             if self.requests[req].has_ended:
@@ -264,9 +266,9 @@ class TokenStream:
         return ended
 
     def flush(self, outbox: Outbox) -> None:
-        """Puts the messages into `outbox`: a choice's tokens before it gives way."""
+        """Puts the messages into `outbox`: a choice's tokens before the message that it is preempted."""
         if self._choices:
             outbox.gateway.append(Tokens(tuple(self._choices), self._stamps, self._cached))
             self._choices, self._stamps, self._cached = [], {}, {}
-        outbox.gateway += self._retracted
-        self._retracted = []
+        outbox.gateway += self._preempted
+        self._preempted = []

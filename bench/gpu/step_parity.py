@@ -154,7 +154,7 @@ def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> 
         worker.on_gateway(Assign(str(index), 0, prompt, params, num_choices=1, prefill=None))
     num_ended = 0
     while num_ended < len(found):
-        if not worker.step():
+        if not worker.turn():
             idle()
         for message in worker.outbox.gateway:
             if not isinstance(message, Tokens):
@@ -164,7 +164,7 @@ def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> 
                 num_ended += bool(each.finish)
         worker.outbox.gateway.clear()
 
-    while worker.step() or worker.planner.in_flight:  # a launch behind the last tokens may still run
+    while worker.turn() or worker.planner.in_flight:  # a launch behind the last tokens may still run
         idle()
     pages = worker.stats().kv_pages
     if pages.free + pages.cached != pages.total:

@@ -25,7 +25,7 @@ from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import FORWARD_NICENESS, HostStream, InlineStream, Segment, Stream
 from scheduler.execution.thread_choice import wake_beside_layers
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
 from scheduler.speculation.modes import launches_for
@@ -207,7 +207,7 @@ class Decoding:
         start = self.clock.now()
         if self.guests is not None:
             self.guests.change(self.worker.planner.num_launches)
-        progressed, stepped = self.worker.step(), self.clock.now()
+        progressed, stepped = self.worker.turn(), self.clock.now()
         for message in self.worker.outbox.gateway:
             assert not isinstance(message, RequestFailed), message
             TO_GATEWAY.encode(message)
@@ -288,7 +288,7 @@ def planner_of(
     """A planner that feeds the executor."""
     kv, (num_rows, max_pages) = executor.kv, executor.page_table.req_to_page.shape
     layout = kv.layout
-    book = KvBook(
+    kv_manager = KvManager(
         kv.num_pages,
         layout.page_size,
         max_requests=num_rows - 1,
@@ -296,7 +296,7 @@ def planner_of(
         lookahead=layout.lookahead,
     )
     vocab_size = executor.runner.config.vocab_size
-    return Planner(book, executor, layout, vocab_size, speculation=speculation, agreement=agreement)
+    return Planner(kv_manager, executor, layout, vocab_size, speculation=speculation, agreement=agreement)
 
 
 def pin(cores: set[int]) -> None:

@@ -142,7 +142,7 @@ def serve(order: Order) -> dict[str, float]:
     while not stop.is_set():
         if link is not None:
             link.receive()
-        progressed, num_over = worker.step(), worker.planner.num_launches - len(worker.planner.in_flight)
+        progressed, num_over = worker.turn(), worker.planner.num_launches - len(worker.planner.in_flight)
         worker.outbox.gateway.clear()
         now = clock.now()
         ended += [now] * (num_over - len(ended))

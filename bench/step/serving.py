@@ -81,7 +81,7 @@ def served(
 
     began, num_counted, num_runs = 0.0, 0, 0
     while all(len(each) < load.num_tokens for each in outputs):
-        if not worker.step():
+        if not worker.turn():
             idle()
         for message in worker.outbox.gateway:
             assert isinstance(message, Tokens), message

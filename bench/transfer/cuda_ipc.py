@@ -32,7 +32,7 @@ from transfer.backends.cuda_ipc import CudaIpc
 from transfer.in_place.device_pools import AtDevice, DevicePool, DeviceReader, Ipc
 from transfer.in_place.writers import PoolOwner, SeatFile
 from transfer.offers import DeviceHandle, PoolOffer
-from transfer.plan import Copy, Runs, Shard, moves_of
+from transfer.plan import Copy, Extents, Shard, moves_of
 
 LAYOUT: Final = KvLayout.uniform(num_layers=36, num_kv_heads=8, head_dim=128, page_size=16, dtype="bfloat16")
 NUM_TOKENS: Final = 32 * 1024
@@ -180,7 +180,7 @@ def measure(
     return found.summary(prompt.num_bytes)
 
 
-def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Runs]]:
+def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Extents]]:
     """How decode sums what was moved, by order. A first move is needed, because sums of other bytes differ."""
     reader = DeviceReader(ours.pages, ours.queue)
     found = {}
@@ -191,7 +191,7 @@ def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Runs]
     return found
 
 
-def _targets(prompt: Prompt, order: str) -> Runs:
+def _targets(prompt: Prompt, order: str) -> Extents:
     return prompt.plan(order).targets
 
 

@@ -36,7 +36,7 @@ from runtime.settings import TransferBackend
 from transfer.backends.table import open_receiver, open_sender
 from transfer.interfaces import Pollable
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, TransferFailed
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 
 HOST = "127.0.0.1"
 PREFILL, DECODE = 11, 22  # instances
@@ -120,21 +120,21 @@ class PrefillEnd(ProductEnd):
             _wait([self._router.socket])
             job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
 
-        target = Target(self._peer, job.reservation, job.assign.attempt, job.pages)
+        destination = Destination(self._peer, job.reservation, job.assign.attempt, job.pages)
         # A worker opens the transfer when the job arrives, before it computes the prompt.
-        self._sender.open(target, self._pages, self._blocks.num_tokens)
+        self._sender.open(destination, self._pages, self._blocks.num_tokens)
 
         start = MonotonicClock().now()
         for layer in range(self._memory.layout.num_layers):
-            self._sender.layers_ready(target, (layer,), self._blocks.num_tokens)
+            self._sender.layers_ready(destination, (layer,), self._blocks.num_tokens)
             self._take()
-        self._sender.finish(target, (1,))
+        self._sender.finish(destination, (1,))
 
         while not any(isinstance(each, KvDelivered) for each in self._take()):
             _wait([self._router.socket])
 
-        self._sender.delivered(target)
-        while self._sender.is_reading(target):
+        self._sender.delivered(destination)
+        while self._sender.is_reading(destination):
             zmq.select([self._router.socket], [], [], READING_POLL_MS / 1000)
         return {"start": start}
 

@@ -16,12 +16,12 @@ import torch
 from testkit.device_on_host import HostCopies
 from transfer.backends.cuda_ipc import CudaCopies
 from transfer.in_place.device_pools import Copies, Moving
-from transfer.plan import Copy, Runs
+from transfer.plan import Copy, Extents
 
 TOGETHER: Final = "together"
 LAYER_BY_LAYER: Final = "layer by layer"
 WAYS: Final = (TOGETHER, LAYER_BY_LAYER)
-P = TypeVar("P", Copy, Runs)
+P = TypeVar("P", Copy, Extents)
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
-        place = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
-        message = f"{error.detail}: {place}" if error.status_code < 408 else error.detail
+        asked_route = f"{request.method} {request.url.path[:MAX_PATH_SHOWN]}"
+        message = f"{error.detail}: {asked_route}" if error.status_code < 408 else error.detail
         if error.status_code == 404:
             paths = [route.path for route in app.routes if isinstance(route, Route)]
             meant = near_path(request.url.path, paths)
@@ -222,18 +222,18 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 def _server_info(service: Service) -> dict[str, Any]:
     """Sums over decode and unified workers, since each request occupies one of them."""
-    members = [each for each in service.control.membership.members if each.role is not Role.PREFILL]
-    decodes = [each.registered for each in members]
-    draft = next((each.draft for each in decodes if each.draft is not None), None)
+    members = [member for member in service.control.membership.members if member.role is not Role.PREFILL]
+    decodes = [member.registered for member in members]
+    draft = next((decode.draft for decode in decodes if decode.draft is not None), None)
     return {
         "model_id": service.names.first,
         "served_model_name": service.names.first,
         "model_path": service.model,
         "tokenizer_path": service.texts,
         "version": baton_version(),
-        "max_running_requests": sum(each.max_running_requests for each in decodes),
-        "max_total_tokens": sum(each.max_total_tokens for each in decodes),
-        "max_total_num_tokens": sum(each.max_total_tokens for each in decodes),
+        "max_running_requests": sum(decode.max_running_requests for decode in decodes),
+        "max_total_tokens": sum(decode.max_total_tokens for decode in decodes),
+        "max_total_num_tokens": sum(decode.max_total_tokens for decode in decodes),
         "context_length": service.control.limits.context_length,
         "page_size": service.control.limits.page_size,
         "speculative_algorithm": draft and draft.algorithm,
@@ -253,13 +253,13 @@ def _internal_state(decodes: Sequence[Member]) -> dict[str, Any]:
     A launch proposes at the first position once for each row.
     """
     state: dict[str, Any] = {
-        "effective_max_running_requests_per_dp": sum(each.registered.max_running_requests for each in decodes),
-        "memory_usage": {"token_capacity": sum(each.registered.max_total_tokens for each in decodes)},
+        "effective_max_running_requests_per_dp": sum(decode.registered.max_running_requests for decode in decodes),
+        "memory_usage": {"token_capacity": sum(decode.registered.max_total_tokens for decode in decodes)},
     }
-    counters = [each.stats.counters for each in decodes]
-    num_rows = sum(each.get("spec_proposed_1", 0) for each in counters)
+    counters = [decode.stats.counters for decode in decodes]
+    num_rows = sum(counts.get("spec_proposed_1", 0) for counts in counters)
     if num_rows:
-        kept = sum(count for each in counters for name, count in each.items() if name.startswith("spec_accepted_"))
+        kept = sum(count for counts in counters for name, count in counts.items() if name.startswith("spec_accepted_"))
         state["avg_spec_accept_length"] = 1 + kept / num_rows
     return state
 

@@ -52,10 +52,10 @@ def kind_of(schema: Schema) -> str:
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema or "const" in schema:
-        values = [each for each in schema.get("enum", [schema.get("const")]) if each is not None]
+        values = [value for value in schema.get("enum", [schema.get("const")]) if value is not None]
         return " or ".join(map(_json, values)) or "null"
     if "anyOf" in schema:
-        return ", or ".join(kind_of(each) for each in schema["anyOf"] if each != {"type": "null"})
+        return ", or ".join(kind_of(option) for option in schema["anyOf"] if option != {"type": "null"})
 
     kind = KINDS.get(schema.get("type", ""), "any value")
     if kind == "list" and schema.get("items"):
@@ -81,21 +81,24 @@ def _content(operation: dict[str, Any]) -> dict[str, Any] | None:
 
 def _parameters(operation: dict[str, Any]) -> list[Field]:
     told = operation.get("parameters", ())
-    return [(f"{each['name']} ({each['in']})", each.get("required", False), each["schema"]) for each in told]
+    return [
+        (f"{parameter['name']} ({parameter['in']})", parameter.get("required", False), parameter["schema"])
+        for parameter in told
+    ]
 
 
 def _fields(schema: Schema, supported: bool) -> list[Field]:
     """The fields of a schema that are supported, or those that are not. Required ones come first."""
     required = schema.get("required", ())
     fields = [(name, name in required, told) for name, told in schema["properties"].items()]
-    wanted = [each for each in fields if each[2]["description"].startswith(NOT_SUPPORTED) != supported]
+    wanted = [row for row in fields if row[2]["description"].startswith(NOT_SUPPORTED) != supported]
     return sorted(wanted, key=lambda field: not field[1])
 
 
 def _names(response: dict[str, Any]) -> list[str]:
     """The names of the schemas that a response may have, beside lists of them."""
-    schemas = [each["schema"] for each in response.get("content", {}).values()]
-    alternatives = [each for schema in schemas for each in schema.get("anyOf", [schema])]
+    schemas = [content["schema"] for content in response.get("content", {}).values()]
+    alternatives = [option for schema in schemas for option in schema.get("anyOf", [schema])]
     return [kind_of(schema) for schema in alternatives if "$ref" in schema]
 
 

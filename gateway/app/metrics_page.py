@@ -39,7 +39,7 @@ EXACT = {
     "transfers_now": Shown("kv_transfers", "Prompts whose KV a prefill worker is sending.", True),
     "frames_waiting_now": Shown("kv_transfer_waiting_frames", "Frames that wait for a receiver's credit.", True),
     "bytes_in_flight_now": Shown("kv_transfer_in_flight_bytes", "KV bytes sent and not yet acknowledged.", True),
-    "spills": Shown("kv_spills", "Choices whose KV a worker moved to host memory, because they had to give way."),
+    "spills": Shown("kv_spills", "Choices whose KV a worker moved to host memory, because they were preempted."),
     "spilled_now": Shown("spilled_requests", "Choices whose KV is in host memory, until there is room again.", True),
     "idle_launches": Shown("idle_launches", "Launches without tokens, because other ranks of the group had some."),
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),

@@ -55,7 +55,7 @@ class Bounds:
     def most_tokens(self) -> int | None:
         """The largest `max_tokens` beside a prompt of one token."""
         context, room = self.limits.context_length, self.limits.room(1, 1)
-        return min((each for each in (context and context - 1, room) if each is not None), default=None)
+        return min((bound for bound in (context and context - 1, room) if bound is not None), default=None)
 
     @property
     def most_choices(self) -> int:
@@ -126,8 +126,8 @@ def _fill_in(node: Any, bounds: Bounds) -> None:
             _set(node, keyword, attrgetter(value)(bounds) if isinstance(value, str) else value)
         node = list(node.values())
     if isinstance(node, list):
-        for each in node:
-            _fill_in(each, bounds)
+        for part in node:
+            _fill_in(part, bounds)
 
 
 def _set(node: Schema, keyword: str, value: Any) -> None:

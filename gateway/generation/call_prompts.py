@@ -29,8 +29,8 @@ class CallPrompts:
 
     def record_of(self, index: int) -> RequestRecord | None:
         """What is known of this prompt; None before it is assigned."""
-        place = self.place_of(index)
-        return self.records[place] if place < len(self.records) else None
+        position = self.place_of(index)
+        return self.records[position] if position < len(self.records) else None
 
     def part(self, index: int) -> PromptPart | None:
         """The log-probabilities of the prompt of a choice, if they are asked for. None, too, where the choice was

@@ -23,7 +23,7 @@ def check_drawable(sampling: SamplingParams, limits: Limits) -> None:
     token. With a vocabulary of 3, stop tokens 0 and 1 and EOS 2, the first token may be none of them."""
     if not sampling.min_tokens or limits.vocab_size is None:
         return
-    num_banned = sum(0 <= each < limits.vocab_size for each in sampling.ending_ids)
+    num_banned = sum(0 <= token_id < limits.vocab_size for token_id in sampling.ending_ids)
     if num_banned == limits.vocab_size:
         which = "these are" if sampling.ignore_eos else "these and EOS are"
         refuse(
@@ -38,8 +38,8 @@ def check_drawable(sampling: SamplingParams, limits: Limits) -> None:
 def prompt_too_long(where: Place, num_chars: int, limits: Limits) -> Fault:
     """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have."""
     longest = limits.longest_prompt
-    found = (where, f" has {num_chars} characters, more than {longest} tokens")
-    return too_long(where, found, limits, None if longest == limits.context_length else longest)
+    fault = (where, f" has {num_chars} characters, more than {longest} tokens")
+    return too_long(where, fault, limits, None if longest == limits.context_length else longest)
 
 
 def max_tokens(
@@ -48,20 +48,20 @@ def max_tokens(
     """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
     is too much; it speaks of MAX_TOKENS only if the client has sent it."""
     least = asked if asked is not None else 1  # 0: the prompt alone
-    found: tuple[str | Place, ...] = (where, f" has {num_prompt} tokens")
+    fault: tuple[str | Place, ...] = (where, f" has {num_prompt} tokens")
     if asked is not None:
-        found += (" and ", MAX_TOKENS, f" is {asked}")
+        fault += (" and ", MAX_TOKENS, f" is {asked}")
 
     left = None if limits.context_length is None else limits.context_length - num_prompt
     if left is not None and least > left:
         end = ", which leaves none for the answer" if asked is None else f": together {num_prompt + asked}"
-        raise too_long(MAX_TOKENS if left >= 1 else where, (*found, end), limits)
+        raise too_long(MAX_TOKENS if left >= 1 else where, (*fault, end), limits)
 
     room = limits.room(num_prompt, num_choices)
     if room is not None and max(least, 1) > room:
         times = f" for each of {num_choices} choices" if num_choices > 1 else ""
         pools = [pool for pool in (limits.pool_tokens, limits.prefill_pool_tokens) if pool is not None]
-        raise too_long(MAX_TOKENS if room >= 1 else where, (*found, times), limits, min(pools))
+        raise too_long(MAX_TOKENS if room >= 1 else where, (*fault, times), limits, min(pools))
 
     if asked is not None:
         return asked

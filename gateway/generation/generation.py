@@ -88,14 +88,14 @@ class Generation:
     async def _assign_all(self) -> None:
         """Lets other requests run after every TURN_TOKENS tokens of prompts, short ones counted as longer."""
         num_tokens = 0
-        for place, prompt in enumerate(self.prompts.all):
+        for position, prompt in enumerate(self.prompts.all):
             num_own = max(len(prompt.token_ids), PROMPT_TOKENS)
             num_tokens += num_own
             if num_tokens > TURN_TOKENS:
                 num_tokens = num_own
                 await asyncio.sleep(0)
 
-            request_id, first_choice = f"{self.response_id}-{place}", place * prompt.num_choices
+            request_id, first_choice = f"{self.response_id}-{position}", position * prompt.num_choices
             record = self._dispatch.assign(request_id, prompt, self, self.times.with_timeline, first_choice)
             self.prompts.records.append(record)
             for index in range(first_choice, first_choice + prompt.num_choices):
@@ -210,12 +210,12 @@ class Generation:
 
     def _echo(self, index: int, echo: Echo) -> Piece:
         """The prompt, as an answer begins with it."""
-        place, part = self.prompts.place_of(index), self.prompts.part(index)
+        position, part = self.prompts.place_of(index), self.prompts.part(index)
         if part is None or echo.offsets is None:
             return Piece(echo.text, (), None)
-        if place not in self._echoes:
-            self._echoes[place] = EchoedTokens(part, echo, self.prompts.all[place].num_choices > 1)
-        return Piece(echo.text, (), None, self._echoes[place])
+        if position not in self._echoes:
+            self._echoes[position] = EchoedTokens(part, echo, self.prompts.all[position].num_choices > 1)
+        return Piece(echo.text, (), None, self._echoes[position])
 
     def _add(self, index: int, piece: Piece) -> None:
         """A choice has gained this piece."""
@@ -258,9 +258,9 @@ class Generation:
             log.debug("request ended", **fields)
         else:
             # The message of a BadRequest may quote the client.
-            why = error.code if isinstance(error, BadRequest) else error.message
+            reason = error.code if isinstance(error, BadRequest) else error.message
             tell = log.info if isinstance(error, Overloaded) else log.warning  # a full line is no fault
-            tell("request failed", **fields, why=why)
+            tell("request failed", **fields, why=reason)
 
     def _cancel(self, index: int) -> None:
         """The workers stop this choice."""

@@ -47,12 +47,12 @@ def rules_of(
 
 
 def _biases(asked: Sampling) -> tuple[Bias, ...]:
-    found: list[Bias] = []
+    biases: list[Bias] = []
     for token, bias in asked.logit_bias.items():
         if not (token.isascii() and token.isdigit() and len(token) < 11):
             refuse(_place("logit_bias"), f"got the key {short(token)}, expected a token id written as text")
-        found.append((int(token), float(bias)))
-    return tuple(found)
+        biases.append((int(token), float(bias)))
+    return tuple(biases)
 
 
 def _words(asked: Sampling, tokenizer: TextTokenizer | None) -> tuple[tuple[int, ...], ...]:
@@ -62,14 +62,14 @@ def _words(asked: Sampling, tokenizer: TextTokenizer | None) -> tuple[tuple[int,
     where = _place("bad_words")
     if tokenizer is None:
         refuse(where, "this model has no tokenizer: got text, expected none")
-    found: dict[tuple[int, ...], None] = {}
+    words: dict[tuple[int, ...], None] = {}
     for word in asked.bad_words:
         for text in (word, " " + word.lstrip()):
             ids = tokenizer.encode_plain(text)
             if not ids:
                 refuse(where, f"got {short(word)}, which the tokenizer turns into no token")
-            found[tuple(ids)] = None
-    return tuple(found)
+            words[tuple(ids)] = None
+    return tuple(words)
 
 
 def _place(name: str) -> Place:

@@ -57,8 +57,8 @@ class Times:
             self.stamp("first token out", now)
             metrics.time_to_first_token_s.observe(now - self._received_at)
 
-    def first_chunk_written(self) -> None:
-        """The first chunk was written to the connection."""
+    def first_event_written(self) -> None:
+        """The first event was written to the connection."""
         if self._first_token_at:
             first = next(iter(self._first_token_at.values()))
             self._metrics.gateway_first_token_s.observe(self._clock.now() - first)
@@ -89,6 +89,6 @@ class Times:
             return None
         stamps = dict.fromkeys((*self._stamps, *of_workers))  # two workers may report the same moment
         return [
-            {"name": each.name, "at_ms": round((each.at - self._received_at) * 1e3, 3), "worker": each.worker_id}
-            for each in sorted(stamps, key=lambda each: each.at)
+            {"name": moment.name, "at_ms": round((moment.at - self._received_at) * 1e3, 3), "worker": moment.worker_id}
+            for moment in sorted(stamps, key=lambda moment: moment.at)
         ]

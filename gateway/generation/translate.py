@@ -114,20 +114,22 @@ class Translator:
         """Each prompt with its rules. `grammar`: the text of the one that is asked for. `known_stops`: those of asks
         before; this one's are added. Fault if one of them could never be served."""
         with named(ask.origins):
-            found = self.token_ids(ask, limits)
+            arguments = self.token_ids(ask, limits)
             stops = self._stops(ask, {} if known_stops is None else known_stops)
             rules = self._sampling(ask, limits, grammar)
             check_drawable(rules, limits)
             prompts = []
-            for place, ids in enumerate(found):
-                num_tokens = _num_tokens(ask, place, ids, limits)
-                prompts.append(self._prompt(ask, place, ids, replace(rules, max_tokens=num_tokens), grammar, stops))
+            for position, ids in enumerate(arguments):
+                num_tokens = _num_tokens(ask, position, ids, limits)
+                prompts.append(self._prompt(ask, position, ids, replace(rules, max_tokens=num_tokens), grammar, stops))
             return prompts
 
     def token_ids(self, ask: Ask, limits: Limits) -> list[Sequence[int]]:
         """Token ids of each prompt. Those of a conversation are rendered by the model's template."""
         with named(ask.origins):
-            return [self._token_ids(prompt, (*PROMPTS, place), limits) for place, prompt in enumerate(ask.prompts)]
+            return [
+                self._token_ids(prompt, (*PROMPTS, position), limits) for position, prompt in enumerate(ask.prompts)
+            ]
 
     def _token_ids(self, prompt: PromptText | PromptIds | Conversation, where: Place, limits: Limits) -> Sequence[int]:
         if isinstance(prompt, PromptIds):
@@ -142,9 +144,9 @@ class Translator:
         return self._encode(text, where, limits, prompt.add_special)
 
     def _prompt(
-        self, ask: Ask, place: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
+        self, ask: Ask, position: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
     ) -> PreparedPrompt:
-        """The prompt at `place`, with its rules. `rules.max_tokens`: 0 for one that is echoed only."""
+        """The prompt at `position`, with its rules. `rules.max_tokens`: 0 for one that is echoed only."""
         scores = ask.prompt_scores
         return PreparedPrompt(
             tuple(ids),
@@ -156,14 +158,14 @@ class Translator:
             None if scores is None else PromptLogprobsAsked(scores.num_top, scores.start + 1),
             stops=stops,
             skip_special=not ask.keep_special,
-            echo=self._echo(ask, place, ids) if ask.echo else None,
+            echo=self._echo(ask, position, ids) if ask.echo else None,
             is_echoed_only=rules.max_tokens == 0,
             num_scores=0 if scores is None else scores.num_told(len(ids)),
         )
 
-    def _echo(self, ask: Ask, place: int, ids: Sequence[int]) -> Echo | None:
-        """What the answers to the prompt at `place` begin with."""
-        prompt = ask.prompts[place]
+    def _echo(self, ask: Ask, position: int, ids: Sequence[int]) -> Echo | None:
+        """What the answers to the prompt at `position` begin with."""
+        prompt = ask.prompts[position]
         if isinstance(prompt, Conversation):
             last = for_template(prompt.turns[-1])
             return Echo(last["content"]) if last["role"] == "assistant" else None
@@ -243,14 +245,14 @@ def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:
 
     most = limits.prompts_at_once(num_choices)
     if most is not None and num_prompts > most:
-        each = f" of {num_choices} choices each" if num_choices > 1 else ""
-        what = f"got {num_prompts} prompts{each}, expected at most {most}, which the workers run and let wait together"
+        share = f" of {num_choices} choices each" if num_choices > 1 else ""
+        what = f"got {num_prompts} prompts{share}, expected at most {most}, which the workers run and let wait together"
         refuse(PROMPTS, what)
 
 
-def _num_tokens(ask: Ask, place: int, ids: Sequence[int], limits: Limits) -> int:
+def _num_tokens(ask: Ask, position: int, ids: Sequence[int], limits: Limits) -> int:
     """Tokens of a choice of this prompt, at most. Fault if the prompt does not fit what is asked for."""
-    where = (*PROMPTS, place)
+    where = (*PROMPTS, position)
     check_ids(ids, where, limits)
     if (scores := ask.prompt_scores) is not None and scores.start >= len(ids):
         refuse(PROMPT_SCORES, f"got {scores.start}, expected less than the {len(ids)} tokens of ", where)
@@ -266,4 +268,4 @@ def _eos_token_ids(basics: ModelBasics, tokenizer: TextTokenizer | None) -> tupl
     may use. Leaves out ids outside the vocabulary."""
     own = () if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,)
     both = dict.fromkeys((*(basics.eos_token_ids or ()), *own))
-    return tuple(each for each in both if basics.vocab_size is None or each < basics.vocab_size)
+    return tuple(token_id for token_id in both if basics.vocab_size is None or token_id < basics.vocab_size)

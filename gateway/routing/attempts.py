@@ -58,9 +58,9 @@ class Attempts:
         if record.attempts.pop(attempt.number, None) is not None:
             self.loads.end(attempt)
 
-    def give_way(self, record: RequestRecord, attempt: Attempt, number: int) -> None:
-        """A choice leaves the attempt, because its worker has no memory for it any more."""
-        record.give_way(attempt, number)
+    def drop_preempted(self, record: RequestRecord, attempt: Attempt, number: int) -> None:
+        """A preempted choice leaves the attempt."""
+        record.note_preempted(attempt, number)
         if record.has_ended(attempt):
             self.end(record, attempt)
         else:

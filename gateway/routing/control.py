@@ -32,11 +32,11 @@ from protocol.messages_gateway import (
     Heartbeat,
     Leaving,
     Left,
+    Preempted,
     PromptLogprobs,
     Refused,
     Register,
     RequestFailed,
-    Retracted,
     Role,
     ToGateway,
     Tokens,
@@ -60,7 +60,7 @@ DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes ti
 LINGER_MS = 200  # for the last messages to workers, when the gateway ends
 FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
-Report = PromptLogprobs | FirstToken | Tokens | RequestFailed | Retracted | CacheFlushed
+Report = PromptLogprobs | FirstToken | Tokens | RequestFailed | Preempted | CacheFlushed
 
 
 class ControlSocket:
@@ -273,13 +273,13 @@ class Control:
         if isinstance(message, Heartbeat):
             change = self.membership.heartbeat(message, self._clock.now())
         elif identity in self._sessions or envelope.opens:
-            change = self.membership.register(message, self._clock.now(), envelope.epoch)
+            change = self.membership.register(message, self._clock.now(), envelope.session_number)
         else:
             change = self.membership.greet_stranger(key)  # its first message is lost, or went to another gateway
 
         for member in change.joined:
             self._sessions[member.key.identity] = Session(member.session, num_received=1)  # its Register
-        self._apply(change, envelope.epoch)
+        self._apply(change, envelope.session_number)
 
     def _on_report(self, identity: bytes, message: Report) -> None:
         """A member tells about requests, or answers."""
@@ -289,8 +289,8 @@ class Control:
         if isinstance(message, RequestFailed):
             self.dispatch.on_failed(identity, message)
             return
-        if isinstance(message, Retracted):
-            self.dispatch.on_retracted(identity, message)
+        if isinstance(message, Preempted):
+            self.dispatch.on_preempted(identity, message)
             return
         if isinstance(message, CacheFlushed):
             self._flushes.answered(message.number, identity)
@@ -304,10 +304,10 @@ class Control:
 
     # ---- members ----
 
-    def _apply(self, change: Change, epoch: int = 0) -> None:
-        """Acts on a change. `epoch` is that of the message that caused it: strangers are answered in it."""
+    def _apply(self, change: Change, session_number: int = 0) -> None:
+        """Acts on a change. `session_number`: of the message that caused it. Strangers are answered in it."""
         for to, message in change.outgoing:
-            self._send(to, message, epoch)
+            self._send(to, message, session_number)
             if isinstance(message, Refused):
                 log.warning("worker refused", worker=to.worker_id, why=message.reason)
             elif isinstance(message, DeclaredLost):
@@ -360,13 +360,13 @@ class Control:
         how = HowLost.CUT if cut else HowLost.ENDED
         self._apply(self.membership.give_up(key, cut or "has dropped its connection", how))
 
-    def _send(self, key: WorkerKey, message: ToWorker, epoch: int = 0) -> bool:
-        """False if the worker cannot be reached. A stranger gets an answer in the `epoch` that it has named."""
+    def _send(self, key: WorkerKey, message: ToWorker, session_number: int = 0) -> bool:
+        """False if the worker cannot be reached. A stranger gets an answer in the session that it has named."""
         session = self._sessions.get(key.identity)
-        if session is None and not epoch:
+        if session is None and not session_number:
             return False
         body = TO_WORKER.encode(message)
-        raw = session.seal(body) if session is not None else Envelope(epoch, 0, 0, body).sealed()
+        raw = session.seal(body) if session is not None else Envelope(session_number, 0, 0, body).sealed()
         return self._socket.send(key.identity, raw)
 
     async def _tick(self) -> None:
@@ -386,7 +386,7 @@ class Control:
 
     def look(self, is_punctual: bool = True) -> None:
         """Declares workers lost whose connection is lost and, if this look is punctual, those that were silent for too
-        long. Then looks again for workers for stranded choices."""
+        long. Then looks again for workers for unpaired choices."""
         for identity, session in list(self._sessions.items()):
             try:
                 if not self._socket.send(identity, session.tick()):

@@ -11,13 +11,13 @@ from gateway.routing.members import HowLost, WorkerKey
 from gateway.routing.membership import Membership
 from gateway.routing.picking import Picker
 from gateway.routing.requests import Attempt, HeldNews, Listener, RequestRecord
-from gateway.routing.retries import Retries, RetryRules, Stranded, final_error, may_go_on, note_failure
+from gateway.routing.retries import Retries, RetryRules, Unpaired, final_error, may_go_on, note_failure
 from gateway.words.prompt import Prompt
 from protocol.errors import (
     BatonError,
     InternalError,
+    Preemption,
     QueueFull,
-    Retraction,
     Unavailable,
     WireError,
     WorkerLeft,
@@ -28,9 +28,9 @@ from protocol.messages_gateway import (
     CancelRequest,
     ChoiceTokens,
     FinishReason,
+    Preempted,
     PromptLogprobs,
     RequestFailed,
-    Retracted,
     ToWorker,
 )
 from protocol.worker_facts import Stamp
@@ -68,15 +68,15 @@ class Dispatch:
         self.requests, self.loads = self._attempts.requests, self._attempts.loads
         self._picker = Picker(membership, pairing, self.loads)
         self.retries = Retries()
-        self._stranded: WaitingLine[Stranded] = WaitingLine()
+        self._unpaired: WaitingLine[Unpaired] = WaitingLine()
         self._stopped: str | None = None  # if set, why no request is taken any more
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Fails and cancels every request in flight, and refuses every later one."""
-        self._stopped = why
+        self._stopped = reason
         for record in self.requests:
             if not record.is_over:  # the failure of one before may have cancelled it
-                self._fail(record, Unavailable(why))
+                self._fail(record, Unavailable(reason))
 
     def assign(
         self, request_id: str, prompt: Prompt, listener: Listener, timeline: bool = False, first_choice: int = 0
@@ -98,7 +98,7 @@ class Dispatch:
         if since is None or self._clock.now() - since >= self._rules.wait_s:
             self.requests.remove(record)
             raise error
-        self._wait(Stranded(record, everything, error, since))
+        self._wait(Unpaired(record, everything, error, since))
         return record
 
     def cancel(self, request_id: str, choice: int = -1) -> None:
@@ -135,7 +135,7 @@ class Dispatch:
             record.listener.on_tokens(delivery)
 
         if not self._blames(record, attempt):
-            self._go_on(Stranded(record, attempt.running, error, since))
+            self._go_on(Unpaired(record, attempt.running, error, since))
 
     def _blames(self, record: RequestRecord, attempt: Attempt) -> bool:
         """Whether a request ends now, because its grammar has ended workers, the last one with this attempt."""
@@ -145,41 +145,41 @@ class Dispatch:
         self._fail(record, fault)
         return True
 
-    def _go_on(self, stranded: Stranded) -> None:
-        """Gives stranded choices to other workers, keeps them waiting for some, or ends the request."""
-        record = stranded.record
-        for choices in record.open_groups(stranded.choices):
+    def _go_on(self, unpaired: Unpaired) -> None:
+        """Gives unpaired choices to other workers, keeps them waiting for some, or ends the request."""
+        record = unpaired.record
+        for choices in record.open_groups(unpaired.choices):
             while not record.is_over:
                 first, pair = record.choices[choices.start], self._picker.pick(record, choices)
-                waited_s = self._clock.now() - stranded.since
-                final = final_error(stranded.error, first, pair is not None, waited_s, self._rules)
+                waited_s = self._clock.now() - unpaired.since
+                final = final_error(unpaired.error, first, pair is not None, waited_s, self._rules)
 
                 if final is not None:
                     self._fail(record, final)
                 elif pair is None:
-                    self._wait(replace(stranded, choices=choices))
+                    self._wait(replace(unpaired, choices=choices))
                     break
                 elif self._attempts.begin(record, choices, pair):
-                    self.retries.note(record, stranded.error)
+                    self.retries.note(record, unpaired.error)
                     break
 
-    def _wait(self, stranded: Stranded) -> None:
-        record, first = stranded.record, stranded.record.choices[stranded.choices[0]]
-        self._stranded.add(stranded, stranded.since, record.prompt.priority, resumes=first.gave_way)
+    def _wait(self, unpaired: Unpaired) -> None:
+        record, first = unpaired.record, unpaired.record.choices[unpaired.choices[0]]
+        self._unpaired.add(unpaired, unpaired.since, record.prompt.priority, resumes=first.was_preempted)
 
     def rescue(self) -> None:
-        """Looks again for workers for the stranded choices."""
-        for each in list(self._stranded):
-            self._stranded.remove(each)
-            self._go_on(each)
+        """Looks again for workers for the unpaired choices."""
+        for unpaired in list(self._unpaired):
+            self._unpaired.remove(unpaired)
+            self._go_on(unpaired)
 
     # ---- messages of workers ----
 
     def on_prompt_logprobs(self, identity: bytes, message: PromptLogprobs) -> None:
         """Takes what the worker at `identity` tells of a prompt. Once that is whole, tokens that came before count."""
-        if (found := self._attempt_of(identity, message)) is None:
+        if (reported := self._attempt_of(identity, message)) is None:
             return
-        record, attempt = found
+        record, attempt = reported
         try:
             if record.prompt_part is None:
                 raise WireError("nobody asks for log-probabilities of this prompt")
@@ -189,18 +189,18 @@ class Dispatch:
             return
 
         if record.prompt_missing is None:
-            for each in list(record.attempts.values()):
-                held, each.held = each.held, []
+            for other in list(record.attempts.values()):
+                held, other.held = other.held, []
                 for tokens in held:
                     self.on_tokens(*tokens)
 
     def on_tokens(self, identity: bytes, news: ChoiceTokens, stamps: tuple[Stamp, ...], num_cached: int = 0) -> None:
         """Passes on new tokens from the worker at `identity`. Invalid tokens fail the request that they name, and no
         other."""
-        found = self._attempt_of(identity, news)
-        if found is None:
+        reported = self._attempt_of(identity, news)
+        if reported is None:
             return
-        record, attempt = found
+        record, attempt = reported
         if record.prompt_missing is not None:
             attempt.held.append(HeldNews(identity, news, stamps, num_cached))
             return
@@ -239,28 +239,29 @@ class Dispatch:
 
     def on_failed(self, identity: bytes, message: RequestFailed) -> None:
         """The worker at `identity` has given up an attempt."""
-        if (found := self._attempt_of(identity, message)) is not None:
-            self._attempt_failed(*found, error_from_code(message.code, message.message))
+        if (reported := self._attempt_of(identity, message)) is not None:
+            self._attempt_failed(*reported, error_from_code(message.code, message.message))
 
-    def on_retracted(self, identity: bytes, message: Retracted) -> None:
+    def on_preempted(self, identity: bytes, message: Preempted) -> None:
         """The worker at `identity` has no memory for a choice any more. It begins again where there is room."""
-        if (found := self._attempt_of(identity, message)) is None:
+        if (reported := self._attempt_of(identity, message)) is None:
             return
-        record, attempt = found
+        record, attempt = reported
         if message.choice not in attempt.running or record.choices[message.choice].closed:
             return
 
-        self._attempts.give_way(record, attempt, message.choice)
-        error = Retraction(f"{attempt.decode.worker_id} had no memory for it any more")
-        self._go_on(Stranded(record, [message.choice], error, self._clock.now()))
+        self._attempts.drop_preempted(record, attempt, message.choice)
+        error = Preemption(f"{attempt.decode.worker_id} had no memory for it any more")
+        self._go_on(Unpaired(record, [message.choice], error, self._clock.now()))
 
     def _attempt_of(
-        self, identity: bytes, message: PromptLogprobs | ChoiceTokens | RequestFailed | Retracted
+        self, identity: bytes, message: PromptLogprobs | ChoiceTokens | RequestFailed | Preempted
     ) -> tuple[RequestRecord, Attempt] | None:
-        """The running attempt that a message reports on. None if it is over or was given to other workers."""
-        found = self.requests.reported(message)
-        if found is None or identity in found[1].identities:
-            return found
+        """The attempt that a message reports on. None if it has ended, or if another worker than `identity` serves it;
+        that is counted as a refusal."""
+        reported = self.requests.reported(message)
+        if reported is None or identity in reported[1].identities:
+            return reported
         self._refusals.note(FOREIGN, worker=identity.decode("utf-8", "replace"), request_id=message.request_id)
         return None
 

@@ -39,8 +39,8 @@ class Groups:
             return f"rank of {worker_id} is {place.rank}, expected less than the size of its group, {place.size}"
         if worker_id != expected:
             return f"worker id of rank {place.rank} of group {place.group!r} is {worker_id}, expected {expected}"
-        if (why := self._why_over(place)) is not None:
-            return over(place.group, place.epoch, why)
+        if (reason := self._why_over(place)) is not None:
+            return over(place.group, place.epoch, reason)
 
         for rank, other in self._waiting.get(place.group, {}).items():
             theirs = other.message
@@ -62,25 +62,25 @@ class Groups:
         """The ranks of this group wait no longer: they are members."""
         del self._waiting[place.group]
 
-    def refuse(self, place: GroupPlace, why: str) -> tuple[Asking, ...]:
+    def refuse(self, place: GroupPlace, reason: str) -> tuple[Asking, ...]:
         """A rank of this epoch may not join, so none may. Returns those that waited. An epoch of which none has waited
         may be that of another command: only itself is over, and not what that name served before."""
         if self._why_over(place) is not None:
             return ()
-        if any(each.place.epoch == place.epoch for each in self._waiting.get(place.group, {}).values()):
-            return self.end(place.group, place.epoch, why)
+        if any(asking.place.epoch == place.epoch for asking in self._waiting.get(place.group, {}).values()):
+            return self.end(place.group, place.epoch, reason)
         self._refused.pop(place.group, None)
-        self._refused[place.group] = place.epoch, why
+        self._refused[place.group] = place.epoch, reason
         if len(self._refused) > MOST_GROUPS:
             del self._refused[next(iter(self._refused))]
         return ()
 
-    def end(self, group: str, epoch: int, why: str) -> tuple[Asking, ...]:
+    def end(self, group: str, epoch: int, reason: str) -> tuple[Asking, ...]:
         """This epoch and older ones are over. Returns their ranks that waited. Nothing changes if they were over."""
         if epoch <= self._over.get(group, (0, ""))[0]:
             return ()
         self._over.pop(group, None)
-        self._over[group] = epoch, why
+        self._over[group] = epoch, reason
         if len(self._over) > MOST_GROUPS:
             del self._over[next(iter(self._over))]
 
@@ -93,30 +93,30 @@ class Groups:
     def forget(self, worker_id: str, instance: int) -> None:
         """This process waits no longer, or is about to ask in another session."""
         self._keep(
-            lambda each: (each.message.address.worker_id, each.message.address.instance) != (worker_id, instance)
+            lambda asking: (asking.message.address.worker_id, asking.message.address.instance) != (worker_id, instance)
         )
 
     def expire(self, now: float) -> None:
         """Forgets ranks that ask no longer."""
-        self._keep(lambda each: now - each.at < ASKS_WITHIN_S)
+        self._keep(lambda asking: now - asking.at < ASKS_WITHIN_S)
 
     def _why_over(self, place: GroupPlace) -> str | None:
         """Why this epoch is over; None if it is not."""
-        epoch, why = self._over.get(place.group, (0, ""))
+        epoch, reason = self._over.get(place.group, (0, ""))
         if place.epoch <= epoch:
-            return why
-        epoch, why = self._refused.get(place.group, (0, ""))
-        return why if place.epoch == epoch else None
+            return reason
+        epoch, reason = self._refused.get(place.group, (0, ""))
+        return reason if place.epoch == epoch else None
 
     def _keep(self, stays: Callable[[Asking], bool]) -> None:
         for group, waiting in list(self._waiting.items()):
-            left = {rank: each for rank, each in waiting.items() if stays(each)}
+            left = {rank: asking for rank, asking in waiting.items() if stays(asking)}
             if left:
                 self._waiting[group] = left
             else:
                 del self._waiting[group]
 
 
-def over(group: str, epoch: int, why: str) -> str:
+def over(group: str, epoch: int, reason: str) -> str:
     """The sentence for a rank of an epoch that is over."""
-    return f"epoch {epoch} of group {group!r} is over: {why}"
+    return f"epoch {epoch} of group {group!r} is over: {reason}"

@@ -154,28 +154,28 @@ class Membership:
     def leaving(self, key: WorkerKey) -> tuple[Member, ...]:
         """The worker was told to end. It and all ranks of its group get no new requests. Returns those that did."""
         member = self.find(key)
-        unit = () if member is None else tuple(each for each in self._unit(member) if each.stage is Stage.READY)
-        for each in unit:
-            self._members[each.key.worker_id] = replace(each, stage=Stage.LEAVING)
+        unit = () if member is None else tuple(rank for rank in self._unit(member) if rank.stage is Stage.READY)
+        for rank in unit:
+            self._members[rank.key.worker_id] = replace(rank, stage=Stage.LEAVING)
         return unit
 
     def free(self, is_needed: Callable[[WorkerKey], bool]) -> Change:
         """Tells leaving workers that no request needs them, and the ranks of a group all at once."""
         leaving = [member for member in self.members if member.stage is Stage.LEAVING]
-        free = [each for each in leaving if not any(is_needed(rank.key) for rank in self._unit(each))]
-        for each in free:
-            self._members[each.key.worker_id] = replace(each, stage=Stage.FREE)
-        return Change(tuple((each.key, Leave()) for each in free))
+        free = [member for member in leaving if not any(is_needed(rank.key) for rank in self._unit(member))]
+        for member in free:
+            self._members[member.key.worker_id] = replace(member, stage=Stage.FREE)
+        return Change(tuple((member.key, Leave()) for member in free))
 
-    def give_up(self, key: WorkerKey, why: str, how: HowLost = HowLost.CUT) -> Change:
+    def give_up(self, key: WorkerKey, reason: str, how: HowLost = HowLost.CUT) -> Change:
         """The worker has LEFT by itself, or its connection is lost (ENDED), has lost messages or is full (CUT). It is
-        gone at once, and the other ranks of its group with it. `why`: what is said of it behind its name."""
+        gone at once, and the other ranks of its group with it. `reason`: what is said of it behind its name."""
         member = self.find(key)
         self._groups.forget(key.worker_id, key.instance)
         if member is None:
             return Change()
         is_orderly = member.stage is Stage.FREE or (how is HowLost.LEFT and member.stage is Stage.LEAVING)
-        return self._lose(member, how, why, is_orderly=is_orderly)
+        return self._lose(member, how, reason, is_orderly=is_orderly)
 
     def flush(self, roles: Collection[Role]) -> tuple[WorkerKey, ...]:
         """The members of these roles are sent FlushCache. Returns who they are. Others hear of it with Welcome."""
@@ -193,13 +193,13 @@ class Membership:
         lost: list[Member] = []
         self._groups.expire(now)
         for member in self.members:
-            why = self._patience.why_lost(member, now)
-            if why is not None and self.find(member.key) is not None:  # else it was lost with its group
-                change = self._lose(member, *why)
+            reason = self._patience.why_lost(member, now)
+            if reason is not None and self.find(member.key) is not None:  # else it was lost with its group
+                change = self._lose(member, *reason)
                 outgoing += change.outgoing
                 lost += change.lost
         gone = {member.key for member in lost}
-        return Change(tuple(each for each in outgoing if each[0] not in gone), tuple(lost))
+        return Change(tuple(entry for entry in outgoing if entry[0] not in gone), tuple(lost))
 
     # ---- joining ----
 
@@ -211,14 +211,16 @@ class Membership:
         place = rank.place
         self._end_epoch(place.group, place.epoch - 1, f"epoch {place.epoch} has begun")
         ranks = self._groups.gather(rank)
-        if len(ranks) < place.size or any(each.message.address.worker_id in self._members for each in ranks):
-            why = f"{len(ranks)} of {place.size} ranks of group {place.group!r} have registered in epoch {place.epoch}"
+        if len(ranks) < place.size or any(asking.message.address.worker_id in self._members for asking in ranks):
+            reason = (
+                f"{len(ranks)} of {place.size} ranks of group {place.group!r} have registered in epoch {place.epoch}"
+            )
             is_first = self._waits_anew(WorkerKey.named_in(rank.message.address))
-            return Change(gathering=why if is_first else "")
+            return Change(gathering=reason if is_first else "")
 
         self._groups.admitted(place)
         return self._admit(
-            tuple(Member(each.message, each.message.stats, rank.at, session=each.session) for each in ranks)
+            tuple(Member(asking.message, asking.message.stats, rank.at, session=asking.session) for asking in ranks)
         )
 
     def _admit(self, members: tuple[Member, ...]) -> Change:
@@ -229,7 +231,7 @@ class Membership:
 
     def _ranks_of(self, group: str) -> tuple[Member, ...]:
         """The ranks of this group that serve, in whatever epoch."""
-        return tuple(each for each in self.members if each.place is not None and each.place.group == group)
+        return tuple(member for member in self.members if member.place is not None and member.place.group == group)
 
     def _taken(self, holder: Member, message: Register) -> Change:
         """Answers another process that asks for the id of a live worker, or for the name of a live group."""
@@ -240,12 +242,14 @@ class Membership:
         reason = f"{name} is taken by a live {held.role} worker (pid {held.pid} on {held.host})"
         if (message.role, message.host) != (held.role, held.host) or (place is not None and self._serves(place)):
             return self._refuse(message, reason)
-        why = f"{reason}; pid {message.pid} may join when that one is gone"
-        return Change(kept_waiting=why if self._waits_anew(key) else "")
+        refusal = f"{reason}; pid {message.pid} may join when that one is gone"
+        return Change(kept_waiting=refusal if self._waits_anew(key) else "")
 
     def _serves(self, place: GroupPlace) -> bool:
         """Whether the group serves, in just this epoch."""
-        return any(each.place is not None and each.place.epoch == place.epoch for each in self._ranks_of(place.group))
+        return any(
+            member.place is not None and member.place.epoch == place.epoch for member in self._ranks_of(place.group)
+        )
 
     def _waits_anew(self, key: WorkerKey) -> bool:
         """Whether this process is kept waiting for the first time. It gets no answer, and asks again."""
@@ -266,14 +270,14 @@ class Membership:
 
     # ---- losing ----
 
-    def _end_epoch(self, group: str, epoch: int, why: str) -> None:
+    def _end_epoch(self, group: str, epoch: int, reason: str) -> None:
         """No rank of this epoch may join any more. Those that wait are refused when they ask again."""
-        self._note_refused(group, self._groups.end(group, epoch, why), why)
+        self._note_refused(group, self._groups.end(group, epoch, reason), reason)
 
-    def _note_refused(self, group: str, ranks: tuple[Asking, ...], why: str) -> None:
+    def _note_refused(self, group: str, ranks: tuple[Asking, ...], reason: str) -> None:
         for rank in ranks:
             key = WorkerKey.named_in(rank.message.address)
-            self._note_loss(key, Loss(over(group, rank.place.epoch, why), rank.at, HowLost.EPOCH, why))
+            self._note_loss(key, Loss(over(group, rank.place.epoch, reason), rank.at, HowLost.EPOCH, reason))
 
     def _unit(self, member: Member) -> tuple[Member, ...]:
         """What leaves and is lost together: all ranks of its group, or the member alone."""
@@ -284,20 +288,20 @@ class Membership:
         if place is not None:
             self._end_epoch(place.group, place.epoch, reason)
 
-        for each in lost:
-            del self._members[each.key.worker_id]
-            self._kept_waiting.pop(each.key.worker_id, None)
-            why = reason
-            if each.key != member.key:
-                why = f"its group {'has left' if is_orderly else 'has lost a rank'}: {reason}"
-            may_return = place is None and not is_orderly and not self._patience.hangs(each)
-            self._note_loss(each.key, Loss(why, each.last_seen, how, says, may_return))
+        for rank in lost:
+            del self._members[rank.key.worker_id]
+            self._kept_waiting.pop(rank.key.worker_id, None)
+            told = reason
+            if rank.key != member.key:
+                told = f"its group {'has left' if is_orderly else 'has lost a rank'}: {reason}"
+            may_return = place is None and not is_orderly and not self._patience.hangs(rank)
+            self._note_loss(rank.key, Loss(told, rank.last_seen, how, says, may_return))
         if is_orderly:
             self.num_left += len(lost)
         else:
             self.num_lost += len(lost)
-        news = [PeerLost(each.key.worker_id, each.key.instance, is_orderly) for each in lost]
-        return Change(tuple((other.key, each) for other in self.members for each in news), lost, is_orderly)
+        news = [PeerLost(rank.key.worker_id, rank.key.instance, is_orderly) for rank in lost]
+        return Change(tuple((other.key, loss) for other in self.members for loss in news), lost, is_orderly)
 
     def _note_loss(self, key: WorkerKey, loss: Loss) -> None:
         self.losses[key] = loss

@@ -80,8 +80,8 @@ def prefill_load(need: Need, member: Member) -> Load:
 
 def decode_load(need: Need, member: Member) -> Load:
     """The load of a request on its decode (or unified) worker until it ends: what that worker keeps room for."""
-    each = min(need.max_tokens, member.registered.margin)
-    return Load(rows=need.num_choices, tokens=need.prompt_tokens + need.num_choices * each)
+    per_choice = min(need.max_tokens, member.registered.margin)
+    return Load(rows=need.num_choices, tokens=need.prompt_tokens + need.num_choices * per_choice)
 
 
 def one_choice_less(load: Load, need: Need) -> Load:
@@ -145,11 +145,13 @@ class Pairer:
         turn, self._turn = self._turn, self._turn + 1
         if self._policy == "round_robin":
             return _round_robin(prefills, decodes, unified, turn)
-        costs = {each.key: cost(each, need, loads.get(each.key, NO_LOAD)) for each in (*prefills, *decodes, *unified)}
-        held = {each.key: each.prefixes.longest(need.prefixes) for each in prefills}
+        costs = {
+            member.key: cost(member, need, loads.get(member.key, NO_LOAD)) for member in (*prefills, *decodes, *unified)
+        }
+        held = {member.key: member.prefixes.longest(need.prefixes) for member in prefills}
         discounts = self._hot.discounts(held, need.prefixes)
-        for each in prefills:
-            costs[each.key] -= discounts.get(each.key, 0.0) / each.registered.max_total_tokens
+        for member in prefills:
+            costs[member.key] -= discounts.get(member.key, 0.0) / member.registered.max_total_tokens
 
         pair = _cheapest(prefills, decodes, unified, turn, costs)
         if pair.prefill is not None:
@@ -169,11 +171,11 @@ def _round_robin(prefills: list[Member], decodes: list[Member], unified: list[Me
     """Decode and unified workers in turn. Each pass over them shifts the prefill workers by one: with prefill workers
     p0 and p1 and one decode worker, the turns are p0, p1, p0."""
     takers = [*(decodes if prefills else ()), *unified]
-    num_passes, place = divmod(turn, len(takers))
-    taker = takers[place]
+    num_passes, index = divmod(turn, len(takers))
+    taker = takers[index]
     if taker.role is Role.UNIFIED:
         return Pair(taker, None)
-    return Pair(taker, prefills[(place + num_passes) % len(prefills)])
+    return Pair(taker, prefills[(index + num_passes) % len(prefills)])
 
 
 def _cheapest(
@@ -193,4 +195,6 @@ def _cheapest(
     options = [Pair(first(decodes), first(prefills))] if prefills and decodes else []
     if unified:
         options.insert(0 if turn % 2 else 1, Pair(first(unified), None))  # among equals the first is taken
-    return min(options, key=lambda pair: max(costs[each.key] for each in (pair.decode, pair.prefill or pair.decode)))
+    return min(
+        options, key=lambda pair: max(costs[member.key] for member in (pair.decode, pair.prefill or pair.decode))
+    )

@@ -19,13 +19,13 @@ class Picker:
         self._loads = loads
 
     def pick(self, record: RequestRecord, choices: range) -> Pair | None:
-        """Workers for these choices; None if there are none now. If only leaving workers are there, they go on with
-        what has begun."""
-        found = self.pick_ready(record, choices)
-        if found is None and record.num_attempts:
+        """Workers for these choices; None if there are none now. Choices that have begun before may go to workers that
+        leave, if no others are there."""
+        pair = self.pick_ready(record, choices)
+        if pair is None and record.num_attempts:
             still_there = [member for member in self._membership.members if member.stage is not Stage.FREE]
-            found = self._pick(record, choices, still_there)
-        return found
+            pair = self._pick(record, choices, still_there)
+        return pair
 
     def pick_ready(self, record: RequestRecord, choices: range) -> Pair | None:
         """The same, without workers that leave."""

@@ -16,7 +16,7 @@ def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
     decodes = [member.registered for member in members if member.role is not Role.PREFILL]
     prefills = [member.registered for member in members if member.role is not Role.DECODE]
     decode, prefill = (
-        max(each or prefills + decodes, key=attrgetter("max_total_tokens")) for each in (decodes, prefills)
+        max(facts or prefills + decodes, key=attrgetter("max_total_tokens")) for facts in (decodes, prefills)
     )
 
     lengths = [member.registered.context_length for member in members]
@@ -28,6 +28,6 @@ def limits_of(members: tuple[Member, ...], model: Limits) -> Limits:
         page_size=decode.layout.page_size,
         lookahead=decode.layout.lookahead,
         prefill_page_size=prefill.layout.page_size,
-        max_choices=max((each.max_running_requests for each in decodes), default=None),
-        places=tuple((each.max_running_requests, each.max_queued_requests) for each in decodes) or None,
+        max_choices=max((facts.max_running_requests for facts in decodes), default=None),
+        places=tuple((facts.max_running_requests, facts.max_queued_requests) for facts in decodes) or None,
     )

@@ -30,11 +30,11 @@ class KnownPrefixes:
         if news.flushed:
             self._hashes.clear()
             self._expected.clear()
-        for each in news.dropped:
-            self._hashes.pop(each, None)
-            self._expected.pop(each, None)
+        for prefix in news.dropped:
+            self._hashes.pop(prefix, None)
+            self._expected.pop(prefix, None)
         self._hashes.update(dict.fromkeys(news.added))
-        self._expected = {each: left - 1 for each, left in self._expected.items() if left > 1}
+        self._expected = {prefix: left - 1 for prefix, left in self._expected.items() if left > 1}
         _forget_oldest(self._hashes)
 
     def expect(self, hashes: Sequence[bytes]) -> None:
@@ -53,5 +53,5 @@ class KnownPrefixes:
 
 
 def _forget_oldest(hashes: dict[bytes, Any]) -> None:
-    for each in list(islice(hashes, max(0, len(hashes) - MOST_PREFIXES))):
-        del hashes[each]
+    for prefix in list(islice(hashes, max(0, len(hashes) - MOST_PREFIXES))):
+        del hashes[prefix]

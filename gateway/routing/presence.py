@@ -85,6 +85,6 @@ class Presence:
         """`missing` is what the membership says is missing. Adds for how long, how the last worker was lost, and what
         the launcher does about it."""
         unserved_s = now - (now if self._unserved_since is None else self._unserved_since)
-        why = f"; the worker lost last {self._last_loss}" if self._last_loss else ""
-        said = f"{missing}, so no request could be served for {unserved_s:.0f} s{why}"
+        reason = f"; the worker lost last {self._last_loss}" if self._last_loss else ""
+        said = f"{missing}, so no request could be served for {unserved_s:.0f} s{reason}"
         return "; ".join([said, *self.troubles(now)])

@@ -26,16 +26,16 @@ class PromptPart:
 
     def accept(self, news: PromptLogprobs) -> None:
         """Adds those that are new. WireError if they leave a gap, or make no sense."""
-        found, start = news.logprobs, self.asked.start + self._num_known
-        end = news.start + found.num_tokens
+        logprobs, start = news.logprobs, self.asked.start + self._num_known
+        end = news.start + logprobs.num_tokens
         if not self.asked.start <= news.start <= start or end > len(self.token_ids):
             raise WireError(
                 f"logprobs of prompt tokens [{news.start}, {end}), expected them from {start} on, "
                 f"of a prompt of {len(self.token_ids)} tokens"
             )
-        check_tokens(found, self.asked.num_top, found.num_tokens)
+        check_tokens(logprobs, self.asked.num_top, logprobs.num_tokens)
         if end > start:
-            self._pieces.append(found.part(start - news.start, found.num_tokens))
+            self._pieces.append(logprobs.part(start - news.start, logprobs.num_tokens))
             self._num_known = end - self.asked.start
 
     def tokens(self, num_top: int) -> Iterator[TokenLogprob | None]:

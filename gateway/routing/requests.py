@@ -18,9 +18,9 @@ from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
     FinishReason,
+    Preempted,
     PromptLogprobs,
     RequestFailed,
-    Retracted,
     WorkerAddress,
     finish_reason,
 )
@@ -58,7 +58,7 @@ class ChoiceRecord:
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
     num_ended_workers: int = 0  # attempts that ended because a worker did
-    gave_way: bool = False  # a worker had no memory for it any more; it comes before those that have not begun
+    was_preempted: bool = False  # so it resumes before requests that have not begun
     finish: FinishReason | None = None
     closed: bool = False  # finished or cancelled
     early: dict[int, ChoiceTokens] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Attempt:
     prefill: WorkerKey | None
     decode_load: Load = NO_LOAD  # what it counts for at `decode`, until it ends
     prefill_load: Load = NO_LOAD  # at `prefill`, until its first token arrives
-    retracted: set[int] = field(default_factory=set)  # choices that gave way; later attempts have them
+    preempted: set[int] = field(default_factory=set)  # choices that later attempts have
     identities: tuple[bytes, ...] = field(init=False)  # routing ids of its workers, compared at every token
     heard: set[bytes] = field(default_factory=set)  # routing ids of those that have sent tokens
     held: list[HeldNews] = field(default_factory=list)  # that wait for the log-probabilities of the prompt
@@ -156,8 +156,8 @@ class Attempt:
 
     @property
     def running(self) -> list[int]:
-        """Its choices, without those that gave way."""
-        return [choice for choice in self.choices if choice not in self.retracted]
+        """Its choices, without the preempted ones."""
+        return [choice for choice in self.choices if choice not in self.preempted]
 
     @property
     def workers(self) -> tuple[WorkerKey, ...]:
@@ -219,7 +219,7 @@ class RequestRecord:
         """What is new in a message of a running attempt. WireError if the message is invalid."""
         if news.choice not in attempt.choices:
             raise WireError(f"choice {news.choice}, expected one of the attempt: {list(attempt.choices)}")
-        if news.choice in attempt.retracted:  # a first token from prefill, which came late
+        if news.choice in attempt.preempted:  # a first token from prefill, which came late
             return None
         fresh = self.choices[news.choice].accept(news)
         if not fresh.token_ids and fresh.finish is None:
@@ -265,7 +265,7 @@ class RequestRecord:
             timeline=self.timeline,
             first_choice=first,
             num_replayed=len(replayed),
-            resumes=self.choices[first].gave_way,
+            resumes=self.choices[first].was_preempted,
             cache_salt=self.prompt.cache_salt,
             priority=self.prompt.priority,
             grammar=self.prompt.grammar,
@@ -295,11 +295,11 @@ class RequestRecord:
         for number in attempt.running:
             self.choices[number].num_ended_workers += 1
 
-    def give_way(self, attempt: Attempt, number: int) -> None:
-        """The worker of `attempt` has no memory for a choice any more, so the attempt goes on without it."""
-        attempt.retracted.add(number)
+    def note_preempted(self, attempt: Attempt, number: int) -> None:
+        """The worker of `attempt` has preempted a choice, so the attempt goes on without it."""
+        attempt.preempted.add(number)
         choice = self.choices[number]
-        choice.gave_way = True
+        choice.was_preempted = True
         choice.num_attempts -= 1  # nothing has failed
         self.full.clear()
 
@@ -360,7 +360,7 @@ class Requests:
         return self._records.get(request_id)
 
     def reported(
-        self, message: PromptLogprobs | ChoiceTokens | RequestFailed | Retracted
+        self, message: PromptLogprobs | ChoiceTokens | RequestFailed | Preempted
     ) -> tuple[RequestRecord, Attempt] | None:
         """The request and the running attempt that a worker reports on. If they are over, the message is dropped."""
         record = self._records.get(message.request_id)
@@ -378,19 +378,19 @@ class Requests:
 
     def needing(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """Attempts that cannot go on without this worker."""
-        return [found for found in self._attempts() if found[1].needs(key)]
+        return [entry for entry in self._attempts() if entry[1].needs(key)]
 
     def note_end(self, key: WorkerKey) -> list[tuple[RequestRecord, Attempt]]:
         """This worker has ended, and so had the attempts that it prefilled and that have failed because no KV came.
         Returns these, once."""
-        ended = [(record, each) for record in self for each in record.undelivered if key == each.prefill]
+        ended = [(record, attempt) for record in self for attempt in record.undelivered if key == attempt.prefill]
         for record, attempt in ended:
             record.undelivered.remove(attempt)
             record.note_end(attempt)
         return ended
 
     def _attempts(self) -> Iterator[tuple[RequestRecord, Attempt]]:
-        return ((record, each) for record in self for each in record.attempts.values())
+        return ((record, attempt) for record in self for attempt in record.attempts.values())
 
 
 def _richer(news: ChoiceTokens, known: ChoiceTokens) -> bool:

@@ -13,8 +13,8 @@ from protocol.errors import (
     LaunchFailed,
     LayoutMismatch,
     Overloaded,
+    Preemption,
     QueueFull,
-    Retraction,
     Unavailable,
     WorkerLeft,
     WorkerLost,
@@ -22,7 +22,7 @@ from protocol.errors import (
 from runtime.log import get_log
 
 PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
-PASSING_CODES = tuple(kind.code for each in PASSING for kind in (each, *each.__subclasses__()))
+PASSING_CODES = tuple(kind.code for base in PASSING for kind in (base, *base.__subclasses__()))
 MOST_ENDED_WORKERS = 2  # of one request with a grammar: native code that follows it may end them
 MAX_FOLLOWED = 4096  # grammars that are known to have been followed
 MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
@@ -40,7 +40,7 @@ class RetryRules:
 
 
 @dataclass(frozen=True, eq=False)
-class Stranded:
+class Unpaired:
     """Choices that wait for workers because their attempt failed with `error`, or because there was no worker for them
     from the start. `since`: when the lost worker was last heard, or when the attempt failed if none was lost."""
 
@@ -82,8 +82,8 @@ class Retries:
             return
         self.counts[error.code] += 1
         tell, event = log.warning, "request retried"
-        if isinstance(error, Retraction):  # part of serving with a full memory; nothing is broken
-            tell, event = log.info, "request gave way"
+        if isinstance(error, Preemption):  # part of serving with a full memory; nothing is broken
+            tell, event = log.info, "request preempted"
         elif isinstance(error, QueueFull):
             tell, event = log.info, "request sent to another worker"
         elif isinstance(error, WorkerLeft):

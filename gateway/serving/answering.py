@@ -1,6 +1,6 @@
 """Writes a generation as an HTTP response, and ends it early when the client leaves.
 
-The response is one JSON body, or a stream of chunks. What is long goes out in parts (parts.py), which long_answers.py
+The response is one JSON body, or a stream of events. What is long goes out in parts (parts.py), which long_answers.py
 encodes in turn with those of others. The status line waits for the first token, so that a request that fails before it
 gets the right status. write.py and write.py say how an answer is written.
 """
@@ -43,7 +43,7 @@ class Body(Protocol):
         """What keeps one choice until the answer is written."""
         ...
 
-    def body(self, generation: Generation, found: Sequence[Gathered]) -> Any:
+    def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Any:
         """The JSON body, in which long values are Laters. `found[i]` is choice i."""
         ...
 
@@ -56,7 +56,7 @@ class Chunks(Protocol):
         """The part of the answer that this object holds so far."""
         ...
 
-    def chunks(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
+    def events(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
         """The events of what choices have gained together; b"" if they are told later. Long ones in blocks, which are
         encoded when they are asked for, perhaps in a thread, and before the next batch."""
         ...
@@ -87,18 +87,18 @@ class WholeAnswer(Response):
         """Waits for all choices and answers, or ends when one has failed or the client has left."""
         generation = self._generation
         with self._answers.holding(_cut_of(scope)) as held, _watched(generation, receive) as has_left:
-            found = await self._gathered(held)
+            gathered = await self._gathered(held)
             if not generation.is_complete:
                 await _failed(generation)(scope, receive, send)
                 return
 
-            blocks = parts_of(self._shape.body(generation, found))
+            blocks = parts_of(self._shape.body(generation, gathered))
             first = next_part(blocks)
             if len(first) < PART_BYTES:  # it is all
                 await Response(first, media_type=JSON_TYPE)(scope, receive, send)
                 return
 
-            self._answers.resize(held, held.num_bytes + sum(each.num_bytes for each in found))
+            self._answers.resize(held, held.num_bytes + sum(choice.num_bytes for choice in gathered))
             await send({"type": "http.response.start", "status": 200, "headers": JSON_HEADERS})
             part = first
             while part and not has_left():
@@ -112,11 +112,11 @@ class WholeAnswer(Response):
         """What the choices have at the end. Their log-probabilities count while they come: Overloaded if there is no
         room for them, unless the generation fails with that."""
         generation, refused = self._generation, None
-        found = [self._shape.gathers() for _ in range(generation.prompts.num_choices)]
+        gathered = [self._shape.gathers() for _ in range(generation.prompts.num_choices)]
         async for batch in generation.batches():
             grown = 0 if held.num_bytes else _num_score_bytes(generation)
             for index, piece in batch:
-                grown += found[index].take(piece)
+                grown += gathered[index].take(piece)
             if grown and refused is None:
                 try:
                     self._answers.resize(held, held.num_bytes + grown)
@@ -126,7 +126,7 @@ class WholeAnswer(Response):
 
         if refused is not None and generation.error is None:  # all choices had finished
             raise refused
-        return found
+        return gathered
 
 
 class StreamedAnswer(Response):
@@ -170,7 +170,7 @@ class StreamedAnswer(Response):
                     generation.on_failed(error)
 
         async def write_batch(batch: Batch) -> None:
-            content = self._shape.chunks(generation, batch)
+            content = self._shape.events(generation, batch)
             if isinstance(content, bytes):
                 if content:
                     await write(_body(content))
@@ -186,7 +186,7 @@ class StreamedAnswer(Response):
         count()
         await write({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await write_batch(first)
-        generation.times.first_chunk_written()
+        generation.times.first_event_written()
         count()
 
         async for batch in batches:

@@ -37,8 +37,8 @@ class Gathered:
             for token_id, scored in zip(piece.token_ids, piece.scores, strict=True):
                 self.scored.add(ScoredToken(token_id, 0, scored))
         else:
-            for each in piece.logprobs:
-                self.scored.add(each)
+            for token in piece.logprobs:
+                self.scored.add(token)
         return self.scored.num_bytes - num_before
 
     @property

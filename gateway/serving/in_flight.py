@@ -20,15 +20,15 @@ class InFlight:
     def add(self, generation: Generation, ids: Mapping[str, range]) -> None:
         """A generation begins. `ids`: the choices that each id means. They are forgotten when it ends. Fault if
         one of them is in flight."""
-        for each in ids:
-            if each in self._by_id:
-                raise Fault(ABORT_IDS, ABORT_IDS, f": got {short(each)}, which is in flight, expected another")
-        self._by_id |= {each: (generation, choices) for each, choices in ids.items()}
+        for name in ids:
+            if name in self._by_id:
+                raise Fault(ABORT_IDS, ABORT_IDS, f": got {short(name)}, which is in flight, expected another")
+        self._by_id |= {name: (generation, choices) for name, choices in ids.items()}
 
         def leave() -> None:
-            for each in ids:
-                if (owner := self._by_id.get(each)) is not None and owner[0] is generation:  # not another's by now
-                    del self._by_id[each]
+            for name in ids:
+                if (owner := self._by_id.get(name)) is not None and owner[0] is generation:  # not another's by now
+                    del self._by_id[name]
 
         generation.on_end = leave
 

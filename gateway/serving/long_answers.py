@@ -89,11 +89,11 @@ class LongAnswers:
 
 def to_cut(answers: set[Held], num_bytes: int, now: float) -> list[Held]:
     """Those to cut so that `num_bytes` come free, or as many as possible: of those that are stalled the largest."""
-    stalled = [each for each in answers if each.sends_since is not None and now - each.sends_since >= STALLED_S]
-    found, num_free = list[Held](), 0
-    for each in sorted(stalled, key=lambda each: each.num_bytes, reverse=True):
+    stalled = [answer for answer in answers if answer.sends_since is not None and now - answer.sends_since >= STALLED_S]
+    cut, num_free = list[Held](), 0
+    for held in sorted(stalled, key=lambda answer: answer.num_bytes, reverse=True):
         if num_free >= num_bytes:
             break
-        found.append(each)
-        num_free += each.num_bytes
-    return found
+        cut.append(held)
+        num_free += held.num_bytes
+    return cut

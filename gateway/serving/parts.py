@@ -45,25 +45,25 @@ class Kept(Later):
             yield from self._found
             return
 
-        found, num_bytes = list[bytes](), 0
+        pieces, num_bytes = list[bytes](), 0
         for block in super().__iter__():
             num_bytes += len(block)
             if num_bytes <= KEPT_BYTES:
-                found.append(block)
+                pieces.append(block)
             else:
-                found.clear()
+                pieces.clear()
             yield block
         if num_bytes <= KEPT_BYTES:
-            self._found = found
+            self._found = pieces
 
 
 def parts_of(value: Any) -> Iterator[bytes]:
     """Encodes a value that may have Laters within it. What is around them is encoded at once."""
     laters: list[Later] = []
 
-    def mark(each: Any) -> orjson.Fragment:
-        assert isinstance(each, Later), f"no JSON: {type(each).__name__}"
-        laters.append(each)
+    def mark(entry: Any) -> orjson.Fragment:
+        assert isinstance(entry, Later), f"no JSON: {type(entry).__name__}"
+        laters.append(entry)
         return orjson.Fragment(_PLACE)
 
     first, *others = orjson.dumps(value, default=mark).split(_PLACE)
@@ -88,8 +88,8 @@ def list_of(groups: Sequence[Iterable[bytes]]) -> Later:
         yield b"["
         is_empty = True
         for group in groups:
-            for place, block in enumerate(group):
-                yield b"," + block if place == 0 and not is_empty else block
+            for index, block in enumerate(group):
+                yield b"," + block if index == 0 and not is_empty else block
                 is_empty = False
         yield b"]"
 
@@ -106,8 +106,8 @@ def list_with_laters(values: Items) -> Later:
 
     def blocks() -> Iterator[bytes]:
         yield b"["
-        for place, value in enumerate(values()):
-            yield b"," if place else b""
+        for index, value in enumerate(values()):
+            yield b"," if index else b""
             yield from parts_of(value)
         yield b"]"
 
@@ -123,8 +123,8 @@ def text_json(texts: Sequence[str], num_chars: int) -> str | Later:
         yield b'"'
         for start in range(0, len(texts), TEXTS):
             text = "".join(texts[start : start + TEXTS])  # copies nothing if it is one
-            for place in range(0, len(text), CHARS):
-                yield orjson.dumps(text[place : place + CHARS])[1:-1]
+            for start in range(0, len(text), CHARS):
+                yield orjson.dumps(text[start : start + CHARS])[1:-1]
         yield b'"'
 
     return Later(blocks)
@@ -139,13 +139,13 @@ def ids_json(token_ids: Sequence[int]) -> list[int] | Later:
 
 def next_part(blocks: Iterator[bytes]) -> bytes:
     """The next blocks, PART_BYTES at least. Fewer bytes are the last ones; none: nothing is left."""
-    found, num_bytes = list[bytes](), 0
+    pieces, num_bytes = list[bytes](), 0
     for block in blocks:
-        found.append(block)
+        pieces.append(block)
         num_bytes += len(block)
         if num_bytes >= PART_BYTES:
             break
-    return b"".join(found)
+    return b"".join(pieces)
 
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not have, as in OpenAI's API and vLLM

@@ -76,7 +76,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
         del raw
 
         service.names.check(asks[0].model)
-        num_prompts = sum(len(each.prompts) for each in asks)
+        num_prompts = sum(len(request.prompts) for request in asks)
         with service.admission.entering(asks[0].num_choices * num_prompts):  # each prompt has as many
             grammars = await _grammars(service, request, asks)
             translate = service.translator.all_prompts
@@ -92,7 +92,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
 async def _grammars(service: Service, request: Request, asks: Sequence[Ask]) -> list[str]:
     """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
     API key; by its address where none is needed, since many send the same word there, and one may send any."""
-    if not any(each.shape for each in asks):
+    if not any(ask.shape for ask in asks):
         return [""] * len(asks)
     host = request.client.host if request.client is not None else ""
     client = token_of(request.scope).decode("latin-1") if service.api_keys else host
@@ -111,7 +111,7 @@ def work_of(raw: bytes, asks: Sequence[Ask], growth: int) -> int:
     """Bytes of a plain body that take as long to tokenise. `growth`: how many times longer the tokenizer may make a
     text, which is only true of characters beyond ASCII."""
     is_plain = raw.isascii() and b"\\u" not in raw
-    return len(raw) * max(1 if is_plain else growth, ECHO_WORK if any(each.echo for each in asks) else 1)
+    return len(raw) * max(1 if is_plain else growth, ECHO_WORK if any(request.echo for request in asks) else 1)
 
 
 async def _started(

@@ -63,7 +63,7 @@ class ChatTemplates:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those that can be used."""
-        return tuple(sorted(name for name, found in self._templates.items() if not isinstance(found, str)))
+        return tuple(sorted(name for name, template in self._templates.items() if not isinstance(template, str)))
 
     def render(self, messages: Sequence[Mapping[str, Any]], name: str | None, extra: Mapping[str, Any]) -> str:
         """The prompt text, up to where the assistant's answer begins.
@@ -81,8 +81,8 @@ class ChatTemplates:
         try:
             return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
         except TEMPLATE_FAULTS as error:
-            why = str(error)[:MAX_WHY]  # it may quote a message
-            raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": the model's chat template refused them: {why}") from error
+            reason = str(error)[:MAX_WHY]  # it may quote a message
+            raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": the model's chat template refused them: {reason}") from error
 
     def _pick(self, name: str | None) -> jinja2.Template:
         if not self._templates:
@@ -91,19 +91,19 @@ class ChatTemplates:
             )
 
         wanted = name if name is not None else "default"
-        found = self._templates.get(wanted)
-        if found is None:
+        template = self._templates.get(wanted)
+        if template is None:
             names = ", ".join(sorted(self._templates))
             what = f": got {brief(wanted)}, expected the name of one of this model's templates: {names}"
             raise Fault(TEMPLATE, TEMPLATE, what)
-        if isinstance(found, str):
-            raise Fault(TEMPLATE, found)
-        return found
+        if isinstance(template, str):
+            raise Fault(TEMPLATE, template)
+        return template
 
 
 def _joined(pieces: Iterable[str]) -> str:
     """Joins the pieces of a rendered template. Fault beyond MAX_RENDERED characters."""
-    found, num_chars = [], 0
+    shown, num_chars = [], 0
     for piece in pieces:
         num_chars += len(piece)
         if num_chars > MAX_RENDERED:
@@ -112,8 +112,8 @@ def _joined(pieces: Iterable[str]) -> str:
                 FIRST_PROMPT,
                 f": the model's chat template makes more than {MAX_RENDERED} characters of them",
             )
-        found.append(piece)
-    return "".join(found)
+        shown.append(piece)
+    return "".join(shown)
 
 
 def read_template_sources(folder: Path) -> dict[str, str]:
@@ -124,10 +124,10 @@ def read_template_sources(folder: Path) -> dict[str, str]:
     if isinstance(configured, str):
         sources["default"] = configured
     elif isinstance(configured, list):
-        for each in configured:
-            if not (isinstance(each, dict) and isinstance(each.get("name"), str)):
+        for entry in configured:
+            if not (isinstance(entry, dict) and isinstance(entry.get("name"), str)):
                 raise CheckpointError("tokenizer_config.json: chat_template: expected a list of {name, template}")
-            sources[each["name"]] = str(each.get("template", ""))
+            sources[entry["name"]] = str(entry.get("template", ""))
     elif configured is not None:
         raise CheckpointError("tokenizer_config.json: chat_template: expected text or a list of {name, template}")
 

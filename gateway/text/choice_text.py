@@ -62,14 +62,14 @@ class TokenBytes(dict[int, bytes]):
         token = "" if token_id in self._skipped_ids else self._tokenizer.id_to_token(token_id) or ""
         alphabet = byte_alphabet()
         if all(char in alphabet for char in token):
-            found = bytes(alphabet[char] for char in token)
+            spelt = bytes(alphabet[char] for char in token)
         else:
-            found = token.encode()  # an added token is spelt as itself
+            spelt = token.encode()  # an added token is spelt as itself
 
-        self[token_id] = found
+        self[token_id] = spelt
         with suppress(UnicodeDecodeError):
-            self.texts[token_id] = found.decode()
-        return found
+            self.texts[token_id] = spelt.decode()
+        return spelt
 
 
 class ByteDetokenizer(Detokenizer):

@@ -1,6 +1,6 @@
 """Which tokens are told with a piece of text: those whose text is shown with it.
 
-A token is told with the chunk that has the end of its text. Without text of its own, it goes with the text before it. A
+A token is told with the event that has the end of its text. Without text of its own, it goes with the text before it. A
 stop string cuts the tokens whose text begins in it or behind it.
 """
 
@@ -35,21 +35,21 @@ class HeldTokens:
     def shown(self, num_chars: int) -> tuple[ScoredToken, ...]:
         """So many more characters are shown. The tokens that are told with them."""
         self._num_shown += num_chars
-        found: list[ScoredToken] = []
+        tokens: list[ScoredToken] = []
         while self._held and (end := self._held[0].end) is not None and end <= self._num_shown:
-            found.append(self._held.popleft().token)
-        return tuple(found)
+            tokens.append(self._held.popleft().token)
+        return tuple(tokens)
 
     def rest(self, *, is_cut: bool) -> tuple[ScoredToken, ...]:
         """No text follows. The tokens that are left; without those that a stop string cuts, if it `is_cut`."""
         self._settle()
-        left = [each.token for each in self._held if not is_cut or each.token.offset < self._num_shown]
+        left = [held.token for held in self._held if not is_cut or held.token.offset < self._num_shown]
         self._held.clear()
         return tuple(left)
 
     def _settle(self) -> None:
         """All text of the tokens so far is known."""
-        for each in reversed(self._held):
-            if each.end is not None:
+        for held in reversed(self._held):
+            if held.end is not None:
                 return
-            each.end = self._num_read
+            held.end = self._num_read

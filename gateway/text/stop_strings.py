@@ -111,11 +111,11 @@ class StopStrings:
         num_held = len(self._held)
         self._held += text
         self._shown_as += HIDDEN * len(text) if is_hidden else text
-        for place, char in enumerate(text, start=num_held + 1):
+        for end, char in enumerate(text, start=num_held + 1):
             node = stops.next(node, char)
             if may_stop and stops.match_lengths[node]:
-                begin = place - stops.match_lengths[node]
-                self.matched = self._held[begin:place]
+                begin = end - stops.match_lengths[node]
+                self.matched = self._held[begin:end]
                 return self._release(begin)
 
         self._node = node

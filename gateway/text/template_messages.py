@@ -53,15 +53,15 @@ def is_none(value: object) -> bool:
 def for_template(turn: Turn) -> dict[str, Any]:
     """The message with its parts joined into one text, without fields that are null, and with arguments to read."""
     text = Absent() if turn.parts is None else "".join(turn.parts)
-    found = {"role": turn.role, **_given(turn.more), "content": text}
+    fields = {"role": turn.role, **_given(turn.more), "content": text}
 
-    if isinstance(calls := found.get("tool_calls"), list):
-        found["tool_calls"] = [_call(each) for each in calls]
+    if isinstance(calls := fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_call(call) for call in calls]
         if not calls:
-            del found["tool_calls"]  # templates ask whether the message has the field
-    if "function_call" in found:
-        found["function_call"] = _function(found["function_call"])
-    return found
+            del fields["tool_calls"]  # templates ask whether the message has the field
+    if "function_call" in fields:
+        fields["function_call"] = _function(fields["function_call"])
+    return fields
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _arguments(given: Any) -> Any:
         return given
 
     try:
-        found = parse_json(given.encode())
+        arguments = parse_json(given.encode())
     except BadRequest:
         return given
-    return Arguments(found, given) if isinstance(found, dict) else given
+    return Arguments(arguments, given) if isinstance(arguments, dict) else given

@@ -19,7 +19,7 @@ def parts_of(component: Any, name: str) -> list[dict[str, Any]]:
     """The description of a normalizer or pre-tokenizer, with sequences flattened. `name`: the field of a sequence."""
 
     def flat(spec: dict[str, Any]) -> list[dict[str, Any]]:
-        return [part for each in spec[name] for part in flat(each)] if spec["type"] == "Sequence" else [spec]
+        return [part for inner in spec[name] for part in flat(inner)] if spec["type"] == "Sequence" else [spec]
 
     return [] if component is None else flat(json.loads(component.__getstate__()))
 

@@ -235,8 +235,8 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
 
 def _text(value: Any) -> str | None:
     """A token's text. Files give it as text or as an object with `content`."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else None
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
 
 
 # ---- slices of a long text ----
@@ -268,8 +268,8 @@ class Cuts:
     def _next(self, text: str, at: int) -> int | None:
         """The next cut. Few places are tried, so that a text full of added tokens is not searched for long."""
         for begin in range(at, len(text), STRIDE_CHARS):
-            found = self.places.finditer(text, begin, begin + STRIDE_CHARS)
-            for match in islice(found, MAX_TRIES):
+            matches = self.places.finditer(text, begin, begin + STRIDE_CHARS)
+            for match in islice(matches, MAX_TRIES):
                 if self._is_exact(text, match.start()):
                     return match.start()
         return None
@@ -289,7 +289,7 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
     if normalizing is None:
         return None
     space, drops_space, kinds = normalizing
-    if kinds and any(each.normalized for each in added):
+    if kinds and any(token.normalized for token in added):
         return None  # they may also be spelt in other ways
 
     splitting = _read_pre_tokenizer(parts_of(tokenizer.pre_tokenizer, "pretokenizers"), space, kinds)
@@ -301,7 +301,7 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
         return None
 
     places = re.compile(f"{AT_SPACE}|{AT_LINE}" if at_lines and not drops_space else AT_SPACE)
-    return Cuts(places, drops_space, joined, space, tuple(each.content.replace(" ", space) for each in added))
+    return Cuts(places, drops_space, joined, space, tuple(token.content.replace(" ", space) for token in added))
 
 
 def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[str]] | None:
@@ -340,7 +340,7 @@ def _read_pre_tokenizer(
             return " ", True, False
         if not normalizers <= NEUTRAL_AT_SPACES:
             return None
-        at_lines = normalizers <= NEUTRAL and not any(each.get("add_prefix_space") for each in parts)
+        at_lines = normalizers <= NEUTRAL and not any(part.get("add_prefix_space") for part in parts)
 
         if kind == "ByteLevel":
             return (" ", True, at_lines) if part["use_regex"] else None

@@ -30,12 +30,12 @@ def _written(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         begin, end = "{}" if isinstance(value, dict) else "[]"
         yield begin
-        for place, each in enumerate(value):
-            yield ", " if place else ""
-            yield from _written(each)
+        for index, item in enumerate(value):
+            yield ", " if index else ""
+            yield from _written(item)
             if isinstance(value, dict):
                 yield ": "
-                yield from _written(value[each])
+                yield from _written(value[item])
         yield end
     else:
         yield json.dumps(value)

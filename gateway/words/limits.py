@@ -55,7 +55,7 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def too_long(at: Place, found: tuple[str | Place, ...], limits: Limits, pool_tokens: int | None = None) -> Fault:
+def too_long(at: Place, fault: tuple[str | Place, ...], limits: Limits, pool_tokens: int | None = None) -> Fault:
     """The error for a request beyond the context length, or beyond `pool_tokens`. Clients such as LiteLLM look for its
     first words, which are those of OpenAI."""
     bounds: list[str] = []
@@ -63,4 +63,4 @@ def too_long(at: Place, found: tuple[str | Place, ...], limits: Limits, pool_tok
         bounds.append(f"This model's maximum context length is {limits.context_length} tokens")
     if pool_tokens is not None:
         bounds.append(f"the KV memory of a worker can hold {pool_tokens} tokens")
-    return ContextLengthExceeded(at, f"{' and '.join(bounds)}, but ", *found)
+    return ContextLengthExceeded(at, f"{' and '.join(bounds)}, but ", *fault)

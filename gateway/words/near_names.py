@@ -21,7 +21,7 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
     if len(name) > MAX_NAME:
         return None
     letters = _letters(name)
-    return next((each for each in known if _differ_by_one(letters, _letters(each))), None)
+    return next((candidate for candidate in known if _differ_by_one(letters, _letters(candidate))), None)
 
 
 def near_path(path: str, known: Collection[str]) -> str | None:
@@ -31,13 +31,15 @@ def near_path(path: str, known: Collection[str]) -> str | None:
         return None
 
     parts = [part for part in path.lower().split("/") if part]
-    tails = ["/" + "/".join(parts[place:]) for place in range(len(parts))]
+    tails = ["/" + "/".join(parts[start:]) for start in range(len(parts))]
     candidates = [candidate for tail in tails for candidate in (tail, PREFIX + tail)]
     exact = next((candidate for candidate in candidates if candidate in known), None)
     if exact is not None:
         return exact
 
-    return next((found for each in candidates[:2] for found in get_close_matches(each, known, 1, LIKENESS)), None)
+    return next(
+        (near for candidate in candidates[:2] for near in get_close_matches(candidate, known, 1, LIKENESS)), None
+    )
 
 
 @lru_cache(1024)

@@ -12,6 +12,6 @@ MARKED_ID = "___(prefill|decode)_addr_"
 
 def refuse_marked(name: str, ids: Iterable[Any]) -> None:
     """BadRequest if a request id has the marks of a router that sends the same request to two servers."""
-    for each in ids:
-        if isinstance(each, str) and re.search(MARKED_ID, each):
-            raise BadRequest(f"{name}: got {short(each)}, which is not supported", param=name)
+    for marked in ids:
+        if isinstance(marked, str) and re.search(MARKED_ID, marked):
+            raise BadRequest(f"{name}: got {short(marked)}, which is not supported", param=name)

@@ -123,7 +123,7 @@ def _machine_ticks() -> tuple[int, int] | None:
     """Busy and all ticks of the machine so far. None where the kernel does not tell."""
     if not _STAT.exists():
         return None
-    ticks = [int(each) for each in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = [int(number) for number in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and waiting for a disk
 
 

@@ -25,7 +25,7 @@ JUDGE_LOOKS = 8  # the queue is judged each 2 s
 class Talks(Protocol):
     """Someone who can be talked to."""
 
-    async def ask(self, conversation: Conversation, place: int, due_s: float) -> bool:
+    async def ask(self, conversation: Conversation, index: int, due_s: float) -> bool:
         """Sends a turn and hears its answer. Whether the conversation can go on."""
         ...
 
@@ -87,10 +87,10 @@ class Run:
         self._broken: BaseException | None = None  # a fault of our own
         self._places = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else None
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Ends the run: nothing more is sent, and what is in flight is unfinished."""
         if not self._stop.is_set():
-            self.progress.why, self.progress.stopped_s = why, self._now_s()
+            self.progress.why, self.progress.stopped_s = reason, self._now_s()
             self._stop.set()
 
     def send_no_more(self) -> None:
@@ -163,10 +163,10 @@ class Run:
     async def _converse(self, number: int, conversation: Conversation, due_s: float) -> None:
         talk = self._begin(self._start, number, self)
         try:
-            for place, turn in enumerate(conversation.turns):
+            for index, turn in enumerate(conversation.turns):
                 if turn.think_s:
                     await asyncio.sleep(turn.think_s)
-                if not await talk.ask(conversation, place, due_s if place == 0 else self._now_s()):
+                if not await talk.ask(conversation, index, due_s if index == 0 else self._now_s()):
                     break
             if conversation.pause_s and not self._plan.is_open:
                 await asyncio.sleep(conversation.pause_s)
@@ -216,7 +216,7 @@ class Run:
             progress.now_s = now_s
             progress.looks.append(Look(now_s, progress.num_sent, progress.in_flight))
             is_due = is_judged and len(progress.looks) % JUDGE_LOOKS == 0
-            if is_due and (why := saturation(progress.looks, progress.records)):
-                self.stop(why)
+            if is_due and (reason := saturation(progress.looks, progress.records)):
+                self.stop(reason)
                 return
             await asyncio.sleep(LOOK_S)

@@ -45,12 +45,12 @@ async def find_model(server: Server, clock: Clock, wanted: str | None) -> Found:
         raise ConfigError(f"GET {server}/v1/models: {refusal(status, body)}", param="base-url")
 
     try:
-        models = {str(each["id"]): each for each in orjson.loads(body)["data"]}
+        models = {str(model["id"]): model for model in orjson.loads(body)["data"]}
         name = wanted or next(iter(models))
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         raise ConfigError(f"GET {server}/v1/models: got {body[:200]!r}, expected a list of models") from error
     if name not in models:
-        names = ", ".join(brief_name(each) for each in models)
+        names = ", ".join(brief_name(model_id) for model_id in models)
         raise ConfigError(f"--model: got {brief_name(name)}, expected a model of {server}: {names}", param="model")
     context = models[name].get("max_model_len")
     return Found(name, context if isinstance(context, int) else None)
@@ -128,15 +128,15 @@ async def metrics(server: Server, clock: Clock) -> dict[str, float] | None:
 
 def parse_metrics(page: str) -> dict[str, float] | None:
     """The samples of a page in Prometheus' text format. None if it is none."""
-    found = {}
+    samples = {}
     for line in page.splitlines():
         if line.strip() and not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             try:
-                found[name.strip()] = float(value)
+                samples[name.strip()] = float(value)
             except ValueError:
                 return None
-    return found or None
+    return samples or None
 
 
 def counted_between(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> dict[str, float]:

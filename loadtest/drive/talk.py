@@ -122,10 +122,10 @@ class Talk:
         self._listener = listener
         self._history = asking.history()
 
-    async def ask(self, conversation: Conversation, place: int, due_s: float) -> bool:
+    async def ask(self, conversation: Conversation, index: int, due_s: float) -> bool:
         """Sends a turn and hears its answer. Whether the conversation can go on."""
-        turn, asking = conversation.turns[place], self._asking
-        is_last = place == len(conversation.turns) - 1
+        turn, asking = conversation.turns[index], self._asking
+        is_last = index == len(conversation.turns) - 1
         body = asking.body(self._history, turn)
         heard = Heard(self._start, asking.keeps or not is_last, turn.cancel_after)
         sent_s = self._clock.now() - self._start
@@ -140,7 +140,7 @@ class Talk:
             heard.ending = Ending.UNFINISHED
             raise
         finally:
-            self._listener.ended(self._record(heard, place, due_s, sent_s), heard)
+            self._listener.ended(self._record(heard, index, due_s, sent_s), heard)
 
         if heard.ending is Ending.DONE and not is_last:
             self._history.hear(heard)
@@ -159,9 +159,9 @@ class Talk:
         elif not heard.arrivals:
             heard.fail("no token", "the stream ended without a token")
 
-    def _record(self, heard: Heard, place: int, due_s: float, sent_s: float) -> Record:
+    def _record(self, heard: Heard, index: int, due_s: float, sent_s: float) -> Record:
         return Record(
-            conversation=self._number, turn=place, due_s=due_s, sent_s=sent_s, end_s=self._clock.now() - self._start,
+            conversation=self._number, turn=index, due_s=due_s, sent_s=sent_s, end_s=self._clock.now() - self._start,
             arrivals=heard.arrivals, counts=heard.counts, counting=heard.counting, ending=heard.ending,
             kind=heard.kind, error=heard.error, num_prompt=heard.num_prompt, num_cached=heard.num_cached,
             num_said=heard.num_said, answer=heard.answer,

@@ -33,11 +33,11 @@ class Distribution:
             return None
 
         ranks = {name: rank_of(share, count) for name, share in SHARES.items()}
-        found = {name: float(ordered[rank - 1]) if rank < count else None for name, rank in ranks.items()}
+        percentiles = {name: float(ordered[rank - 1]) if rank < count else None for name, rank in ranks.items()}
         middle = float(ordered[ranks["p50"] - 1])
         return cls(
             count=count, mean=float(ordered.mean()), least=float(ordered[0]), most=float(ordered[-1]), p50=middle,
-            p90=found["p90"], p95=found["p95"], p99=found["p99"], p999=found["p999"],
+            p90=percentiles["p90"], p95=percentiles["p95"], p99=percentiles["p99"], p999=percentiles["p999"],
         )  # fmt: skip
 
 

@@ -107,12 +107,12 @@ def figures_of(records: Sequence[Record], window: Window, slos: Slos) -> Figures
 
 def token_gaps(records: Iterable[Record]) -> "np.ndarray[Any, Any]":
     """Seconds between tokens. An event with k tokens after a gap g is k gaps of g/k."""
-    found = []
+    gaps = []
     for record in records:
         if len(record.arrivals) > 1:
             counts = np.maximum(np.asarray(record.counts, int)[1:], 1)
-            found.append(np.repeat(np.diff(np.asarray(record.arrivals)) / counts, counts))
-    return np.concatenate(found) if found else np.empty(0)
+            gaps.append(np.repeat(np.diff(np.asarray(record.arrivals)) / counts, counts))
+    return np.concatenate(gaps) if gaps else np.empty(0)
 
 
 def tokens_in(records: Iterable[Record], window: Window) -> int:

@@ -52,9 +52,9 @@ def compare(
 
 def _latency(name: str, percent: int, a: Sequence[Run], b: Sequence[Run], rng: np.random.Generator) -> Row:
     sides = [[values for run in runs if len(values := _column(run, f"{name}_ms"))] for runs in (a, b)]
-    found = [_percentile(np.concatenate(side), percent / 100) if side else None for side in sides]
-    row = Row(f"{name}_p{percent}_ms", f"{COMPARED[name]} p{percent}", False, *found)
-    if not all(sides) or not all(found):
+    percentiles = [_percentile(np.concatenate(side), percent / 100) if side else None for side in sides]
+    row = Row(f"{name}_p{percent}_ms", f"{COMPARED[name]} p{percent}", False, *percentiles)
+    if not all(sides) or not all(percentiles):
         return row
 
     drawn = []
@@ -80,7 +80,7 @@ def _column(run: Run, name: str) -> "np.ndarray[Any, Any]":
 
 
 def _resampled(side: "Sequence[np.ndarray[Any, Any]]", rng: np.random.Generator) -> "np.ndarray[Any, Any]":
-    runs = [side[place] for place in rng.integers(0, len(side), len(side))]
+    runs = [side[index] for index in rng.integers(0, len(side), len(side))]
     return np.concatenate([values[rng.integers(0, len(values), len(values))] for values in runs])
 
 

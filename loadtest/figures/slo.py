@@ -14,7 +14,7 @@ EXPECTED = "expected NAME:MILLISECONDS with a name of ttft, tpot (or itl), e2e (
 
 def parse_slos(texts: Sequence[str]) -> dict[str, float]:
     """Reads what a user has typed. ConfigError names the wrong part."""
-    found: dict[str, float] = {}
+    slos: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")
         name = _ALIASES.get(name, name)
@@ -24,10 +24,10 @@ def parse_slos(texts: Sequence[str]) -> dict[str, float]:
             limit = float("nan")
         if name not in NAMES or not isfinite(limit) or limit <= 0:
             raise ConfigError(f"--goodput: got {brief(text)}, {EXPECTED}", param="goodput")
-        if name in found:
+        if name in slos:
             raise ConfigError(f"--goodput: {name} is given twice, expected one limit", param="goodput")
-        found[name] = limit
-    return found
+        slos[name] = limit
+    return slos
 
 
 def meets(record: Record, slos: Slos) -> bool:

@@ -39,13 +39,13 @@ def environment(endpoint: Endpoint, typed: Sequence[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _field(path: Path, name: str) -> str | None:

@@ -55,7 +55,7 @@ def _run_json(run: Measured) -> dict[str, Any]:
 def columns_of(run: Measured) -> dict[str, list[float | None]]:
     """The times of each request that was sent in the window and ended well."""
     done = run.done
-    return {f"{name}_ms": [_ms(getattr(each, f"{name}_s")) for each in done] for name in COMPARED}
+    return {f"{name}_ms": [_ms(getattr(record, f"{name}_s")) for record in done] for name in COMPARED}
 
 
 def request_lines(runs: Sequence[Measured]) -> Iterator[bytes]:
@@ -86,8 +86,8 @@ def figures_csv(runs: Sequence[Measured]) -> str:
             continue
         figures = run.figures
         for name in (*LATENCIES, "tokens_per_s_per_user"):
-            if (found := getattr(figures, name)) is not None:
-                values = [(statistic, getattr(found, statistic)) for statistic in _STATISTICS]
+            if (figure := getattr(figures, name)) is not None:
+                values = [(statistic, getattr(figure, statistic)) for statistic in _STATISTICS]
                 rows.writerows([number, name, statistic, value] for statistic, value in values if value is not None)
         for name in (*RATES, "good_share", "fairness", "cached_share"):
             if (value := getattr(figures, name)) is not None:

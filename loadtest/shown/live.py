@@ -34,8 +34,8 @@ class LiveTable:
         seconds = max(now - then, 1e-9)
 
         recent = records[-RECENT:]
-        ttft = Distribution.of(milliseconds(each.ttft_s for each in recent))
-        tpot = Distribution.of(milliseconds(each.tpot_s for each in recent))
+        ttft = Distribution.of(milliseconds(record.ttft_s for record in recent))
+        tpot = Distribution.of(milliseconds(record.tpot_s for record in recent))
         failed = [record for record in records if record.ending is Ending.FAILED]
 
         table = Table(title=self._title, title_justify="left", show_header=False)
@@ -51,13 +51,15 @@ class LiveTable:
         return table
 
 
-def _words(found: Distribution | None) -> str:
-    if found is None:
+def _words(distribution: Distribution | None) -> str:
+    if distribution is None:
         return "-"
     tails = [
-        f", {name} {number(value)}" for name, value in (("p90", found.p90), ("p99", found.p99)) if value is not None
+        f", {name} {number(value)}"
+        for name, value in (("p90", distribution.p90), ("p99", distribution.p99))
+        if value is not None
     ]
-    return f"p50 {number(found.p50)}{''.join(tails)} ms"
+    return f"p50 {number(distribution.p50)}{''.join(tails)} ms"
 
 
 @asynccontextmanager

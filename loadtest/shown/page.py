@@ -41,8 +41,8 @@ def page_of(runs: Sequence[Measured], about: Mapping[str, Any], search: Sequence
     parts = [f"<h1>{escape(str(about['model']))}</h1><p>{escape(load.words())}</p>"]
     if search:
         parts += ["<h2>Sweep</h2>", *(f"<p>{escape(line)}</p>" for line in search), grid_of(sweep_plots(runs))]
-    for place, run in enumerate(runs):
-        heading = f"Run {place + 1} of {len(runs)}: {run.load.arrivals.words()}" if len(runs) > 1 else "Figures"
+    for index, run in enumerate(runs):
+        heading = f"Run {index + 1} of {len(runs)}: {run.load.arrivals.words()}" if len(runs) > 1 else "Figures"
         parts.append(f"<h2>{escape(heading)}</h2>")
         parts += _run(run)
     return document(title, [*parts, "<h2>Environment</h2>", facts(about)])
@@ -89,12 +89,12 @@ def plots_of(run: Measured) -> list[Plot]:
     """How latencies are spread, how they went over time, and what throughput they went with."""
     done, looks, unit = run.done, run.progress.looks, run.figures.unit
     over = series_of(run.records, run.progress.now_s)
-    in_flight = Line("in flight", [each.at_s for each in looks], [each.in_flight for each in looks])
+    in_flight = Line("in flight", [record.at_s for record in looks], [record.in_flight for record in looks])
     seconds = ("s", "ms")
     return [
-        _cdf("TTFT", "requests", milliseconds(each.ttft_s for each in done)),
+        _cdf("TTFT", "requests", milliseconds(look.ttft_s for look in done)),
         _cdf("ITL", unit, (token_gaps(done) * 1e3).tolist()),
-        _cdf("E2E", "requests", milliseconds(each.e2e_s for each in done)),
+        _cdf("E2E", "requests", milliseconds(look.e2e_s for look in done)),
         Plot("TTFT over time", *seconds, _two_lines(over.at_s, over.ttft_p50_ms, over.ttft_p99_ms)),
         Plot("ITL over time", *seconds, _two_lines(over.at_s, over.itl_p50_ms, over.itl_p99_ms)),
         Plot("Requests in flight", "s", "requests", [in_flight]),
@@ -115,7 +115,7 @@ def sweep_plots(runs: Sequence[Measured]) -> list[Plot]:
     rates = [run.figures.num_sent / run.figures.window_s for run in seen]
 
     def p50(name: str) -> list[float]:
-        return [found.p50 if (found := getattr(run.figures, name)) else nan for run in seen]
+        return [distribution.p50 if (distribution := getattr(run.figures, name)) else nan for run in seen]
 
     shares = [run.figures.good_share if run.figures.good_share is not None else nan for run in seen]
     return [

@@ -94,8 +94,8 @@ class _Axis:
         """Round values to label: 1, 2, 5 times a power of ten."""
         if self._log:
             powers = range(math.floor(self._least), math.ceil(self._most) + 1)
-            found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-            inside = [value for value in found if self._least <= math.log10(value) <= self._most]
+            marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+            inside = [value for value in marks if self._least <= math.log10(value) <= self._most]
             if len(inside) > 2:
                 return inside[:: max(1, len(inside) // 7)]
             return _round_steps(10**self._least, 10**self._most)
@@ -118,7 +118,7 @@ def cdf(name: str, values: Sequence[float]) -> Line:
         if count <= MOST_POINTS
         else [round(k * (count - 1) / (MOST_POINTS - 1)) for k in range(MOST_POINTS)]
     )
-    return Line(name, [ordered[place] for place in places], [(place + 1) / count for place in places])
+    return Line(name, [ordered[index] for index in places], [(index + 1) / count for index in places])
 
 
 def tick(value: float) -> str:

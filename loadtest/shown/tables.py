@@ -44,10 +44,17 @@ def latency_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
     """A row for each latency of which there are values: its name, numbers under COLUMNS."""
     named = {NAMES[name]: getattr(measured.figures, name) for name in LATENCIES}
     named["TTFT of long prompts"] = measured.beside and measured.beside.ttft_ms
-    for name, found in named.items():
-        if found is not None and (name != NAMES["held_ms"] or found.most >= 1):
-            values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.most)
-            yield name, *map(number, values), f"{found.count:,}"
+    for name, distribution in named.items():
+        if distribution is not None and (name != NAMES["held_ms"] or distribution.most >= 1):
+            values = (
+                distribution.mean,
+                distribution.p50,
+                distribution.p90,
+                distribution.p99,
+                distribution.p999,
+                distribution.most,
+            )
+            yield name, *map(number, values), f"{distribution.count:,}"
 
 
 def lines_of(measured: Measured) -> Iterator[str]:
@@ -110,8 +117,8 @@ def compare_table(rows: Sequence[Row], *, markdown: bool = False) -> Table:
 def new_table(markdown: bool, *columns: str) -> Table:
     """An empty table, numbers aligned right. As Markdown it can be pasted into a page."""
     table = Table(box=box.MARKDOWN) if markdown else Table()
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
     return table
 
 

@@ -71,14 +71,14 @@ def wrong(where: str, got: object, expected: str) -> ConfigError:
 def prompts(path: str, answer: Lengths, seed: int) -> FileWork:
     """A prompt a line."""
     rng = random.Random(f"answers {seed}")
-    found = [Conversation((Turn(line, answer.draw(rng)),)) for line in read_lines(path) if line.strip()]
-    return FileWork(found, "prompts of a file")
+    conversations = [Conversation((Turn(line, answer.draw(rng)),)) for line in read_lines(path) if line.strip()]
+    return FileWork(conversations, "prompts of a file")
 
 
 def custom(path: str, answer: Lengths, seed: int) -> FileWork:
     """JSON lines."""
     rng = random.Random(f"answers {seed}")
-    found = []
+    conversations = []
     for where, entry in parsed_lines(path):
         text = entry.get("prompt") if isinstance(entry, dict) else None
         if not isinstance(text, str) or not text:
@@ -86,8 +86,8 @@ def custom(path: str, answer: Lengths, seed: int) -> FileWork:
         length = entry.get("output_tokens", answer.draw(rng))
         if not isinstance(length, int) or length < 1:
             raise wrong(where, length, '"output_tokens", an integer of at least 1')
-        found.append(Conversation((Turn(text, length),)))
-    return FileWork(found, "JSON lines")
+        conversations.append(Conversation((Turn(text, length),)))
+    return FileWork(conversations, "JSON lines")
 
 
 def sharegpt(path: str, answer: Lengths | None, most_turns: int, seed: int) -> FileWork:
@@ -100,17 +100,17 @@ def sharegpt(path: str, answer: Lengths | None, most_turns: int, seed: int) -> F
         raise wrong(path, type(entries).__name__, "a list of conversations")
 
     rng = random.Random(f"answers {seed}")
-    found = []
+    conversations = []
     for number, entry in enumerate(entries, 1):
         where = f"{path}, entry {number}"
         said = entry.get("conversations") if isinstance(entry, dict) else None
         if not isinstance(said, list):
             raise wrong(where, entry, 'an object with "conversations", a list')
         if turns := _turns(said, where, answer, rng)[:most_turns]:
-            found.append(Conversation(tuple(turns)))
-    if not found:
+            conversations.append(Conversation(tuple(turns)))
+    if not conversations:
         raise wrong(path, f"{len(entries)} entries", "one at least in which a human speaks and is answered")
-    return FileWork(found, "ShareGPT")
+    return FileWork(conversations, "ShareGPT")
 
 
 def _turns(said: Sequence[Any], where: str, answer: Lengths | None, rng: random.Random) -> list[Turn]:

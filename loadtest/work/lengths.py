@@ -27,7 +27,7 @@ class Lengths:
         kind, *given = text.split(":") if ":" in text else ("fixed", text)
         wrong = ConfigError(f"{flag}: got {brief(text)}, {EXPECTED}", param=flag)
         try:
-            numbers = [float(each) for each in given]
+            numbers = [float(text) for text in given]
         except ValueError as error:
             raise wrong from error
 

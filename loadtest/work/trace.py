@@ -44,16 +44,16 @@ def trace(seed: int, num_requests: int, duration_s: float) -> list[TraceRequest]
     rng = random.Random(f"trace {seed}")
     ids = count()
     systems = [tuple(next(ids) for _ in range(num_blocks)) for num_blocks in SYSTEMS]
-    found: list[TraceRequest] = []
-    while len(found) < num_requests:
+    requests: list[TraceRequest] = []
+    while len(requests) < num_requests:
         system: tuple[int, ...] = ()
         num_turns = 1
         if rng.random() > SINGLES:
             [system] = rng.choices(systems, weights=(4, 2, 1))
             num_turns = min(8, 1 + int(rng.expovariate(1 / 2.5)))
         session = _session(rng, ids, system, rng.uniform(0, duration_s), num_turns)
-        found += [request for request in session if request.timestamp < duration_s * 1e3]
-    return sorted(found, key=lambda request: request.timestamp)
+        requests += [request for request in session if request.timestamp < duration_s * 1e3]
+    return sorted(requests, key=lambda request: request.timestamp)
 
 
 def _session(
@@ -120,7 +120,7 @@ def _request(where: str, entry: Any) -> TraceRequest:
     if not isinstance(ids, list) or len(ids) != num_blocks:
         got = f"{len(ids)} hash_ids" if isinstance(ids, list) else f"hash_ids = {ids}"
         raise wrong(where, got, f"{num_blocks} for {length} tokens in blocks of {FILE_BLOCK_TOKENS}")
-    if not all(isinstance(each, int | str) for each in ids):
+    if not all(isinstance(block, int | str) for block in ids):
         raise wrong(where, f"hash_ids = {ids}", "integers or strings")
     return TraceRequest(round(entry["timestamp"]), length, int(entry["output_length"]), tuple(ids))
 
@@ -129,7 +129,7 @@ def scale_to(requests: Sequence[TraceRequest], context: int | None) -> tuple[lis
     """All lengths divided alike, until prompt and answer of each fit in `context`; and the tokens of a block then."""
     for block_tokens in range(FILE_BLOCK_TOKENS, 0, -1):
         scaled = [_scaled(request, block_tokens) for request in requests]
-        if context is None or max(each.input_length + each.output_length for each in scaled) <= context:
+        if context is None or max(request.input_length + request.output_length for request in scaled) <= context:
             return scaled, block_tokens
     longest = max(len(request.hash_ids) for request in requests)
     raise ConfigError(

@@ -2,7 +2,7 @@
 
     launch applied -> Masking: the launch before is over -> threads read tokens and make masks -> the launch samples
     an answer whose mask would hold the others up is late: it draws no token in this launch
-    late -> no launch in flight has its row -> MakeMask: a thread that gives way makes the mask -> MaskReady
+    late -> no launch in flight has its row -> MakeMask: a thread of low priority makes it -> MaskReady
 
 Work is processor time of the thread that does it, so it is the same on a busy machine.
 """
@@ -173,11 +173,11 @@ class Masking:
         for future in self._futures:
             future.result()
         words_NW = torch.from_numpy(self.masks_NW).to(device, non_blocking=True)
-        return AllowedTokens(int64_column([index_of(place) for place in self.answers], device), words_NW)
+        return AllowedTokens(int64_column([index_of(index) for index in self.answers], device), words_NW)
 
-    def why_stuck(self, place: int) -> str:
-        """Why the row at `place` has drawn no token although its logits are finite; "" if it has no grammar."""
-        answer = self.answers.get(place)
+    def why_stuck(self, index: int) -> str:
+        """Why the row at `index` has drawn no token although its logits are finite; "" if it has no grammar."""
+        answer = self.answers.get(index)
         return "" if answer is None else answer.matching.fault or NOTHING_FITS
 
     def over(self, runs: Sequence[Sequence[int]]) -> None:
@@ -185,24 +185,24 @@ class Masking:
         self.is_over = True
         for answer in self.answers.values():
             answer.tell_grammar()
-        for place, answer in self.answers.items() if runs else ():
-            answer.unread += [token for token in runs[place] if token >= 0]
+        for index, answer in self.answers.items() if runs else ():
+            answer.unread += [token for token in runs[index] if token >= 0]
 
     def _slices(self) -> Iterator[list[tuple[int, int]]]:
         """For each thread: (index of the mask, place) of its answers. Those that took the least work come first."""
-        numbered = sorted(enumerate(self.answers), key=lambda each: self.answers[each[1]].last_s)
+        numbered = sorted(enumerate(self.answers), key=lambda entry: self.answers[entry[1]].last_s)
         num = min(self.num_threads, len(numbered))
         return (numbered[thread::num] for thread in range(num))
 
     def _make(self, places: Sequence[tuple[int, int]]) -> None:
         """Makes the masks of some answers. A first token is never late: its chunk is launched when it has no work."""
         spent_s = 0.0
-        for index, place in places:
-            answer = self.answers[place]
-            if place < self.first_row or answer.fits(spent_s):
+        for index, draw_index in places:
+            answer = self.answers[draw_index]
+            if draw_index < self.first_row or answer.fits(spent_s):
                 has_work = answer.has_work
                 self.masks_NW[index] = answer.mask(self.work)
                 spent_s += answer.last_s if has_work else 0.0
             else:
                 answer.is_late = True
-                self.late.add(place)
+                self.late.add(draw_index)

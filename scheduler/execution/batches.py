@@ -138,7 +138,7 @@ class ScheduleBatch:
                 drafts_cpu = np.array(drafts, dtype=np.bool_)
                 drafts_B = torch.from_numpy(drafts_cpu).to(self.rows_B.device, non_blocking=True)
             self._members = Members(
-                owners=tuple([(draw.row, draw.generation) for draw in self.draws]),
+                owners=tuple([(draw.row, draw.owner_number) for draw in self.draws]),
                 owners_B=owners_of(self.draws, self.rows_B.device),
                 rows_cpu=np.array([draw.row for draw in self.draws], dtype=np.int64),
                 limits_cpu=limits_cpu,
@@ -274,7 +274,7 @@ def owners_drawn(plan: Plan, running: ScheduleBatch) -> tuple[Owner, ...]:
     owners = running.members.owners
     if not plan.chunks:
         return owners
-    return (*((draw.row, draw.generation) for draw in draws_of(plan.chunks)), *owners)
+    return (*((draw.row, draw.owner_number) for draw in draws_of(plan.chunks)), *owners)
 
 
 def asked_of(plan: Plan, running: ScheduleBatch) -> tuple[LogprobsAsked | None, ...]:

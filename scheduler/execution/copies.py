@@ -21,7 +21,7 @@ Copy = CopyPages | StageIn | Spill | Fill | WriteDraft
 
 
 class Copies:
-    """`host` is where KV of choices that gave way is kept. `write_draft` runs on the forward stream."""
+    """`host` is where KV of preempted choices is kept. `write_draft` runs on the forward stream."""
 
     def __init__(self, device: Device, host: HostCopies | None, write_draft: Callable[[], None]) -> None:
         self._device = device
@@ -44,9 +44,9 @@ class Copies:
                 self._launch(staging, copy, self._stage_in, copy.pages, copy.sources, copy.targets)
             case Spill():
                 staging.wait(forward.record())  # the launches that write these pages
-                self._launch(staging, copy, self._host_memory.spill, copy.pages, copy.slots)
+                self._launch(staging, copy, self._host_memory.spill, copy.pages, copy.host_pages)
             case Fill():
-                self._launch(staging, copy, self._host_memory.fill, copy.slots, copy.pages)
+                self._launch(staging, copy, self._host_memory.fill, copy.host_pages, copy.pages)
             case _:
                 assert_never(copy)
 
@@ -59,7 +59,7 @@ class Copies:
 
     @property
     def _host_memory(self) -> HostCopies:
-        assert self._host is not None, "the planner has slots of host memory, the executor has none"
+        assert self._host is not None, "the planner has host pages, the executor has none"
         return self._host
 
     def _stage_in(self, staged_N: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:

@@ -47,7 +47,7 @@ class Executor:
 
     `forward_clock` notes when forwards end; it is for a forward stream that runs on the host. `staging` copies KV
     between a device and host memory, on its own stream, so that no forward waits for such a copy. `host` is where KV of
-    choices that gave way is kept. `launches` makes the object that launches plans; see scheduler/speculation/modes.py.
+    preempted choices is kept. `launches` makes the object that launches plans; see scheduler/speculation/modes.py.
     `rank` is its place in a group of `num_ranks`. `grammars` are those that answers follow.
     """
 
@@ -132,8 +132,8 @@ class Executor:
         """What has happened since the last call; at most one launch is reported as over. DeviceBroken if a copy has
         failed, or if the device is broken. GroupBroken if a launch of a group has failed."""
         if self.device.copy_error is not None:
-            why = f"a copy of KV pages has failed: {first_line(self.device.copy_error)}"
-            raise DeviceBroken(why) from self.device.copy_error
+            reason = f"a copy of KV pages has failed: {first_line(self.device.copy_error)}"
+            raise DeviceBroken(reason) from self.device.copy_error
         self._enqueue_submitted()
         outcomes: list[Outcome] = [*self.copies.over()] if self.copies else []
         outcomes += [*self.grammars.learnt(), *self.grammars.made()]

@@ -3,8 +3,8 @@
     publish   values that the scheduler needs: lengths. The forward stream records an event behind them.
     stash     values that only the next forward needs: tokens, draft inputs. The forward stream keeps the order.
 
-Every buffer has an entry for each row of the row pool; row 0 is padding. A value comes with the generation of its row,
-so that no owner of a row reads what a former owner has left. Every call returns first if it is given no rows.
+Every buffer has an entry for each row of the row pool; row 0 is padding. A value comes with its row's owner number, so
+that no owner of a row reads what a former owner has left. Every call returns first if it is given no rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ class _Gather:
 class FutureMap:
     """`output_tokens_buf` and `new_seq_lens_buf` are (rows,) int64.
 
-    Their low OWNER_SHIFT bits hold the token or the length, the others the generation of the row. The buffers of draft
+    Their low OWNER_SHIFT bits hold the token or the length, the others the row's owner number. The buffers of draft
     inputs are made by the first payload that carries each.
     """
 
@@ -251,7 +251,7 @@ class FutureMap:
         seq_lens = schedule.read_host(gather.on_host)
         for draw, seq_len in zip(batch.draws, seq_lens, strict=True):
             if not 0 < seq_len < 1 << OWNER_SHIFT:
-                raise InternalError(f"row {draw.row} of owner {draw.generation} has no length: none was published")
+                raise InternalError(f"row {draw.row} of owner {draw.owner_number} has no length: none was published")
         batch.set_seq_lens(gather.seq_lens_B, seq_lens)
         batch.spec_info = DraftInput.known(batch.spec_info.future_indices_B)
 

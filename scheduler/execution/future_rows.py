@@ -14,8 +14,8 @@ OWNER_SHIFT: Final = 32  # bits; a token is smaller than 2**32, and a row is han
 
 
 def owners_of(draws: Sequence[Draw], device: torch.device) -> Tensor:
-    """(N,) int64: the generations of the rows, shifted by OWNER_SHIFT to leave room for a token or a length."""
-    return int64_column([draw.generation << OWNER_SHIFT for draw in draws], device)
+    """(N,) int64: the owner numbers of the rows, shifted by OWNER_SHIFT to leave room for a token or a length."""
+    return int64_column([draw.owner_number << OWNER_SHIFT for draw in draws], device)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class AnswerGrammars:
         self._vocabulary: Vocabulary | None = None
         self._known: dict[str, KnownGrammar] = {}
         self._learning: list[tuple[str, Future[CompiledGrammar]]] = []
-        self._answers: dict[int, tuple[int, dict[int, Answer]]] = {}  # by row: its owner's generation, and by choice
+        self._answers: dict[int, tuple[int, dict[int, Answer]]] = {}  # by row: its owner number, and by choice
         self._newest: Masking | None = None
         self._late = LateMasks(self.beside, self.work, self.rest, self.wake)
 
@@ -75,9 +75,9 @@ class AnswerGrammars:
 
     def learnt(self) -> list[GrammarLearnt]:
         """The grammars that were compiled, or could not be, since the last call."""
-        over = [each for each in self._learning if each[1].done()]
-        for each in over:
-            self._learning.remove(each)
+        over = [learning for learning in self._learning if learning[1].done()]
+        for learning in over:
+            self._learning.remove(learning)
         return [self._learnt(name, future) for name, future in over]
 
     def _learnt(self, name: str, future: "Future[CompiledGrammar]") -> GrammarLearnt:
@@ -105,7 +105,7 @@ class AnswerGrammars:
         for draw in begin:
             if draw.sampling.grammar:
                 self._begin(draw)
-        answers = {place: self._answer(draw) for place, draw in enumerate((*firsts, *rows)) if draw.sampling.grammar}
+        answers = {index: self._answer(draw) for index, draw in enumerate((*firsts, *rows)) if draw.sampling.grammar}
         if not answers:
             return None
         assert self._vocabulary is not None, "a grammar was compiled"
@@ -115,17 +115,17 @@ class AnswerGrammars:
 
     def _begin(self, draw: Draw) -> None:
         """Makes the state of an answer, unless its row has it: then launches tell it the tokens."""
-        generation, answers = self._answers.get(draw.row, (-1, {}))
-        if generation != draw.generation:
-            generation, answers = self._answers[draw.row] = draw.generation, {}
+        owner_number, answers = self._answers.get(draw.row, (-1, {}))
+        if owner_number != draw.owner_number:
+            owner_number, answers = self._answers[draw.row] = draw.owner_number, {}
         if draw.choice not in answers:
             params, known = draw.sampling, self._known[draw.sampling.grammar]
             matching = known.compiled.begin(params.eos_token_ids, late=params.ignore_eos)
             answers[draw.choice] = Answer(known, matching, deque(draw.outputs))
 
     def _answer(self, draw: Draw) -> Answer:
-        generation, answers = self._answers[draw.row]
-        assert generation == draw.generation, f"row {draw.row} has an answer of owner {generation}"
+        owner_number, answers = self._answers[draw.row]
+        assert owner_number == draw.owner_number, f"row {draw.row} has an answer of owner {owner_number}"
         return answers[draw.choice]
 
     def start(self, masking: Masking) -> None:
@@ -137,11 +137,11 @@ class AnswerGrammars:
     def make_mask(self, draw: Draw) -> None:
         """Has the mask made of a row that is in no launch in flight, on the thread for that."""
         self._begin(draw)
-        self._late.make((draw.row, draw.generation), draw.sampling.grammar, self._answer(draw))
+        self._late.make((draw.row, draw.owner_number), draw.sampling.grammar, self._answer(draw))
 
     def drop_mask(self, row: DropMask) -> None:
         """Nobody waits for the mask of this row any more."""
-        self._late.drop((row.row, row.generation))
+        self._late.drop((row.row, row.owner_number))
 
     def made(self) -> list[MaskReady]:
         """The rows whose masks were made since the last call."""

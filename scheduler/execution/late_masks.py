@@ -59,18 +59,18 @@ class LateMasks:
 
     def made(self) -> list[MaskReady]:
         """The rows whose masks were made since the last call."""
-        found: list[MaskReady] = []
+        ready: list[MaskReady] = []
         while self._running is not None and self._running[1].done():
             (job, future), is_dropped = self._running, self._is_dropped
             self._running, self._is_dropped = None, False
             is_made = future.result()
             if is_made and not is_dropped:
                 job.answer.is_late = False
-                found.append(MaskReady(*job.owner))
+                ready.append(MaskReady(*job.owner))
             elif not is_dropped:
                 self._add(job)
             self._go_on()
-        return found
+        return ready
 
     def _add(self, job: _Job) -> None:
         self._lines.setdefault(job.grammar, deque()).append(job)

@@ -116,15 +116,15 @@ class Launch:
             return ()
         sizes = [0 if asked is None else size for size, asked in zip(self.num_scored, self.asked, strict=True)]
         words = np.array(forward.read_host(self.logprobs), dtype="<i4").reshape(sum(sizes), -1)
-        found, start = list[Logprobs | None](), 0
+        logprobs, start = list[Logprobs | None](), 0
         for asked, run, size in zip(self.asked, runs, sizes, strict=True):
             if asked is None:
-                found.append(None)
+                logprobs.append(None)
                 continue
             num_top = min(asked.num_top, words.shape[1] // 2 - 1)
-            found.append(Logprobs(num_top, words[start : start + len(run), : 2 + 2 * num_top].tobytes()))
+            logprobs.append(Logprobs(num_top, words[start : start + len(run), : 2 + 2 * num_top].tobytes()))
             start += size
-        return tuple(found)
+        return tuple(logprobs)
 
     def prompts(self, forward: Stream) -> tuple[tuple[Logprobs, ...], ...]:
         """The log-probabilities of prompts of StepResult."""
@@ -143,14 +143,14 @@ class Launch:
         runs, not_finite, stuck = self.runs(tokens), list[Owner](), list[tuple[Owner, str]]()
         late = () if self.masking is None else self.masking.late
         if NOT_A_TOKEN in tokens or NOTHING_LEFT in tokens:
-            for place, run in enumerate(runs):
-                why = self.masking.why_stuck(place) if self.masking is not None and NOTHING_LEFT in run else ""
-                if place in late:
+            for index, run in enumerate(runs):
+                reason = self.masking.why_stuck(index) if self.masking is not None and NOTHING_LEFT in run else ""
+                if index in late:
                     continue
-                if why:
-                    stuck.append((self.owners[place], why))
+                if reason:
+                    stuck.append((self.owners[index], reason))
                 elif not NO_TOKENS.isdisjoint(run):
-                    not_finite.append(self.owners[place])
+                    not_finite.append(self.owners[index])
             runs = tuple(tuple(takewhile(lambda token: token not in NO_TOKENS, run)) for run in runs)
         return StepResult(
             self.ticket,
@@ -158,7 +158,7 @@ class Launch:
             runs,
             tuple(not_finite),
             tuple(stuck),
-            tuple([self.owners[place] for place in sorted(late)]),
+            tuple([self.owners[index] for index in sorted(late)]),
             hidden=self.hidden(forward),
             computed_at=self.computed_at,
             logprobs=self.logprobs_of(runs, forward),
@@ -191,5 +191,5 @@ def failures_of_target(launch: Launch, device: Device) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - as in failures_of
         launch.error = launch.error or error
         if len(launch.step.num_tokens) > 1:
-            why = f"step {launch.step.step} has failed: {first_line(error)}"
-            device.group_error = error if isinstance(error, GroupBroken) else GroupBroken(why)
+            reason = f"step {launch.step.step} has failed: {first_line(error)}"
+            device.group_error = error if isinstance(error, GroupBroken) else GroupBroken(reason)

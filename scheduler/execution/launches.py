@@ -129,7 +129,7 @@ class PlainLaunches:
         if not masking.is_done:
             return False
         try:
-            launch.allowed = masking.allowed(lambda place: place, self._device.kv.device)
+            launch.allowed = masking.allowed(lambda index: index, self._device.kv.device)
         except Exception as error:  # noqa: BLE001 - masks that cannot be made fail only this launch's rows
             launch.error = launch.error or error
         launch.copy_done = self._device.enqueue([self.sample], launch)

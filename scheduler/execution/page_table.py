@@ -23,7 +23,7 @@ class PageTable:
         self.req_to_page = torch.zeros((num_rows, max_pages), dtype=torch.int64, device=device)
         self.req_to_page_cpu = np.zeros((num_rows, max_pages), dtype=np.int64)
         self.num_growths = 0
-        self._generations = [0] * num_rows
+        self._owner_numbers = [0] * num_rows
 
     def write(self, *grants: Grant) -> None:
         """Adds the pages of a plan's grants to their rows. Pages from index 0 on give a row to a new owner.
@@ -33,9 +33,11 @@ class PageTable:
         rows, columns = list[int](), list[int]()
         for grant in grants:
             if grant.start:
-                assert self._generations[grant.row] == grant.generation, f"row {grant.row} grows for an earlier owner"
+                assert self._owner_numbers[grant.row] == grant.owner_number, (
+                    f"row {grant.row} grows for an earlier owner"
+                )
                 self.num_growths += 1
-            self._generations[grant.row] = grant.generation
+            self._owner_numbers[grant.row] = grant.owner_number
             end = grant.start + len(grant.pages)
             self.req_to_page_cpu[grant.row, grant.start : end] = grant.pages
             rows += [grant.row] * len(grant.pages)

@@ -53,11 +53,11 @@ def scored_forward(
 
 def pieces_of_prompts(scores: Sequence[Scores], words: Sequence[int]) -> tuple[tuple[Logprobs, ...], ...]:
     """What is known of each chunk's tokens, from the words of all of them."""
-    num_tokens = [len(each.ids) for each in scores]
+    num_tokens = [len(score.ids) for score in scores]
     words_SW = np.array(words, dtype="<i4").reshape(sum(num_tokens), -1)
-    found, start = list[tuple[Logprobs, ...]](), 0
-    for each, size in zip(scores, num_tokens, strict=True):
-        num_top = min(each.num_top, words_SW.shape[1] // 2 - 1)
-        found.append(pieces_of(num_top, words_SW[start : start + size, : 2 + 2 * num_top].tobytes()))
+    pieces, start = list[tuple[Logprobs, ...]](), 0
+    for score, size in zip(scores, num_tokens, strict=True):
+        num_top = min(score.num_top, words_SW.shape[1] // 2 - 1)
+        pieces.append(pieces_of(num_top, words_SW[start : start + size, : 2 + 2 * num_top].tobytes()))
         start += size
-    return tuple(found)
+    return tuple(pieces)

@@ -137,11 +137,11 @@ def rule_columns(draws: Sequence[Draw], device: torch.device) -> RuleColumns | N
     def ids(lists: list[Sequence[int]]) -> Tensor | None:
         if not any(lists):
             return None
-        columns = [torch.tensor(each, dtype=torch.int64) for each in lists]
+        columns = [torch.tensor(numbers, dtype=torch.int64) for numbers in lists]
         return pad_sequence(columns, batch_first=True, padding_value=NO_ID).to(device, non_blocking=True)
 
     def numbers(values: list[Sequence[float]]) -> Tensor:
-        columns = [torch.tensor(each, dtype=torch.float32) for each in values]
+        columns = [torch.tensor(numbers, dtype=torch.float32) for numbers in values]
         return pad_sequence(columns, batch_first=True).to(device, non_blocking=True)
 
     every, penalises = [rules for _, _, rules in asking], any(rules.penalises for _, _, rules in asking)
@@ -175,6 +175,6 @@ def _words(lists: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
         return None
     padded = np.full((len(lists), most, longest), NO_ID, dtype=np.int64)
     for row, words in enumerate(lists):
-        for place, word in enumerate(words):
-            padded[row, place, longest - len(word) :] = word
+        for index, word in enumerate(words):
+            padded[row, index, longest - len(word) :] = word
     return torch.from_numpy(padded).to(device, non_blocking=True)

@@ -201,7 +201,7 @@ class HostStream(Stream):
         self.tell()
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Has the calling thread go behind all streams, on a shared core."""
     _be_nice(threading.get_native_id(), BESIDE_NICENESS)
 

@@ -35,12 +35,12 @@ class ForwardTimes:
 
 def alone_up_to(times: tuple[ForwardTimes, ...]) -> int:
     """The most rows up to which one thread was never slower. 0: there are none."""
-    found = 0
-    for each in times:
-        if each.alone_s > each.together_s:
+    num_rows = 0
+    for timed in times:
+        if timed.alone_s > timed.together_s:
             break
-        found = each.rows
-    return found
+        num_rows = timed.rows
+    return num_rows
 
 
 def choose_threads(

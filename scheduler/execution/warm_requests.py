@@ -30,7 +30,7 @@ from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.execution.warm_up import clear_padding
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan, Scores
 
-OWNER: Final = 2**31 - 1  # a generation that no row comes to
+OWNER: Final = 2**31 - 1  # an owner number that no row comes to
 NUM_LAUNCHES: Final = 3  # of a kind; a row is that many tokens longer behind them
 BITS: Final = 32  # of a word of a mask
 RULES: Final = LogitRules(

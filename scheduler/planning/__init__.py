@@ -1,1 +1,1 @@
-"""Decides: rows, pages, caches, retraction, what runs next. It never imports torch."""
+"""Decides: rows, pages, caches, preemption, what runs next. It never imports torch."""

@@ -45,14 +45,14 @@ def plan_chunks(
     """
     budget = max((max_tokens or chunk_size or 1) - taken, last)
     planned = [0] * len(remaining)
-    for place, left in enumerate(remaining):
+    for index, left in enumerate(remaining):
         if chunk_size:
             take = min(left, max(chunk_size, last), budget)
             if 0 < left - take < last:
                 take = max(left - last, 0)
         else:
-            take = left if left <= budget or place == 0 else 0
-        planned[place] = take
+            take = left if left <= budget or index == 0 else 0
+        planned[index] = take
         budget -= take
         if budget <= 0 or take == 0:
             break

@@ -52,11 +52,11 @@ class LateRows:
     def ready(self, outcome: MaskReady) -> list[Req]:
         """The choice whose mask is made, if it still has its row."""
         self.num_ready += 1
-        owner = outcome.row, outcome.generation
-        found = [req for req, asked in self._owners.items() if asked == owner]
-        for req in found:
+        owner = outcome.row, outcome.owner_number
+        reqs = [req for req, asked in self._owners.items() if asked == owner]
+        for req in reqs:
             del self._owners[req]
-        return found
+        return reqs
 
     def forget(self, req: Req) -> None:
         """It gives its row back."""
@@ -83,7 +83,7 @@ class Replays:
 
     def ready(self, outcome: MaskReady) -> None:
         """The outputs of this row are read."""
-        owner = outcome.row, outcome.generation
+        owner = outcome.row, outcome.owner_number
         for req in [req for req, asked in self._owners.items() if asked == owner]:
             del self._owners[req]
 

@@ -46,7 +46,7 @@ class _Ratio:
     def add(self, ratio: float) -> None:
         self._newest.append(ratio)
         most = MOST * sorted(self._newest)[len(self._newest) // 2]
-        self.mean = sum(min(each, most) for each in self._newest) / len(self._newest)
+        self.mean = sum(min(ratio, most) for ratio in self._newest) / len(self._newest)
 
     @property
     def is_known(self) -> bool:
@@ -85,7 +85,7 @@ class LaunchCosts:
         proposals, of this size if some were timed."""
         quiet, proposing = (self._nearest(size_of(num_rows), proposes) for proposes in (False, True))
         seconds = self._at_start(num_rows)
-        return [each * _ratio(proposing if steps else quiet, steps) for steps, each in enumerate(seconds)]
+        return [launch_s * _ratio(proposing if steps else quiet, steps) for steps, launch_s in enumerate(seconds)]
 
     def _at_start(self, num_rows: int) -> list[float]:
         if self._line[0] != num_rows:
@@ -93,15 +93,15 @@ class LaunchCosts:
         return self._line[1]
 
     def _known(self, size: int, proposes: bool) -> Ratios:
-        found = self._ratios.get((size, proposes), {})
-        return {steps: ratio for steps, ratio in found.items() if ratio.is_known}
+        ratios = self._ratios.get((size, proposes), {})
+        return {steps: ratio for steps, ratio in ratios.items() if ratio.is_known}
 
     def _nearest(self, size: int, proposes: bool) -> Ratios:
         """Those of this size, or else of the nearest one that is known, or none."""
         if known := self._known(size, proposes):
             return known
-        others = sorted((abs(each - size), each) for each, kind in self._ratios if kind == proposes)
-        return next((known for _, each in others if (known := self._known(each, proposes))), {})
+        others = sorted((abs(other - size), other) for other, kind in self._ratios if kind == proposes)
+        return next((known for _, other in others if (known := self._known(other, proposes))), {})
 
 
 def size_of(num_rows: int) -> int:

@@ -1,11 +1,11 @@
 """The overlap loop: while the device runs one launch, the host processes the one before and prepares the next.
 
-    step:  the oldest launch has completed?        process its results
+    turn:  the oldest launch has completed?        process its results
            fewer than `depth` launches in flight?  plan the next one and launch it
-           no work, and other ranks wait?          launch a plan without rows
+           no work, and other ranks wait?          launch an idle batch
 
 With overlap the depth is 2: a launch is planned before the results of the one in flight are known. Without overlap it
-is 1. A step never blocks; the process loop polls sockets between steps.
+is 1. A turn never blocks; the process loop polls sockets between turns.
 
 A worker should end when its launches fail, but not if one request explains the failures:
 
@@ -61,7 +61,7 @@ class OverlapLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is in flight, or a choice is in host memory and comes back when there is room."""
+        """Whether a launch is in flight, or a choice is in host memory and resumes when there is room."""
         return bool(self._planner.in_flight or self._planner.spills.away)
 
     @property
@@ -69,7 +69,7 @@ class OverlapLoop:
         """The ticket of the oldest launch in flight; 0 when there is none."""
         return self._planner.in_flight[0].ticket if self._planner.in_flight else 0
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """Processes what is over and launches what runs next, where possible. False when there was nothing to do."""
         planner, num_told = self._planner, self._planner.num_told
         over = planner.poll()
@@ -79,7 +79,7 @@ class OverlapLoop:
         progressed = planner.collect() or bool(over) or planner.num_told > num_told  # requests wait for what is told
 
         if len(planner.in_flight) < self._depth:
-            progressed |= self._role.launch() or planner.launch_idle()
+            progressed |= self._role.launch() or planner.launch_idle_batch()
         return progressed
 
     def _process(self, launched: Launched, result: StepResult) -> None:
@@ -110,8 +110,8 @@ class OverlapLoop:
         bad: dict[Req, BatonError] = {}
         for req in holders(result.not_finite):
             bad[req] = InternalError("the model's scores for the next token are not finite")
-        for owner, why in result.stuck:
-            bad |= dict.fromkeys(holders([owner]), GrammarFault(why))
+        for owner, reason in result.stuck:
+            bad |= dict.fromkeys(holders([owner]), GrammarFault(reason))
         return bad
 
     def _fail(self, bad: Mapping[Req, BatonError]) -> None:

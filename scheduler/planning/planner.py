@@ -24,8 +24,8 @@ from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.draft_writes import DraftWrites
 from scheduler.planning.grammars import Grammars
 from scheduler.planning.growth import Growth
-from scheduler.planning.kv_book import CacheKey, Holding, IsRead, KvBook
 from scheduler.planning.kv_copies import KvCopies
+from scheduler.planning.kv_manager import CacheKey, Holding, IsRead, KvManager
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.late import LateRows, Replays
 from scheduler.planning.launched import Launched, Results
@@ -50,13 +50,13 @@ class Executes(Protocol):
 
 
 class Planner:
-    """`book` keeps rows and pages of the executor's memory. `has_twin`: that memory has a twin on the host.
+    """`kv_manager` hands out rows and pages of the executor's memory. `has_twin`: that memory has a twin on the host.
     `costs`: see Spills. `speculation`: how the executor's draft is used, if it has one. `agreement`, `max_graphed`: see
     Steps."""
 
     def __init__(
         self,
-        book: KvBook,
+        kv_manager: KvManager,
         executor: Executes,
         layout: KvLayout,
         vocab_size: int,
@@ -67,22 +67,22 @@ class Planner:
         agreement: Agreement | None = None,
         max_graphed: int = 0,
     ) -> None:
-        self.book, self.layout, self.vocab_size = book, layout, vocab_size
+        self.kv_manager, self.layout, self.vocab_size = kv_manager, layout, vocab_size
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
         self.num_idle = 0  # launches without rows, for other ranks of the group
         self.speculation = speculation or Speculation.without_draft()
         self.steps = Steps(executor.submit, agreement, self.speculation.shape, max_graphed)
-        self.copies = KvCopies(book, self.steps.submit, has_twin)
+        self.copies = KvCopies(kv_manager, self.steps.submit, has_twin)
         self.roster = Roster()
-        self.spills = Spills(book, self.copies, costs)
+        self.spills = Spills(kv_manager, self.copies, costs)
         self.results = Results(self.speculation, self.spills)
         self.grammars = Grammars(self.steps.submit)
         self.late, self.replays = LateRows(self.steps.submit), Replays(self.steps.submit)
         self._executor = executor
-        self._growth = Growth(book, self.speculation.shape.width)
+        self._growth = Growth(kv_manager, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
-        self._plans = Plans(book, self.roster, self.spills)
+        self._plans = Plans(kv_manager, self.roster, self.spills)
 
     # ---- memory ----
 
@@ -94,19 +94,20 @@ class Planner:
         key: CacheKey | None = None,
         *,
         grows: bool = False,
-        unit: int = 0,
+        alignment: int = 0,
         has_draft: bool = True,
     ) -> bool:
         """Gives each choice of one prompt a row, and pages for `num_tokens` tokens. False: there is no room, or choices
         that have begun wait for some.
 
         `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
-        512 with 500 cached computes 12. `grows`: they decode here. `unit`: see KvBook.admit. `has_draft`: see Holding.
+        512 with 500 cached computes 12. `grows`: they decode here. `alignment`: as in KvManager.admit.
+        `has_draft`: see Holding.
         """
         if self._growth.is_waiting or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
-        holdings = self.book.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, unit)
+        holdings = self.kv_manager.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, alignment)
         if holdings is None:
             return False
         reqs[0].num_computed = holdings[0].num_cached
@@ -124,14 +125,16 @@ class Planner:
     def keep(self, req: Req, salt: str) -> None:
         """Adds a choice's context to the cache, if it has decoded here. The launches that wrote it have succeeded."""
         has_decoded = len(req.outputs) > req.num_replayed + 1  # one may be prefill's
-        if self.book.caches and has_decoded and req.held.has_draft:
+        if self.kv_manager.caches and has_decoded and req.held.has_draft:
             self._draft_writes.settle()
-            unread = 0 if self.book.lookahead else 1  # no launch has read the last one; a draft's KV depends on it
+            unread = (
+                0 if self.kv_manager.lookahead else 1
+            )  # no launch has read the last one; a draft's KV depends on it
             outputs = req.outputs[req.num_replayed : max(req.num_replayed, len(req.outputs) - unread)]
-            self.book.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
+            self.kv_manager.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
 
     def release(self, req: Req, is_read: IsRead | None = None) -> None:
-        """Gives its row and pages back. A second call does nothing. `is_read`: see KvBook.release."""
+        """Gives its row and pages back. A second call does nothing. `is_read`: see KvManager.release."""
         self.spills.forget(req)
         self._plans.forget(req)
         if req.holding is not None:
@@ -142,7 +145,7 @@ class Planner:
         self.late.forget(req)
         self.replays.forget(req)
         self.results.unseated(req)
-        self.book.release(req.held, is_read)
+        self.kv_manager.release(req.held, is_read)
         req.holding = None
 
     def collect(self) -> bool:
@@ -150,7 +153,7 @@ class Planner:
         oldest = self.copies.oldest
         if self.in_flight:
             oldest = min(oldest, self.in_flight[0].ticket)
-        return self.book.collect(oldest - 1)
+        return self.kv_manager.collect(oldest - 1)
 
     # ---- who decodes ----
 
@@ -167,23 +170,23 @@ class Planner:
                     self._plans.join_with(req, hidden)
 
     def make_room(self) -> list[Req]:
-        """Finds pages for the next launch. Returns the choices that have to begin again elsewhere, for lack of them.
+        """Finds pages for the next launch. Returns the choices that are preempted and begin again elsewhere.
 
-        Choices whose pages run out get more. If all have what they need, choices in host memory come back. If not, a
-        choice sits out the launch while pages come free anyway. If too few do, some choices give way: the KV of each
-        goes to host memory, or it begins again. Nobody comes back before the others have pages.
+        Choices whose pages run out get more. If all have what they need, choices in host memory resume. If not, a
+        choice sits out the launch while pages come free anyway. If too few do, some choices are preempted: the KV of
+        each goes to host memory, or it begins again. None resumes before the others have pages.
         """
         for req in self._growth.grow_due():
             self._plans.grant(req.held)
             if req not in self.late:
                 self.roster.stay(req)
-        if not self._growth.short:
+        if not self._growth.out_of_pages:
             self.spills.copy_back()
             return []
 
         launched = [req for launch in self.in_flight for req in launch.decodes]
-        victims = self._growth.victims((*self.roster.all, *launched, *self.late.reqs))
-        return [req for req in victims if not self.spill(req)]
+        preempted = self._growth.to_preempt((*self.roster.all, *launched, *self.late.reqs))
+        return [req for req in preempted if not self.spill(req)]
 
     def spill(self, req: Req) -> bool:
         """Moves the KV of a choice that decodes to host memory, if that is possible and worth it. It goes on when there
@@ -210,7 +213,7 @@ class Planner:
 
         The order is the executor's.
         """
-        return self.roster.next(self._growth.short)
+        return self.roster.next(self._growth.out_of_pages)
 
     # ---- launches ----
 
@@ -238,7 +241,7 @@ class Planner:
         self._draft_writes.launched(plan)
         return launched
 
-    def launch_idle(self) -> bool:
+    def launch_idle_batch(self) -> bool:
         """Launches nothing, if other ranks wait for it. The caller has no work. Whether it did."""
         if not self.steps.is_called:
             return False

@@ -21,7 +21,7 @@ class PrefixNews:
     def __init__(self, page_size: int, key: bytes = b"") -> None:
         self.key = key
         self._page_size = page_size
-        self._unit = lcm(STRIDE, page_size)  # a prefix is told if it ends with a hash and with a page
+        self._told_tokens = lcm(STRIDE, page_size)  # a prefix is told if it ends with a hash and with a page
         self._held: dict[int, bytes] = {}  # hash of the told prefix that ends with a page, by that page
         self._num_pages: Counter[bytes] = Counter()  # by hash; several if pages look ahead to different tokens
         self._waiting: dict[bytes, bool] = {}  # by hash: whether it came or went; the oldest first
@@ -31,11 +31,11 @@ class PrefixNews:
         """The cache holds `ids` from now on: page i is pages[i]. It held the first `num_known` pages before."""
         if not self.key:
             return
-        num_pages = self._unit // self._page_size  # in a unit
+        num_pages = self._told_tokens // self._page_size  # told together
         known = num_known // num_pages
         before = self._held[pages[known * num_pages - 1]] if known else b""
-        hashes = prefix_hashes(self.key, salt, ids, known * self._unit, before)
-        num_hashes = self._unit // STRIDE  # in a unit
+        hashes = prefix_hashes(self.key, salt, ids, known * self._told_tokens, before)
+        num_hashes = self._told_tokens // STRIDE  # told together
         for number, prefix in enumerate(hashes[num_hashes - 1 :: num_hashes], known + 1):
             self._held[pages[number * num_pages - 1]] = prefix
             self._num_pages[prefix] += 1

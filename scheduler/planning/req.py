@@ -12,7 +12,7 @@ from protocol.logit_rules import rules_fault
 from protocol.logprobs import Logprobs, LogprobsAsked, checked
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
 from scheduler.plan import Draw, Join
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 
 MAX_ATTEMPT = 2**32 - 1  # the largest that a frame's header holds, as for MAX_RESERVATION
 MAX_RESERVATION = 2**64 - 1
@@ -34,7 +34,7 @@ class Req:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     num_replayed: int = 0
-    priority: int = 0  # a smaller number gives way later
+    priority: int = 0  # a larger number is preempted first
 
     holding: Holding | None = None  # set at admission, cleared at release
     num_resumed: int = 0  # outputs with which it last began to decode, if not with none
@@ -116,7 +116,7 @@ def draw_of(req: Req, held: Holding) -> Draw:
     outputs = tuple(req.outputs[: req.num_sampled]) if req.sampling.grammar else ()
     until = num_prompt + req.sampling.min_tokens
     return Draw(
-        held.row, held.generation, req.choice, req.sampling, until, req.longest, held.has_draft, context, outputs
+        held.row, held.owner_number, req.choice, req.sampling, until, req.longest, held.has_draft, context, outputs
     )
 
 
@@ -198,14 +198,14 @@ def first_tokens_fault(first_tokens: Sequence[int], num_choices: int, vocab_size
     return None
 
 
-def first_logprobs_fault(found: Sequence[Logprobs], num_choices: int, asked: LogprobsAsked | None) -> str | None:
+def first_logprobs_fault(all_logprobs: Sequence[Logprobs], num_choices: int, asked: LogprobsAsked | None) -> str | None:
     """Why these cannot be the log-probabilities of the first tokens of `num_choices` choices, or None."""
     expected = 0 if asked is None else num_choices
-    if len(found) != expected:
-        return f"prefill sent the logprobs of {len(found)} first tokens, expected {expected}"
+    if len(all_logprobs) != expected:
+        return f"prefill sent the logprobs of {len(all_logprobs)} first tokens, expected {expected}"
     try:
-        for each in found:
-            checked(each, asked, 1)
+        for logprobs in all_logprobs:
+            checked(logprobs, asked, 1)
     except WireError as error:
         return f"prefill sent {error.message}"
     return None

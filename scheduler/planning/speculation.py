@@ -64,8 +64,8 @@ class Adaptive:
     @property
     def _probe(self) -> int:
         """Further proposals of this launch: a trial of one more, later of one fewer, and so on."""
-        num_probes, place = divmod(self._num_proposing, PROBE)
-        if not num_probes or place >= TRIAL:
+        num_probes, phase = divmod(self._num_proposing, PROBE)
+        if not num_probes or phase >= TRIAL:
             return 0
         return 1 if num_probes % 2 else -1
 
@@ -125,19 +125,19 @@ class Speculation:
     def count(self, num_steps: int, runs: Sequence[tuple[int, ...]]) -> None:
         """Counts what a launch with so many proposals has kept of them: a run has one token more."""
         reached = len(runs)  # rows whose proposals before this one were all kept
-        for place in range(num_steps):
-            kept = sum(len(run) > place + 1 for run in runs)
-            self.proposed[place] += len(runs)
-            self.accepted[place] += kept
+        for index in range(num_steps):
+            kept = sum(len(run) > index + 1 for run in runs)
+            self.proposed[index] += len(runs)
+            self.accepted[index] += kept
             weight = MEMORY**reached
-            self._seen[place] = weight * self._seen[place] + reached
-            self._kept[place] = weight * self._kept[place] + kept
+            self._seen[index] = weight * self._seen[index] + reached
+            self._kept[index] = weight * self._kept[index] + kept
             reached = kept
 
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats: proposals that were verified, and those that were kept, by position."""
         counters: dict[str, float] = {}
-        for place, (proposed, accepted) in enumerate(zip(self.proposed, self.accepted, strict=True)):
-            counters |= {f"spec_proposed_{place}": proposed, f"spec_accepted_{place}": accepted}
+        for index, (proposed, accepted) in enumerate(zip(self.proposed, self.accepted, strict=True)):
+            counters |= {f"spec_proposed_{index}": proposed, f"spec_accepted_{index}": accepted}
         return counters

@@ -1,10 +1,10 @@
-"""Choices whose KV is in host memory: those that gave way and wait for room on the device.
+"""Choices whose KV is in host memory: they were preempted and wait for room on the device.
 
     decodes --copy_out--> copied out --Done--> waits --copy_back--> copied back --Done--> take_back: decodes
-              slots taken                              row, pages                 slots given back
+              host pages taken                         row, pages                 host pages given back
 
 No message leaves the worker meanwhile. What a launch in flight draws for the choice is dropped, and drawn again. A
-choice that ends on its way is forgotten here; the book keeps its slots, row and pages until its copy is over.
+choice that ends on its way is forgotten here; the KV manager keeps its host pages, row and pages until the copy ends.
 
 KV of a draft's last slots may depend on proposals (LayerGroup.lookahead). What the draft needs to write them again is
 not kept. So with a draft of J layers the last J - 1 known outputs are drawn once more, and no message repeats them:
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.plan import Fill, Operation, Spill
-from scheduler.planning.kv_book import Holding, KvBook
 from scheduler.planning.kv_copies import KvCopies
+from scheduler.planning.kv_manager import Holding, KvManager
 from scheduler.planning.req import Req
 
 # What a usual machine does in a second: bytes copied to host memory, bytes moved to another worker, operations.
@@ -27,7 +27,7 @@ RESTART_S: Final = 0.005  # messages, and a place in two more launches
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that a choice which gives way costs, by where it goes."""
+    """Seconds that it costs to preempt a choice and to resume it, by where its KV goes."""
 
     copy_s: float  # a token's KV to host memory, or back
     again_s: float  # a token computed again and, to a decode worker, moved again
@@ -53,7 +53,7 @@ class Spilled:
     """A choice on its way to host memory, there, or on its way back."""
 
     req: Req
-    slots: tuple[int, ...]  # of host memory
+    host_pages: tuple[int, ...]  # of host memory
     left: Holding  # what it held before
     ticket: int  # of its newest copy
     holding: Holding | None = None  # while it is copied back: the planner's once its KV is there
@@ -62,10 +62,10 @@ class Spilled:
 class Spills:
     """First come, first served. `costs` None: always to host memory, if there is room."""
 
-    def __init__(self, book: KvBook, copies: KvCopies, costs: Costs | None) -> None:
+    def __init__(self, kv_manager: KvManager, copies: KvCopies, costs: Costs | None) -> None:
         self.away: dict[Req, Spilled] = {}  # in the order in which they left
         self._num_begun = 0
-        self._book = book
+        self._kv_manager = kv_manager
         self._copies = copies
         self._costs = costs
         self._redrawn: dict[Req, int] = {}  # how many of its last outputs launches draw once more
@@ -86,21 +86,21 @@ class Spills:
         False: it has to begin again. Host memory is full or the dearer way, or the host knows too few tokens that were
         drawn here.
         """
-        num_redrawn = max(self._book.lookahead - 1, 0)
+        num_redrawn = max(self._kv_manager.lookahead - 1, 0)
         num_new = len(req.outputs) - req.num_replayed - num_redrawn
         num_tokens = req.prompt_len + num_new - 1  # no launch that is over has read the last one
         if num_new < 1 or (self._costs is not None and not is_cheaper_on_host(num_tokens, self._costs)):
             return False
-        slots = self._book.take_slots(num_tokens)
-        if slots is None:
+        host_pages = self._kv_manager.take_host_pages(num_tokens)
+        if host_pages is None:
             return False
 
         self._num_begun += 1
         req.num_sampled = len(req.outputs) - num_redrawn
         if num_redrawn:
             self._redrawn[req] = num_redrawn
-        ticket = self._copies.submit(_spill(req.held.pages, tuple(slots)))
-        self.away[req] = Spilled(req, tuple(slots), req.held, ticket)
+        ticket = self._copies.submit(_spill(req.held.pages, tuple(host_pages)))
+        self.away[req] = Spilled(req, tuple(host_pages), req.held, ticket)
         return True
 
     def copy_back(self) -> None:
@@ -114,33 +114,33 @@ class Spills:
             req = spilled.req
             if not self._copies.is_over(spilled.ticket):
                 return
-            holdings = self._book.admit(req.prompt_len, req.num_written + 1, 1, max_tokens=req.longest)
+            holdings = self._kv_manager.admit(req.prompt_len, req.num_written + 1, 1, max_tokens=req.longest)
             if holdings is None:
                 return
             (spilled.holding,) = holdings
             spilled.holding.goes_on_from(spilled.left)
-            spilled.ticket = self._copies.submit(_fill(spilled.slots, spilled.holding.pages))
+            spilled.ticket = self._copies.submit(_fill(spilled.host_pages, spilled.holding.pages))
 
     def take_back(self) -> list[tuple[Req, Holding]]:
-        """The choices whose KV is back, with their new rows and pages. Gives their slots back."""
+        """The choices whose KV is back, with their new rows and pages. Gives their host pages back."""
         back: list[tuple[Req, Holding]] = []
         if not self.away:
             return back
         for spilled in list(self.away.values()):
             if spilled.holding is not None and self._copies.is_over(spilled.ticket):
                 del self.away[spilled.req]
-                self._book.give_slots(spilled.slots)
+                self._kv_manager.give_host_pages(spilled.host_pages)
                 spilled.req.num_resumed = spilled.req.num_sampled
                 back.append((spilled.req, spilled.holding))
         return back
 
     def forget(self, req: Req) -> None:
-        """A choice has ended. Gives back its slots, and the row and pages to which it was being copied."""
+        """A choice has ended. Gives back its host pages, and the row and pages to which it was being copied."""
         self._redrawn.pop(req, None)
         if (spilled := self.away.pop(req, None)) is not None:
-            self._book.give_slots(spilled.slots)
+            self._kv_manager.give_host_pages(spilled.host_pages)
             if spilled.holding is not None:
-                self._book.release(spilled.holding)
+                self._kv_manager.release(spilled.holding)
 
     # ---- outputs that are drawn once more ----
 
@@ -168,9 +168,9 @@ class Spills:
         return run[repeated:]
 
 
-def _spill(pages: Sequence[int], slots: tuple[int, ...]) -> Callable[[int], Operation]:
-    return lambda ticket: Spill(ticket, tuple(pages[: len(slots)]), slots)
+def _spill(pages: Sequence[int], host_pages: tuple[int, ...]) -> Callable[[int], Operation]:
+    return lambda ticket: Spill(ticket, tuple(pages[: len(host_pages)]), host_pages)
 
 
-def _fill(slots: tuple[int, ...], pages: Sequence[int]) -> Callable[[int], Operation]:
-    return lambda ticket: Fill(ticket, slots, tuple(pages[: len(slots)]))
+def _fill(host_pages: tuple[int, ...], pages: Sequence[int]) -> Callable[[int], Operation]:
+    return lambda ticket: Fill(ticket, host_pages, tuple(pages[: len(host_pages)]))

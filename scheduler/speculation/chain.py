@@ -18,7 +18,7 @@ from scheduler.execution.future_map import DraftExtras
 from scheduler.execution.spans import Spans
 from scheduler.plan import Plan
 from scheduler.speculation.draft_rows import Beginning, DraftRows, behind_chunks, verifying
-from scheduler.speculation.mode import DraftParts, Kept, OnLayer, draw, keep_chain
+from scheduler.speculation.mode import DraftParts, Kept, OnLayer, keep_chain, run_target
 from scheduler.speculation.one_layer import OneLayer
 
 
@@ -74,7 +74,7 @@ class Chain:
         """See DraftMode."""
         ids_B, proposals_BK = proposed
         ids_BW = torch.cat((ids_B[:, None], proposals_BK.clamp(min=0)), 1)
-        drawn = draw(self._parts, forward, batch.rows, ids_BW, on_layer)
+        drawn = run_target(self._parts, forward, batch.rows, ids_BW, on_layer)
         return keep_chain(batch.rows, drawn, proposals_BK)
 
     def extend(

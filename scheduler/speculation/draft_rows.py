@@ -82,10 +82,10 @@ class DraftRows:
             torch.cat((seq_lens_L[: self.num_draws], positions_BW.reshape(-1))),
         )
 
-    def first_logits(self, num_verified: int, place: int) -> int:
+    def first_logits(self, num_verified: int, index: int) -> int:
         """The index of the logits after the last known token of a choice, by its place among the draws. The target
         computes `num_verified` tokens of each row that decodes."""
-        return place if place < self.num_draws else self.num_draws + (place - self.num_draws) * num_verified
+        return index if index < self.num_draws else self.num_draws + (index - self.num_draws) * num_verified
 
     def runs(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The runs in a launch's tokens (L): the first tokens, then what each row has drawn up to BEYOND."""
@@ -214,7 +214,7 @@ def verifying(plan: Plan, inp: ModelInput, running: ScheduleBatch, spans: Spans)
 def _first_draws(chunks: Sequence[Chunk]) -> list[int]:
     """The place of the first draw of each chunk that has some, among all draws."""
     counts = [len(chunk.draws) for chunk in chunks]
-    return [sum(counts[:place]) for place, count in enumerate(counts) if count]
+    return [sum(counts[:index]) for index, count in enumerate(counts) if count]
 
 
 def _after(chunk: Chunk) -> tuple[int, ...]:

@@ -31,10 +31,10 @@ from scheduler.speculation.mode import (
     DraftParts,
     Kept,
     OnLayer,
-    draw,
     hidden_at_ends,
     keep_chain,
     last_positions,
+    run_target,
 )
 
 
@@ -177,7 +177,7 @@ class Layers:
         """See DraftMode."""
         last_B1, proposals_BK = proposed.past.tokens_BJ[:, -1:], proposed.proposals_BK
         ids_BW = torch.cat((last_B1, proposals_BK.clamp(min=0)), 1)
-        kept = keep_chain(batch.rows, draw(self._parts, forward, batch.rows, ids_BW, on_layer), proposals_BK)
+        kept = keep_chain(batch.rows, run_target(self._parts, forward, batch.rows, ids_BW, on_layer), proposals_BK)
         return KeptLayers(**vars(kept), past=proposed.past)
 
     def extend(

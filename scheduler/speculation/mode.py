@@ -113,8 +113,8 @@ class DraftParts:
     unwritten: Unwritten
 
 
-def draw(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor, on_layer: OnLayer) -> Verified:
-    """The target's forward of chunks and of the tokens `ids`, (B,) or (B, W), and a token drawn after each."""
+def run_target(parts: DraftParts, forward: ForwardBatch, rows: DraftRows, ids: Tensor, on_layer: OnLayer) -> Verified:
+    """Runs the target over the chunks and over the tokens `ids`, (B,) or (B, W), and draws a token after each."""
     inp = forward.input
     tokens = ids.reshape(-1)
     prompts_T = inp.input_ids_T[: inp.input_ids_T.shape[0] - tokens.shape[0]]

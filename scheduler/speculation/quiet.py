@@ -14,7 +14,7 @@ from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.future_map import DraftExtras
 from scheduler.plan import Plan
 from scheduler.speculation.draft_rows import Beginning, DraftRows
-from scheduler.speculation.mode import DraftParts, OnLayer, Verified, draw
+from scheduler.speculation.mode import DraftParts, OnLayer, Verified, run_target
 from scheduler.speculation.one_layer import OneLayer
 
 
@@ -56,7 +56,7 @@ class Quiet:
 
     def verify(self, forward: ForwardBatch, batch: QuietBatch, proposed: Tensor, on_layer: OnLayer) -> Verified:
         """See DraftMode."""
-        return draw(self._parts, forward, batch.rows, proposed, on_layer)
+        return run_target(self._parts, forward, batch.rows, proposed, on_layer)
 
     def extend(
         self, forward: ForwardBatch, batch: QuietBatch, verified: Verified, on_layer: OnLayer

@@ -14,7 +14,7 @@ GROUP_GROWTH: Final = 4  # so that list has few sizes; alone each size is twice 
 ENOUGH_S: Final = 1.0  # rounds that have taken so long are enough, but two are needed
 LONG_S: Final = 0.2  # after a launch that takes so long, no more rows are tried, but two sizes are needed
 CONTEXT: Final = 128  # tokens; attention costs more where more is verified
-OWNER: Final = 2**31 - 1  # a generation that no row comes to
+OWNER: Final = 2**31 - 1  # an owner number that no row comes to
 
 
 def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock: Clock) -> StepCosts:

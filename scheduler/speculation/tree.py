@@ -30,7 +30,7 @@ from scheduler.execution.spans import Spans
 from scheduler.plan import Plan
 from scheduler.speculation.draft_rows import Beginning, DraftRows, behind_chunks
 from scheduler.speculation.draft_tree import Nodes, best_tree, empty_tree, first_level, next_level, walk
-from scheduler.speculation.mode import DraftParts, Kept, OnLayer, draw, keep
+from scheduler.speculation.mode import DraftParts, Kept, OnLayer, keep, run_target
 from scheduler.speculation.one_layer import TreeLayer
 
 
@@ -122,7 +122,7 @@ class Tree:
         """See DraftMode."""
         rows, num_nodes = batch.rows, self._shape.num_nodes
         forward = with_nodes(forward, rows, proposed)
-        drawn = draw(self._parts, forward, rows, proposed.tokens_BW.clamp(min=0), on_layer)
+        drawn = run_target(self._parts, forward, rows, proposed.tokens_BW.clamp(min=0), on_layer)
         firsts_D, drawn_BW = drawn.tokens_L[: rows.num_draws], drawn.tokens_L[rows.num_draws :].view(-1, num_nodes)
         path_BS, kept_B = walk(proposed, drawn_BW, rows.limits_B - rows.seq_lens_B, rows.width - 1)
         drawn = replace(

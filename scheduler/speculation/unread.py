@@ -10,14 +10,14 @@ from scheduler.plan import Owner, Plan
 
 
 class Unread:
-    """The rows of one executor, each with its owner's generation. Only the scheduler thread uses it."""
+    """The rows of one executor, each with its owner number. Only the scheduler thread uses it."""
 
     def __init__(self) -> None:
-        self._owners: dict[int, int] = {}  # generation by row
+        self._owners: dict[int, int] = {}  # owner number by row
 
     def joined(self, plan: Plan) -> None:
         """The rows of `plan` have joined."""
-        self._owners |= {join.draw.row: join.draw.generation for join in plan.joins if join.begins}
+        self._owners |= {join.draw.row: join.draw.owner_number for join in plan.joins if join.begins}
 
     def begins(self, plan: Plan, running: ScheduleBatch) -> list[int]:
         """The indices of the rows whose last token the draft reads before this launch.
@@ -27,7 +27,7 @@ class Unread:
         """
         if not plan.num_steps:
             first = len(running) - len(plan.joins)
-            return [first + place for place, join in enumerate(plan.joins) if join.begins]
+            return [first + index for index, join in enumerate(plan.joins) if join.begins]
         unread = [at for at, (row, owner) in enumerate(running.members.owners) if self._owners.get(row) == owner]
         return [at for at in unread if running.draws[at].drafts]
 

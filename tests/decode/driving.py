@@ -76,7 +76,7 @@ class Driven(Cluster):
     def steps(self, number: int) -> None:
         """So many turns of every worker."""
         for _ in range(number):
-            self.step()
+            self.turn()
 
     def run_past_deadlines(self, seconds: float) -> None:
         """Runs to rest; whenever nothing moves any more, time does."""
@@ -241,13 +241,15 @@ class Recorder:
 def expect_rest(cluster: Cluster, credit_bytes_lost: bool = False) -> None:
     """Nothing is owned, queued, remembered or owed anywhere."""
     for _ in range(4):  # acknowledgements and credit that are still under way
-        cluster.step()
+        cluster.turn()
     assert cluster.at_rest()
     cluster.check()
     for worker in cluster.workers:
-        worker.planner.book.flush()
-        assert (counts := worker.planner.book.counts()).free == counts.total, counts
-        assert len(worker.planner.book.retired) == len(worker.planner.in_flight) == len(worker.planner.copies) == 0
+        worker.planner.kv_manager.flush()
+        assert (counts := worker.planner.kv_manager.counts()).free == counts.total, counts
+        assert (
+            len(worker.planner.kv_manager.retired) == len(worker.planner.in_flight) == len(worker.planner.copies) == 0
+        )
     for prefill in cluster.prefills.values():
         assert (prefill.served.by_key, prefill.served.of, [*prefill.prompts.waiting], prefill.prompts.computing) == (
             {},

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from decode.requests import MOVES, DecodeState, Requests
+from decode.requests import TRANSITIONS, DecodeState, Requests
 from transfer.states import advance
 
 LEGAL = {
@@ -19,14 +19,14 @@ LEGAL = {
 @pytest.mark.parametrize("old,new", list(product(DecodeState, DecodeState)))
 def test_the_whole_table(old: DecodeState, new: DecodeState) -> None:
     if new.name in LEGAL[old.name].split():
-        assert advance(MOVES, old, new) is new
+        assert advance(TRANSITIONS, old, new) is new
     else:
         with pytest.raises(AssertionError, match=f"illegal move {old.name} -> {new.name}"):
-            advance(MOVES, old, new)
+            advance(TRANSITIONS, old, new)
 
 
 def test_every_state_is_in_the_table() -> None:
-    assert set(MOVES) == set(DecodeState)
+    assert set(TRANSITIONS) == set(DecodeState)
 
 
 def staged(each: Any) -> tuple[Requests, list[int]]:

@@ -41,7 +41,7 @@ def place(request: DecodeRequest) -> tuple[bool, float, int]:
 
 
 class ByScanning(Requests):
-    """The order as it is defined: everybody is looked at, who gave way first, then by priority and age."""
+    """The order as it is defined: everybody is looked at, preempted requests first, then by priority and age."""
 
     def admit(self, now: float) -> list[DecodeRequest]:
         admitted: list[DecodeRequest] = []
@@ -123,7 +123,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch, num_waiting: int, lack: str) -> Clu
         cluster.assign(f"r{index}", prompt_of("r", 30), greedy(9))
     decode = next(iter(cluster.decodes.values()))
     for _ in range(3):
-        decode.step()
+        decode.turn()
     assert decode.stats().waiting == 1 + num_waiting
     return cluster
 
@@ -134,7 +134,7 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_wait(monkeypatch: pytest
     for num_waiting in (10, 200):
         cluster = crowded(monkeypatch, num_waiting, lack)
         decode = next(iter(cluster.decodes.values()))
-        turns.append(instructions(decode.step))
+        turns.append(instructions(decode.turn))
         cancels.append(instructions(lambda worker=decode: worker.on_gateway(CancelRequest("r7", 0))))  # type: ignore[misc]
         decode.reset()
         for prefill in cluster.prefills.values():

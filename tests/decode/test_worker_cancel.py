@@ -75,7 +75,7 @@ def test_cancel_of_the_choices_one_by_one(phase: Phase, order: tuple[int, ...]) 
     for choice in order:
         assert phase_at(role, cluster, "victim") is not None
         cluster.cancel("victim", choice)
-        cluster.step()
+        cluster.turn()
     assert phase_at(role, cluster, "victim") is None
     cluster.run()
     cluster.expect_end("victim")
@@ -119,10 +119,10 @@ def test_the_late_result_of_a_cancelled_request_is_ignored_and_its_row_goes_on_t
     planner = cluster.decode.planner
     gate.open.clear()
     while not (gate.waiting.is_set() and len(planner.in_flight) == (2 if overlap else 1)):
-        cluster.step()
+        cluster.turn()
     record = Recorder(cluster)
     cluster.cancel("victim")
-    assert planner.book.pages.counts().quarantined > 0  # the launch in flight still writes there
+    assert planner.kv_manager.pages.counts().quarantined > 0  # the launch in flight still writes there
     cluster.steps(5)
     assert decode_phase(cluster, "next") is Phase.RESERVING
     gate.open.set()

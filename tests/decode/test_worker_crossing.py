@@ -39,15 +39,15 @@ class LateMail(Driven):
     def __init__(self, runner: FakeRunner, topology: str) -> None:
         super().__init__(runner, topology, page_size=4, chunk_size=7, num_pages=256)
         self.mail: deque[tuple[int, Any, Callable[[], None]]] = deque()  # due, message, how to deliver it
-        self.turn = 0
+        self.num_turns = 0
         self.named: dict[int, str] = {}  # requests by their reservation
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """Delivers what is due, then every worker's turn."""
-        self.turn += 1
-        while self.mail and self.mail[0][0] <= self.turn:
+        self.num_turns += 1
+        while self.mail and self.mail[0][0] <= self.num_turns:
             self.mail.popleft()[2]()
-        return super().step() or bool(self.mail)
+        return super().turn() or bool(self.mail)
 
     def at_rest(self) -> bool:
         """Nothing is under way either."""
@@ -65,7 +65,7 @@ class LateMail(Driven):
         return False
 
     def _deliver(self, worker: Worker) -> None:
-        box, due = worker.outbox, self.turn + DELAY
+        box, due = worker.outbox, self.num_turns + DELAY
         for to_gateway in box.gateway:
             self.mail.append((due, to_gateway, partial(self._on_gateway, to_gateway)))
         for address, to_prefill in box.prefill:

@@ -22,12 +22,12 @@ def test_the_known_tokens_differ() -> None:
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_single_token_needs_no_kv_and_reserves_nothing(n: int, overlap: bool) -> None:
     cluster = make_cluster(overlap=overlap)
-    book = cluster.decode.planner.book
+    kv_manager = cluster.decode.planner.kv_manager
     cluster.ask("r", PROMPT, greedy(1), n)
 
     def is_done() -> bool:
-        counts = book.pages.counts()
-        assert (counts.free, book.rows.num_free) == (counts.total, 32)
+        counts = kv_manager.pages.counts()
+        assert (counts.free, kv_manager.rows.num_free) == (counts.total, 32)
         return bool(cluster.answers["r", 0].finish) and cluster.at_rest()
 
     cluster.run(is_done)

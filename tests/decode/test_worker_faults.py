@@ -232,7 +232,7 @@ def test_a_storm_with_cancels(topology: str, overlap: bool, seed: int) -> None:
     for name in names:
         cluster.ask(name, lengths[name], n=rng.choice([1, 2]))
         for _ in range(rng.randrange(8)):
-            cluster.step()
+            cluster.turn()
             cluster.check()
     for name in cancelled:
         cluster.cancel(name)

@@ -30,8 +30,8 @@ def cluster(clock: VirtualClock) -> Iterator[Driven]:
 def quarantined(decode: DecodeWorker) -> int:
     """Pages that may not be used, after a few turns of decode alone."""
     for _ in range(3):
-        decode.step()
-    return decode.planner.book.pages.counts().quarantined
+        decode.turn()
+    return decode.planner.kv_manager.pages.counts().quarantined
 
 
 def test_only_headers_travel(cluster: Driven) -> None:
@@ -75,7 +75,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Driven, clock: Virtu
     prefill, decode = cluster.prefill, cluster.decode
     reservation = decode.served.by_key["victim", 0].reservation
     cluster.cancel("victim")
-    cluster.step()
+    cluster.turn()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]
     assert answers == [JobStopped(reservation)]
     prefill.outbox.decode = [each for each in prefill.outbox.decode if each[1] not in answers]
@@ -97,7 +97,7 @@ def test_a_lost_prefill_worker_may_write_until_it_has_let_go(
     for _ in range(2):
         clock.advance(10 * ASK_AGAIN_S)
         assert quarantined(decode) > 0  # silence proves nothing
-        assert decode.planner.book.rows.num_free == decode.planner.book.rows.num_rows - 1
+        assert decode.planner.kv_manager.rows.num_free == decode.planner.kv_manager.rows.num_rows - 1
         assert decode.outbox.prefill == []  # and nobody is asked
     prefill._sender.close()
     assert quarantined(decode) == 0

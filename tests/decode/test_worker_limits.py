@@ -123,7 +123,7 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
             queued = [
                 job
                 for job in (*prefill.prompts.waiting, *prefill.prompts.computing)
-                if job.target.peer.instance == instance
+                if job.destination.peer.instance == instance
             ]
             tokens = sum(job.prompt.prompt_len for job in queued)
             most = max(most, tokens)
@@ -170,7 +170,7 @@ def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> 
         (Phase.RUNNING, 0, 10),
     ):
         drive_to(cluster, "r", state)
-        counts = cluster.decode.planner.book.pages.counts()
+        counts = cluster.decode.planner.kv_manager.pages.counts()
         assert (counts.reserved, counts.owned) == (reserved, owned)
     cluster.run()
     cluster.expect_end()
@@ -179,7 +179,7 @@ def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> 
 def test_a_repeated_assign_is_one_request() -> None:
     cluster = make_cluster()
     cluster.ask("r", 20, PARAMS)
-    cluster.step()
+    cluster.turn()
     prefill = next(iter(cluster.addresses.values()))
     cluster.decode.on_gateway(Assign("r", 0, tuple(cluster.asked["r"][0]), PARAMS, 1, prefill))
     cluster.run()
@@ -190,6 +190,6 @@ def test_a_repeated_assign_is_one_request() -> None:
 def test_a_decode_worker_is_told_its_prefill_worker() -> None:
     cluster = make_cluster()
     cluster.decode.on_gateway(Assign("r", 0, (1, 2), PARAMS, 1, None))
-    cluster.step()
+    cluster.turn()
     assert cluster.failures["r"].code == "bad_request"
     cluster.expect_end(failed=["r"])

@@ -53,7 +53,7 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it(cluster: Driven) ->
     address = replace(cluster.addresses[prefill], instance=prefill + 1)
     decode.on_peer(prefill, HelloAccepted(address, 1000, decode.planner.layout))
     for _ in range(10):
-        decode.step()
+        decode.turn()
     assert decode.outbox.prefill == [] and decode_phase(cluster, "r") is Phase.RESERVING
     cluster.lose_prefill(prefill)
     cluster.run(lambda: "r" in cluster.failures)

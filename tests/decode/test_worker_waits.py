@@ -37,14 +37,14 @@ def test_a_lost_acknowledgement_does_not_keep_prefills_pages() -> None:
     cluster.ask("r", 30, PARAMS)
     drive_to(cluster, "r", Phase.SENDING)
     while decode_phase(cluster, "r") is not Phase.RUNNING:
-        decode.step()
+        decode.turn()
         decode.outbox.prefill[:] = [each for each in decode.outbox.prefill if not isinstance(each[1], KvDelivered)]
     cluster.run(lambda: bool(cluster.answers["r", 0].finish))
     cluster.clock.advance(DELIVERY_DEADLINE_S - 1)
     cluster.steps(30)
     assert job_phase(cluster, "r") is Phase.SENDING
     cluster.clock.advance(1)
-    prefill.step()
+    prefill.turn()
     assert isinstance(prefill.outbox.decode[0][1], JobFailed)
     cluster.run()
     cluster.expect_end()
@@ -97,6 +97,6 @@ def test_after_a_new_gateway_no_page_waits_for_a_writer_that_nobody_knows_any_mo
     decode.reset()
     decode.outbox.prefill.clear()  # its last words are lost with the connection
     cluster.steps(30)
-    assert decode.planner.book.pages.counts().quarantined > 0
+    assert decode.planner.kv_manager.pages.counts().quarantined > 0
     cluster.run_past_deadlines(ASK_AGAIN_S)
     cluster.expect_end("r")

@@ -19,7 +19,7 @@ from deploy.sentences import Ended
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, EXIT_REFUSED
 
 RUNNING = Life(State.RUNNING, since=100.0)
-MOVES = {
+TRANSITIONS = {
     "ready": lambda life: life.ready(201.0),
     "ended": lambda life: life.ended(None, 201.0),
     "left": lambda life: life.left(201.0),
@@ -35,14 +35,14 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", TRANSITIONS)
 def test_every_move_from_every_state(state: State, move: str) -> None:
     life = Life(state, since=200.0)
     if move not in LEGAL[state]:
         with pytest.raises(AssertionError, match=f"{move} while {state}"):
-            MOVES[move](life)
+            TRANSITIONS[move](life)
     else:
-        found = MOVES[move](life)
+        found = TRANSITIONS[move](life)
         assert (found.state, found.since) == (LEGAL[state][move], 201.0)
 
 

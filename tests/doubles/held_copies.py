@@ -9,7 +9,7 @@ from math import inf
 from torch import Tensor
 
 from testkit.device_on_host import HostCopies, Moved
-from transfer.in_place.device_pools import Moving, Units
+from transfer.in_place.device_pools import Moving, Tiles
 
 
 @dataclass(eq=False)
@@ -49,8 +49,8 @@ class HeldCopies:
         self.words_read = 0
         self._looks = looks
 
-    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moving:
-        run = partial(self._run, source_LW, target_LW, units)
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, tiles: Tiles) -> Moving:
+        run = partial(self._run, source_LW, target_LW, tiles)
         self.queue.append(Held(run, self._finish, self._looks))
         return self.queue[-1]
 
@@ -58,13 +58,13 @@ class HeldCopies:
         held = self.queue.popleft()
         held.result = held.run()
 
-    def _run(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moved:
-        num_words = source_LW.shape[0] * len(units.sources_U) * units.num_words
+    def _run(self, source_LW: Tensor, target_LW: Tensor | None, tiles: Tiles) -> Moved:
+        num_words = source_LW.shape[0] * len(tiles.sources_U) * tiles.num_words
         if target_LW is None:
             self.words_read += num_words
         else:
             self.words_written += num_words
-        return HostCopies().begin(source_LW, target_LW, units)
+        return HostCopies().begin(source_LW, target_LW, tiles)
 
     def _finish(self, held: Held) -> None:
         self.num_finished += 1

@@ -21,8 +21,8 @@ def check_pages(pages: PageAllocator) -> None:
 
 
 def is_at_rest(planner: Planner) -> bool:
-    """Whether nothing is in flight, and no row, page or slot has an owner."""
-    book = planner.book
-    pages, slots = book.pages.counts(), book.slot_counts()
-    are_free = pages.free + pages.cached == pages.total and slots.free == slots.total
-    return are_free and book.rows.num_free == book.rows.num_rows - 1 and not planner.in_flight
+    """Whether nothing is in flight, and no row, page or host page has an owner."""
+    kv_manager = planner.kv_manager
+    pages, host_pages = kv_manager.pages.counts(), kv_manager.host_page_counts()
+    are_free = pages.free + pages.cached == pages.total and host_pages.free == host_pages.total
+    return are_free and kv_manager.rows.num_free == kv_manager.rows.num_rows - 1 and not planner.in_flight

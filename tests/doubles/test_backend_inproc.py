@@ -15,8 +15,8 @@ from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, expected_pool
 from transfer.landing.transfer import CreditReturned, Delivered, FrameRejected, Rejection, TransferFailed
-from transfer.plan import start_unit
-from transfer.sending.transfer import Target
+from transfer.plan import start_alignment
+from transfer.sending.transfer import Destination
 
 
 class TestInproc(KvContract):
@@ -40,7 +40,9 @@ def test_from_any_start_all_that_follows_arrives_and_nothing_else(
     way: str, num_tokens: int, wished: int, ours: int, theirs: int
 ) -> None:
     pair = Pair(NETWORKS[way](), replace(LAYOUT, page_size=ours), pool_layout=replace(LAYOUT, page_size=theirs))
-    pair.transfers(1, num_tokens, min(wished, num_tokens) // start_unit(ours, theirs) * start_unit(ours, theirs))
+    pair.transfers(
+        1, num_tokens, min(wished, num_tokens) // start_alignment(ours, theirs) * start_alignment(ours, theirs)
+    )
     assert len(pair.seen(Delivered)) == 1
     pair.close()
 
@@ -108,11 +110,11 @@ def test_frames_of_an_older_attempt_or_another_sender_are_refused() -> None:
     network = InprocNetwork()
     pair = Pair(network)
     pair.receiver.reserve(1, 1, PREFILL, [3], 4)
-    old = Target(pair.peer, 1, 0)
+    old = Destination(pair.peer, 1, 0)
     pair.sender.open(old, [1], 4)
     pair.send_all(old, 4)
     imposter = network.sender(pair.source, PREFILL + 1)
-    same = Target(pair.peer, 1, 1)
+    same = Destination(pair.peer, 1, 1)
     imposter.open(same, [1], 4)
     imposter.layers_ready(same, (0,), 4)
     pair.settle()

@@ -32,9 +32,9 @@ class Bench:
         self.schedule.share(self.future_map.new_seq_lens_buf)
         self.used: list[Tensor] = []  # by launches in flight
 
-    def publish(self, lengths: dict[int, int], generation: int = 1) -> Event:
+    def publish(self, lengths: dict[int, int], owner_number: int = 1) -> Event:
         """A launch that publishes lengths by row."""
-        values = [list(lengths), list(lengths.values()), [generation << OWNER_SHIFT] * len(lengths)]
+        values = [list(lengths), list(lengths.values()), [owner_number << OWNER_SHIFT] * len(lengths)]
         used = [torch.tensor(column, dtype=torch.int64) for column in values]
         self.used += used
         self.forward.wait(self.schedule.record())

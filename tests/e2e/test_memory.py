@@ -57,7 +57,7 @@ SHORT = [("pair", "host", 4), *(broad(("unified", "host", 4)),), *(broad((each, 
 def test_a_pool_far_too_small_serves_everything_exactly(
     fake_folder: Path, tmp_path: Path, topology: str, retract_to: str, page_size: int
 ) -> None:
-    """Twelve requests of up to 160 tokens, all at once, in memory for two of them: they give way unseen. Where their KV
+    """Twelve requests of up to 160 tokens, all at once, in memory for two of them: some are preempted. Where their KV
     waits in host memory, nobody begins again on a pair, where prefill draws first tokens."""
     rng = random.Random(16)
     prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(10, 60))] for _ in range(12)]
@@ -81,7 +81,7 @@ def test_a_pool_far_too_small_serves_everything_exactly(
         assert all(worker["kv_pages"]["free"] == worker["kv_pages"]["total"] for worker in baton.workers())
     lines = (tmp_path / "log").read_text()
     if (topology, retract_to) != ("unified", "host"):
-        assert (" info gateway request gave way " in lines) == (retract_to != "host")
+        assert (" info gateway request preempted " in lines) == (retract_to != "host")
     assert "request retried" not in lines and "worker lost" not in lines
 
 

@@ -96,7 +96,7 @@ def transformers_model() -> torch.nn.Module:
 
 @pytest.mark.parametrize("flags", first(1, WITH_MARGINS))
 def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_path: Path) -> None:
-    """The bundled model: greedy and seeded requests at once, with drafts, and where requests give way."""
+    """The bundled model: greedy and seeded requests at once, with drafts, and where requests are preempted."""
     tokenizer, rng = Tokenizer.from_file(str(STORY / "tokenizer.json")), random.Random(25)
     starts = ("Once upon a time there was", "The little dog saw", "In the garden", "Tom and his friend")
     prompts = [tokenizer.encode(start + " a" * rng.randint(0, 30)).ids for start in starts for _ in range(3)]

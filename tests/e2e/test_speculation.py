@@ -28,7 +28,7 @@ SHAPES += [("unified", TREE, ""), ("two of each", TREE, ""), ("two of each", LAY
 def test_tokens_are_those_without_a_draft(
     fake_folder: Path, tmp_path: Path, topology: str, shape: str, overlap: str
 ) -> None:
-    """Twelve requests at once, in chunks, some of which give way."""
+    """Twelve requests at once, in chunks, some of which are preempted."""
     rng = random.Random(16)
     prompts = [[rng.randrange(RUNNER.vocab_size) for _ in range(rng.randint(1, 90))] for _ in range(12)]
     steps = f"--speculative-num-steps 3 {shape}"

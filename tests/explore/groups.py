@@ -115,7 +115,7 @@ class Groups:
     def turn(self, worker: Worker) -> bool:
         """A worker goes on, unless it takes a nap or has ended. Whether there was anything to do."""
         if (place := self.place(worker)) is None:
-            return worker.step()
+            return worker.turn()
         group, rank = place
         if rank in group.dead:
             return False
@@ -123,7 +123,7 @@ class Groups:
             return False
         try:
             group.deliver(rank, self._turn)
-            progressed = worker.step()
+            progressed = worker.turn()
         except GroupBroken:
             if rank not in group.failing:
                 raise

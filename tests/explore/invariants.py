@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from prefill.worker import PrefillWorker
 from scheduler.execution.executor import Executor
 from scheduler.plan import Plan
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.cluster import Cluster, Worker
@@ -16,9 +16,9 @@ from tests.doubles.page_ledger import check_pages
 def check_invariants(cluster: Cluster) -> None:
     """Ledgers, tables, mirrors; AssertionError says which does not hold."""
     for worker in cluster.workers:
-        check_pages(worker.planner.book.pages)
+        check_pages(worker.planner.kv_manager.pages)
         known = list(_reqs(worker))
-        _check_slots(worker.planner)
+        _check_host_pages(worker.planner)
         reqs = [req for req in known if req.holding]
         _check_rows(worker.planner, reqs)
         _check_pages(worker.planner, reqs)
@@ -43,19 +43,19 @@ def _holdings(planner: Planner, reqs: list[Req]) -> list[Holding]:
 
 
 def _check_rows(planner: Planner, reqs: list[Req]) -> None:
-    rows = planner.book.rows
+    rows = planner.kv_manager.rows
     held = [holding.row for holding in _holdings(planner, reqs)]
-    retired = [row for entry in planner.book.retired for row in entry.rows]
+    retired = [row for entry in planner.kv_manager.retired for row in entry.rows]
     assert 0 not in held and len(set(held)) == len(held), f"rows are shared: {held}"
     assert sorted([*held, *retired, *rows._free]) == list(range(1, rows.num_rows)), "rows are lost, or held twice"
     assert planner.results._holders == {req.held.owner: req for req in reqs}, (
         "results go to others than those who hold the rows"
     )
-    assert all(req.held.generation == rows.generation(req.held.row) for req in reqs)
+    assert all(req.held.owner_number == rows.owner_number(req.held.row) for req in reqs)
 
 
 def _check_pages(planner: Planner, reqs: list[Req]) -> None:
-    pages = planner.book.pages
+    pages = planner.kv_manager.pages
     num_holders = [0] * pages.num_pages
     for holding in _holdings(planner, reqs):
         for page in holding.pages:
@@ -64,17 +64,21 @@ def _check_pages(planner: Planner, reqs: list[Req]) -> None:
     assert num_holders == pages._holders, "references that nobody, or two, hold"
 
 
-def _check_slots(planner: Planner) -> None:
-    """Each slot of host memory is free, or one choice's, or waits for a copy."""
-    book = planner.book
-    if book.slots is None:
+def _check_host_pages(planner: Planner) -> None:
+    """Each host page is free, or one choice's, or waits for a copy."""
+    kv_manager = planner.kv_manager
+    if kv_manager.host_pages is None:
         return
-    check_pages(book.slots)
-    holders = Counter(slot for spilled in planner.spills.away.values() for slot in spilled.slots)
-    retired = Counter(slot for entry in book.retired for slot in entry.slots)
-    slots = range(book.slots.num_pages)
-    assert [holders[slot] for slot in slots] == book.slots._holders, "slots are lost, or taken twice"
-    assert [retired[slot] for slot in slots] == book.slots._retired, "slots are lost in quarantine"
+    check_pages(kv_manager.host_pages)
+    holders = Counter(host_page for spilled in planner.spills.away.values() for host_page in spilled.host_pages)
+    retired = Counter(host_page for entry in kv_manager.retired for host_page in entry.host_pages)
+    host_pages = range(kv_manager.host_pages.num_pages)
+    assert [holders[host_page] for host_page in host_pages] == kv_manager.host_pages._holders, (
+        "host pages are lost, or taken twice"
+    )
+    assert [retired[host_page] for host_page in host_pages] == kv_manager.host_pages._retired, (
+        "host pages are lost in quarantine"
+    )
 
 
 def _check_running(planner: Planner, executor: Executor) -> None:
@@ -96,7 +100,7 @@ def _check_running(planner: Planner, executor: Executor) -> None:
     for req, (draw, length) in zip(planner.roster.decoding, decoding, strict=True):
         if req.finish is not None:
             continue
-        assert (req.held.row, req.held.generation) == (draw.row, draw.generation), "a choice sits at another's row"
+        assert (req.held.row, req.held.owner_number) == (draw.row, draw.owner_number), "a choice sits at another's row"
         pages = req.held.pages[: req.held.num_granted]
         assert table.req_to_page[draw.row, : len(pages)].tolist() == pages, "the table names other pages"
         assert table.req_to_page_cpu[draw.row, : len(pages)].tolist() == pages, "the host's table names other pages"

@@ -141,9 +141,9 @@ class Run:
             caches=load.caches,
             margin=load.margin,
             policies=load.policies,
-            num_slots=load.num_slots,
+            num_host_pages=load.num_host_pages,
             costs=load.costs,
-            staging=self._staging() if load.num_slots else None,
+            staging=self._staging() if load.num_host_pages else None,
             num_steps=load.num_steps or 0,
             tree=load.tree,
             grammars=self._grammars,
@@ -236,7 +236,7 @@ class Run:
         """Every worker goes on once; then the device, if nothing else can."""
         assert self.schedule is not None
         try:
-            progressed = self.cluster.step()
+            progressed = self.cluster.turn()
             self.schedule.point()
             with _disable_current_modes():  # looking is no access
                 check_invariants(self.cluster)

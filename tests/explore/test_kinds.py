@@ -140,16 +140,16 @@ def test_answers_on_every_schedule(kind: str, topology: str, draft: str) -> None
         *((scored, seed, 0, seed == 0) for seed in (0, 2)),
     ],
 )
-def test_answers_of_requests_that_give_way(
+def test_answers_of_preempted_requests(
     ask: Callable[[int, Workload], Workload], seed: int, num_layers: int, has_host_memory: bool
 ) -> None:
     """Their KV goes to host memory, or they begin again with their outputs."""
     workload = Workload.spilling(seed)
     if num_layers:
         workload = drafting(workload, num_layers, num_steps=num_layers)
-    workload = ask(seed, workload if has_host_memory else replace(workload, num_slots=0))
+    workload = ask(seed, workload if has_host_memory else replace(workload, num_host_pages=0))
     run = Run(workload, Strategy.RANDOM, seed).run()
-    assert (run.num_spills if has_host_memory else run.cluster.num_retracted) > 0
+    assert (run.num_spills if has_host_memory else run.cluster.num_preempted) > 0
     assert run.num_late > 9 or ask is not LATE
 
 

@@ -74,7 +74,7 @@ class Workload:
     caches: bool = False
     margin: int = 0
     policies: Policies = DEFAULTS
-    num_slots: int = 0  # of host memory, for KV of choices that give way
+    num_host_pages: int = 0  # for KV of preempted choices
     costs: Costs | None = None  # None: they all go there
     num_steps: int | None = None  # that a draft proposes; None: there is no draft
     varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
@@ -163,8 +163,10 @@ class Workload:
             for index, (each, params) in enumerate(zip(workload.arrivals, endless, strict=True))
         ]
         largest = max(each.num_pages(workload.page_size) for each in arrivals)
-        num_pages, num_slots = 1 + largest + rng.randint(0, 2), 1 + 20 * CONTEXT // workload.page_size
-        return replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, num_slots=num_slots, costs=None)
+        num_pages, num_host_pages = 1 + largest + rng.randint(0, 2), 1 + 20 * CONTEXT // workload.page_size
+        return replace(
+            workload, arrivals=tuple(arrivals), num_pages=num_pages, num_host_pages=num_host_pages, costs=None
+        )
 
     def with_draft(self, seed: int) -> "Workload":
         """The same with a draft. Half of the requests may run to their limits; answers in a grammar end with EOS."""
@@ -341,7 +343,7 @@ def _prefixes(rng: random.Random, num_requests: int, topology: str, failing: flo
 
 
 def _starved(rng: random.Random, num_requests: int, topology: str, failing: float) -> Workload:
-    """Requests that grow, in a pool that holds hardly more than the largest of them: most have to give way. They begin
+    """Requests that grow, in a pool that holds hardly more than the largest of them: most are preempted. They begin
     again, or wait in host memory, which may be too small as well."""
     workload = _mixture(rng, num_requests, topology, failing)
     arrivals: list[Arrival] = []
@@ -355,8 +357,8 @@ def _starved(rng: random.Random, num_requests: int, topology: str, failing: floa
     margin, caches = rng.choice((0, 0, 2, 8)), rng.random() < 0.3
     workload = replace(workload, arrivals=tuple(arrivals), num_pages=num_pages, margin=margin, caches=caches)
 
-    num_slots = rng.choice((0, 2 + CONTEXT // workload.page_size, 1 + 8 * CONTEXT // workload.page_size))
-    return replace(workload, num_slots=num_slots, costs=rng.choice((None, None, UP_TO_30_TOKENS)))
+    num_host_pages = rng.choice((0, 2 + CONTEXT // workload.page_size, 1 + 8 * CONTEXT // workload.page_size))
+    return replace(workload, num_host_pages=num_host_pages, costs=rng.choice((None, None, UP_TO_30_TOKENS)))
 
 
 def _arrival(rng: random.Random, name: str, num_tokens: int = 0, eos: int | None = None, at_most: int = 25) -> Arrival:

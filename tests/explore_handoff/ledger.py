@@ -14,7 +14,7 @@ from gateway.routing.control import Control
 from gateway.routing.pairing import Loads
 from prefill.worker import PrefillWorker
 from protocol.kv_layout import full_pages, pages_for
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -44,7 +44,7 @@ def check_gateway(control: Control) -> None:
     loads = Loads()
     for record in control.dispatch.requests:
         for attempt in record.attempts.values():
-            assert attempt.decode_load.rows == len(attempt.running), "a choice that gave way is counted elsewhere"
+            assert attempt.decode_load.rows == len(attempt.running), "a preempted choice is counted elsewhere"
             loads.add(attempt.decode, attempt.decode_load)
             if attempt.prefill is not None:
                 loads.add(attempt.prefill, attempt.prefill_load)
@@ -88,20 +88,20 @@ def owed(processes: Sequence[WorkerProcess]) -> Iterator[str]:
 def cached(processes: Sequence[WorkerProcess]) -> Iterator[str]:
     """Pages that are not free although nothing holds them and every cache was flushed."""
     for process in processes:
-        pages = process.planner.book.pages.counts()
+        pages = process.planner.kv_manager.pages.counts()
         if pages.free != pages.total:
             yield f"{process.name} still has {pages}"
 
 
 def _held(process: WorkerProcess) -> Iterator[str]:
     core, planner = process.core, process.planner
-    check_pages(planner.book.pages)
-    pages = planner.book.pages.counts()
+    check_pages(planner.kv_manager.pages)
+    pages = planner.kv_manager.pages.counts()
     if pages.free + pages.cached != pages.total:
         yield f"pages: {pages}"
-    if planner.book.rows.num_free != planner.book.rows.num_rows - 1:
+    if planner.kv_manager.rows.num_free != planner.kv_manager.rows.num_rows - 1:
         yield "rows"
-    slots = planner.book.slot_counts()
+    slots = planner.kv_manager.host_page_counts()
     if slots.free != slots.total:
         yield f"host memory: {slots}"
     if planner.in_flight:
@@ -112,7 +112,7 @@ def _held(process: WorkerProcess) -> Iterator[str]:
     elif core.served.by_key or core._requests.by_reservation or core._requests._lines or core._requests.is_staging:
         yield f"requests {[(request.key, request.transfer_state.value) for request in core.served.by_key.values()]}"
     if process.sender is not None and process.sender._transfers:
-        yield f"transfers to send {[target.reservation for target in process.sender._transfers]}"
+        yield f"transfers to send {[destination.reservation for destination in process.sender._transfers]}"
     if process.receiver is not None and process.receiver._transfers:
         yield f"transfers to receive {list(process.receiver._transfers)}"
 
@@ -125,28 +125,32 @@ def _holdings(planner: Planner, reqs: list[Req]) -> list[Holding]:
 
 def _check_memory(planner: Planner, reqs: list[Req]) -> None:
     """What check_pages() says of the pages among themselves is looked at in unrest(): this is done often."""
-    book, away, holdings = planner.book, planner.spills.away.values(), _holdings(planner, reqs)
-    pages, rows = book.pages, book.rows
+    kv_manager, away, holdings = planner.kv_manager, planner.spills.away.values(), _holdings(planner, reqs)
+    pages, rows = kv_manager.pages, kv_manager.rows
     holders = [0] * pages.num_pages
     for holding in holdings:
         for page in holding.pages:
             holders[page] += 1
     assert holders == pages._holders, "pages that nobody, or two, hold"
-    retired = Counter(page for entry in book.retired for page in entry.pages)
+    retired = Counter(page for entry in kv_manager.retired for page in entry.pages)
     assert [retired[page] for page in range(pages.num_pages)] == pages._retired, "pages are lost in quarantine"
     quarantined = sum(not holders[page] for page in retired)
     assert quarantined == pages._count[PageState.QUARANTINED], "a page is used, and to be reused"
     assert len(pages._free) == pages._count[PageState.FREE], "pages are free, and not to be had"
-    cached = [] if book._cache is None else [page for page in range(pages.num_pages) if pages._is_kept[page]]
+    cached = [] if kv_manager._cache is None else [page for page in range(pages.num_pages) if pages._is_kept[page]]
     idle = sum(not holders[page] and not retired[page] for page in cached)
     assert idle == pages._count[PageState.CACHED], "pages are cached, and not to be had"
     assert sum(pages._count.values()) == pages.num_pages - 1, "the ledger does not add up"
-    assert len(cached) == (book._cache.num_pages if book._cache is not None else 0), "the cache keeps other pages"
-    if book.slots is not None:
-        held = Counter(slot for spilled in away for slot in spilled.slots)
-        assert [held[slot] for slot in range(book.slots.num_pages)] == book.slots._holders, "slots are lost, or shared"
+    assert len(cached) == (kv_manager._cache.num_pages if kv_manager._cache is not None else 0), (
+        "the cache keeps other pages"
+    )
+    if kv_manager.host_pages is not None:
+        held = Counter(slot for spilled in away for slot in spilled.host_pages)
+        assert [held[slot] for slot in range(kv_manager.host_pages.num_pages)] == kv_manager.host_pages._holders, (
+            "slots are lost, or shared"
+        )
     used = [holding.row for holding in holdings]
-    used += [row for entry in book.retired for row in entry.rows]
+    used += [row for entry in kv_manager.retired for row in entry.rows]
     assert len(used) + len(rows._free) == rows.num_rows - 1, "rows are lost"
     assert len({*used, *rows._free}) == rows.num_rows - 1, "rows are held twice"
 
@@ -154,7 +158,7 @@ def _check_memory(planner: Planner, reqs: list[Req]) -> None:
 def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
     sender = process.sender
     assert sender is not None
-    transfers = {job.target: each for job in core.served.by_key.values() for each in job.transfers}
+    transfers = {job.destination: each for job in core.served.by_key.values() for each in job.transfers}
     assert sender._transfers == transfers, "transfers and jobs differ"
     for job in core.served.by_key.values():
         waits = job in core.prompts.waiting or job in core.prompts.learning._held
@@ -166,7 +170,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
             assert state is expected, f"a job whose transfer is {state} is in the queue of {expected}"
         for transfer in job.transfers:
             assert transfer.source_pages == tuple(job.prompt.held.pages), "it sends another request's pages"
-    assert all(job.target.peer.instance in core._peers.by_instance for job in core.served.by_key.values()), (
+    assert all(job.destination.peer.instance in core._peers.by_instance for job in core.served.by_key.values()), (
         "a job of a stranger"
     )
     for queue in sender._peers.values():
@@ -174,7 +178,7 @@ def _check_sending(process: WorkerProcess, core: PrefillWorker) -> None:
 
 
 def _check_receiving(process: WorkerProcess, core: DecodeWorker) -> None:
-    receiver, pages = process.receiver, core.planner.book.pages
+    receiver, pages = process.receiver, core.planner.kv_manager.pages
     assert receiver is not None
     reserved = core._requests.by_reservation
     waiting = {request for line in core._requests._lines.values() for request in line}

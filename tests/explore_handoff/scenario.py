@@ -79,7 +79,7 @@ class Scenario:
     num_tokens: int  # of each pool
     decode_tokens: int  # of each pool of a decode worker
     margin: int
-    num_slots: int  # of host memory at a decode worker, for KV of choices that give way
+    num_host_pages: int  # at a decode worker, for KV of preempted choices
     costs: Costs | None  # None: they all go there
     caches: tuple[Role, ...]  # whose workers keep KV
     memory: str  # what its requests do with it
@@ -204,7 +204,7 @@ class Scenario:
             num_tokens=num_tokens,
             decode_tokens=num_tokens,
             margin=0,
-            num_slots=0,
+            num_host_pages=0,
             costs=None,
             caches=(),
             memory="plain",
@@ -293,7 +293,7 @@ def _followed(rng: random.Random, world: Scenario) -> Scenario:
 
 def _remembering(rng: random.Random, world: Scenario) -> Scenario:
     """The same with caches, margins and flushes. Requests may share prefixes, and a decode pool may hold hardly more
-    than the largest of them: most have to give way, and may wait in host memory."""
+    than the largest of them: most are preempted, and may wait in host memory."""
     memory = rng.choice(MEMORY)
     arrivals = world.arrivals
     if memory in ("shared", "both"):
@@ -313,10 +313,10 @@ def _remembering(rng: random.Random, world: Scenario) -> Scenario:
     num_flushes = rng.choice((0, 0, 1, 3))
     margin = rng.choice((0, 0, 2, 8))
     flushes = tuple(FIRST_S + rng.random() * 1.5 for _ in range(num_flushes))
-    num_slots = rng.choice((0, 0, 20, 150)) // world.decode_page_size
+    num_host_pages = rng.choice((0, 0, 20, 150)) // world.decode_page_size
     return replace(
         world,
-        num_slots=num_slots and 2 + num_slots,
+        num_host_pages=num_host_pages and 2 + num_host_pages,
         costs=rng.choice((None, None, UP_TO_30_TOKENS)),
         memory=memory,
         arrivals=arrivals,

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from protocol.kv_layout import full_pages
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.explore_handoff.agenda import Agenda
@@ -39,7 +39,7 @@ class Vintages:
                 return False
             first = reqs[0]
             attempt, held = (first.request_id, first.attempt), first.held
-            num_found = full_pages(held.num_cached, planner.book.page_size)
+            num_found = full_pages(held.num_cached, planner.kv_manager.page_size)
             ages = [self._age(*written[page]) for page in held.pages[:num_found]]
             if ages:
                 self._happened["found at prefill" if is_prefill else "found at decode"] += 1
@@ -68,7 +68,7 @@ class Vintages:
                 born[holding.row] = spilled.pop(req)
                 written.update((page, born[holding.row]) for page in holding.pages)
 
-        grow = planner.book.grow
+        grow = planner.kv_manager.grow
 
         def grown(holding: Holding, num_tokens: int) -> list[int] | None:
             added = grow(holding, num_tokens)
@@ -78,7 +78,7 @@ class Vintages:
         planner.admit = admitted  # type: ignore[method-assign]
         planner.spill = goes  # type: ignore[method-assign]
         planner._seat = seated  # type: ignore[method-assign]
-        planner.book.grow = grown  # type: ignore[method-assign]
+        planner.kv_manager.grow = grown  # type: ignore[method-assign]
 
     def _age(self, written: float, attempt: Attempt) -> float:
         return min(written, self._at_prefill.get(attempt, inf))

@@ -30,7 +30,7 @@ from runtime.process_life import StopSignal
 from scheduler.draft_shape import NO_DRAFT, DraftShape
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import InlineStream
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.overlap_loop import TOO_MANY
 from scheduler.planning.planner import Planner
 from scheduler.planning.speculation import Speculation
@@ -136,16 +136,16 @@ class WorkerProcess:
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size
         num_tokens = scenario.num_tokens if role is Role.PREFILL else scenario.decode_tokens
         num_pages = 1 + num_tokens // page_size
-        num_slots = 0 if role is Role.PREFILL else scenario.num_slots
+        num_host_pages = 0 if role is Role.PREFILL else scenario.num_host_pages
         layout = self.runner.kv_layout(page_size)
-        book = KvBook(
+        kv_manager = KvManager(
             num_pages,
             page_size,
             max_requests=scenario.max_requests,
             max_context=CONTEXT,
             margin=scenario.margin,
             caches=role in scenario.caches,
-            num_slots=num_slots,
+            num_host_pages=num_host_pages,
             lookahead=layout.lookahead,
         )
         kv, draft = PagedKv(layout, num_pages), self.runner.draft
@@ -153,11 +153,11 @@ class WorkerProcess:
         self.executor = Executor(
             self.runner,
             kv,
-            num_rows=book.rows.num_rows,
-            max_pages=book.max_pages,
+            num_rows=kv_manager.rows.num_rows,
+            max_pages=kv_manager.max_pages,
             forward=self.forward,
             schedule=InlineStream(),
-            host=HostCopies(kv, num_slots) if num_slots else None,
+            host=HostCopies(kv, num_host_pages) if num_host_pages else None,
             debug=True,
             launches=launches_for(self.runner.draft, shape),
             rank=self._seat.place.rank if self._seat.place else 0,
@@ -166,7 +166,7 @@ class WorkerProcess:
         )
         speculation = Speculation(shape, begins_with(draft)) if draft else None
         self.planner = Planner(
-            book,
+            kv_manager,
             self.executor,
             layout,
             VOCAB,
@@ -178,7 +178,7 @@ class WorkerProcess:
         if speculation is not None:
             Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
         world.vintages.watch(self.planner, lambda: self.instance, is_prefill=role is Role.PREFILL)
-        memory = self.executor.kv, self.planner.book.pages
+        memory = self.executor.kv, self.planner.kv_manager.pages
         if role is Role.DECODE:
             world.pools[self.process] = SharedPool(self, self.process, *memory, self._writer_of)
         self.sender: FrameSender | None = None
@@ -301,7 +301,7 @@ class WorkerProcess:
     def _prefill(self) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
         world, scenario = self.world, self.world.scenario
         router = Router(cast(Any, self.context), "127.0.0.1")
-        memory = SourceMemory(self.executor.kv, self.planner.book.pages)
+        memory = SourceMemory(self.executor.kv, self.planner.kv_manager.pages)
         wire = SimulatedWire(world.plane, self, memory.held)
         pools = Pools({IN_PLACE: way_into(world.pools, self, self.instance)} if scenario.in_place else {})
         sender = self.sender = FrameSender(memory, self.instance, wire, scenario.window_bytes, pools)
@@ -318,7 +318,7 @@ class WorkerProcess:
 
     def _decode(self) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         world = self.world
-        memory = TargetMemory(self.executor.kv, self.planner.book.pages)
+        memory = TargetMemory(self.executor.kv, self.planner.kv_manager.pages)
         writers = Writers(world.pools[self.process] if world.scenario.in_place else None)
         receiver = self.receiver = FrameReceiver(memory, SimulatedArrivals(world.plane, self), writers)
         address = WorkerAddress(self.worker_id, self.instance, ranks=(RankEndpoint(receiver.address),))
@@ -354,7 +354,7 @@ class WorkerProcess:
         return None
 
     def _register(self, address: WorkerAddress) -> Register:
-        capacity = (self.executor.kv.num_pages - 1) * self.planner.book.page_size
+        capacity = (self.executor.kv.num_pages - 1) * self.planner.kv_manager.page_size
         return Register(
             address,
             self.role,
@@ -367,7 +367,7 @@ class WorkerProcess:
             max_running_requests=self.world.scenario.max_requests,
             max_total_tokens=capacity,
             stats=self.core.stats(),
-            margin=self.planner.book.margin,
+            margin=self.planner.kv_manager.margin,
             place=self._seat.place,
         )
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from gateway.routing.members import HowLost
 from gateway.routing.retries import MOST_ENDED_WORKERS
 from gateway.words.prompt import Prompt
-from protocol.errors import BatonError, GrammarFault, LaunchFailed, Overloaded, PrefillQueueFull, QueueFull, Retraction
+from protocol.errors import BatonError, GrammarFault, LaunchFailed, Overloaded, Preemption, PrefillQueueFull, QueueFull
 from protocol.messages_gateway import Role
 from tests.explore_handoff.agenda import Agenda
 from tests.explore_handoff.clients import Client
@@ -100,7 +100,7 @@ class World:
     def num_retries(self) -> int:
         """Attempts after one that failed, of the present gateway."""
         retries = self.gateway.control.dispatch.retries.counts
-        return retries.total() - retries[Retraction.code] - self._num_refused
+        return retries.total() - retries[Preemption.code] - self._num_refused
 
     @property
     def _num_refused(self) -> int:
@@ -112,7 +112,7 @@ class World:
         with _constants(self.scenario):
             try:
                 self._run()
-                self.story.happened["retracted"] += self.gateway.control.dispatch.retries.counts[Retraction.code]
+                self.story.happened["retracted"] += self.gateway.control.dispatch.retries.counts[Preemption.code]
                 self.story.happened["refused"] += self._num_refused
                 self.story.happened["overloaded"] += self.outcomes[Overloaded.code]
                 self.story.happened["spilled"] += sum(

@@ -13,7 +13,7 @@ from protocol.messages_gateway import (
     Assign,
     CancelRequest,
     ChoiceTokens,
-    Retracted,
+    Preempted,
     Role,
     SamplingParams,
     ToGateway,
@@ -84,9 +84,9 @@ class ControlBench:
         news = ChoiceTokens(assign.request_id, assign.attempt, choice, seq, ids, finish)
         self.say(by, Tokens((news,), {}, {assign.request_id: cached} if cached else {}))
 
-    def retract(self, assign: Assign, choice: int = 0, by: str = "u0") -> None:
+    def preempt(self, assign: Assign, choice: int = 0, by: str = "u0") -> None:
         """A worker has no memory for a choice any more."""
-        self.say(by, Retracted(assign.request_id, assign.attempt, choice))
+        self.say(by, Preempted(assign.request_id, assign.attempt, choice))
 
     # ---- requests ----
 
@@ -115,4 +115,4 @@ class ControlBench:
     def expect_rest(self) -> None:
         """Nothing is in flight, and no worker has a load."""
         assert len(self.dispatch.requests) == self.dispatch.requests.num_choices == 0
-        assert self.dispatch.loads == {} and len(self.dispatch._stranded) == 0
+        assert self.dispatch.loads == {} and len(self.dispatch._unpaired) == 0

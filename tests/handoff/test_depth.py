@@ -27,7 +27,7 @@ class Stage:
         """How many launches it comes to have in flight."""
         depths = []
         for _ in range(8):
-            self.cluster.step()
+            self.cluster.turn()
             depths.append(len(worker.planner.in_flight))
         return max(depths)
 

@@ -34,33 +34,33 @@ def test_a_pool_of_a_quarter_of_the_load(topology: str, page_size: int, overlap:
     num_pages = 1 + 160 // page_size  # tokens, for 8 requests of 80
     cluster = make_cluster(topology, page_size=page_size, num_pages=num_pages, overlap=overlap)
     load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
-    assert cluster.num_retracted > 0, "the pool is too large to show anything"
+    assert cluster.num_preempted > 0, "the pool is too large to show anything"
 
 
 @pytest.mark.parametrize("costs", [None, UP_TO_50_TOKENS])
 @pytest.mark.parametrize("num_tokens", [100, 1000])
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_kv_of_those_who_give_way_waits_in_host_memory(topology: str, num_tokens: int, costs: Costs | None) -> None:
-    num_slots, streams = 1 + num_tokens // 4, lambda: (InlineStream(), InlineStream())
-    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=num_slots, costs=costs, streams=streams)
+def test_kv_of_preempted_choices_waits_in_host_memory(topology: str, num_tokens: int, costs: Costs | None) -> None:
+    num_host_pages, streams = 1 + num_tokens // 4, lambda: (InlineStream(), InlineStream())
+    cluster = make_cluster(
+        topology, page_size=4, num_pages=1 + 40, num_host_pages=num_host_pages, costs=costs, streams=streams
+    )
     load(cluster, {f"r{index}": (20, 60, 1 + index % 2) for index in range(8)})
     assert num_spills(cluster) > 0, "the pool is too large to show anything"
-    if (
-        topology == "1P1D" and costs is None
-    ):  # a unified worker's may have to give way before their first token is known
-        assert (cluster.num_retracted == 0) == (num_tokens == 1000), "only when host memory is full"
+    if topology == "1P1D" and costs is None:  # a unified worker may preempt them before their first token is known
+        assert (cluster.num_preempted == 0) == (num_tokens == 1000), "only when host memory is full"
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_clients_leave_while_their_kv_is_in_host_memory(topology: str) -> None:
     """At every step from the first spill on, in a cluster of its own."""
     for num_steps in range(0, 40, 3):
-        cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+        cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
         for index in range(5):
             cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60), 2)
         cluster.run(until=lambda cluster=cluster: num_spills(cluster) > 1)  # type: ignore[misc]
         for _ in range(num_steps):
-            cluster.step()
+            cluster.turn()
         for index in range(4):
             cluster.cancel(f"r{index}", -1 if index % 2 else 0)
         cluster.run()
@@ -72,7 +72,7 @@ def test_clients_leave_while_their_kv_is_in_host_memory(topology: str) -> None:
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_a_new_gateway_leaves_nothing_in_host_memory(topology: str) -> None:
-    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+    cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
     for index in range(5):
         cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60))
     cluster.run(until=lambda: num_spills(cluster) > 1)
@@ -83,9 +83,9 @@ def test_a_new_gateway_leaves_nothing_in_host_memory(topology: str) -> None:
 
 
 def test_a_launch_that_fails_takes_kv_from_host_memory_with_it() -> None:
-    """Those that were in the launch and gave way behind it fail, and the others go on."""
+    """Those that were in the launch and were preempted behind it fail, and the others go on."""
     runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=FailAt(60))
-    cluster = make_cluster("1U", runner, page_size=4, num_pages=1 + 40, num_slots=1 + 200)
+    cluster = make_cluster("1U", runner, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
     for index in range(5):
         cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60))
     cluster.run()
@@ -97,17 +97,17 @@ def test_a_launch_that_fails_takes_kv_from_host_memory_with_it() -> None:
 
 
 @pytest.mark.parametrize("topology,page_size", SHAPES)
-def test_choices_of_one_prompt_give_way_one_by_one(topology: str, page_size: int) -> None:
+def test_choices_of_one_prompt_are_preempted_one_by_one(topology: str, page_size: int) -> None:
     cluster = make_cluster(topology, page_size=page_size, num_pages=1 + 200 // page_size)
     load(cluster, {f"r{index}": (9 + index, 40, 3) for index in range(6)})
-    assert cluster.num_retracted > 0
+    assert cluster.num_preempted > 0
 
 
 @pytest.mark.parametrize("caches", [True, False])
-def test_a_margin_makes_those_who_wait_wait_and_nobody_give_way(caches: bool) -> None:
+def test_a_margin_makes_those_who_wait_wait_and_preempt_nobody(caches: bool) -> None:
     cluster = make_cluster("1U", page_size=4, num_pages=1 + 40, margin=60, caches=caches)
     load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
-    assert cluster.num_retracted == 0
+    assert cluster.num_preempted == 0
 
 
 def test_one_request_may_fill_the_whole_pool() -> None:

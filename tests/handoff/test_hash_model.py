@@ -87,7 +87,7 @@ def test_kv_that_a_device_writes_late_and_no_twin_overwrites(sizes: tuple[int, i
     cluster = Cluster(RUNNER, "2P2D", mirrored=mirrored, network=InprocNetwork(copies=copies), **options)
     load = Load(cluster, 12, str(sizes), num_tokens=12)
     for _ in range(20):
-        cluster.step()
+        cluster.turn()
     left = ("r1", "r4", "r7")  # some in the middle of it
     for name in left:
         cluster.cancel(name)

@@ -11,7 +11,7 @@ import pytest
 from protocol.prefixes import packed
 from scheduler.execution.executor import Executor
 from scheduler.plan import Operation, Outcome, Plan
-from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.kv_manager import CacheKey
 from scheduler.planning.planner import Executes
 from testkit.device_on_host import HostCopies
 from tests.cluster import Cluster
@@ -124,7 +124,7 @@ def test_a_pool_that_is_full_of_cached_pages_takes_every_prompt(served: tuple[Cl
     for index in range(40):  # 40 x 15 pages, and the pool has 255
         serve(cluster, f"r{index}", SYSTEM[: index % 5 * 8] + prompt_of(f"r{index}", 56 - index % 5 * 8))
     cluster.check()
-    assert all(worker.planner.book.counts().cached > 200 for worker in cluster.computing)
+    assert all(worker.planner.kv_manager.counts().cached > 200 for worker in cluster.computing)
 
 
 def served_together(cluster: Cluster, prompts: dict[str, list[int]]) -> None:
@@ -158,7 +158,9 @@ def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[
     served_together(cluster, {name: [*SYSTEM[:8], *prompt_of(name, 32)] for name in "ab"})
     assert computed.num_tokens == 2 * 40 and cluster.cached == {}
     worker = cluster.computing[0]
-    assert worker.planner.book.counts().cached in (10, 11), "10 pages of the first; a unified worker keeps outputs"
+    assert worker.planner.kv_manager.counts().cached in (10, 11), (
+        "10 pages of the first; a unified worker keeps outputs"
+    )
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
@@ -176,9 +178,9 @@ def test_what_one_peer_got_on_the_device_comes_to_another_from_the_host() -> Non
     serve(cluster, "by frames", [7])
     serve(cluster, "on the device", SYSTEM)
     first, second = cluster.decodes.values()
-    assert [worker.planner.book.counts().cached for worker in (first, second)] == [11, 1], "who got what"
+    assert [worker.planner.kv_manager.counts().cached for worker in (first, second)] == [11, 1], "who got what"
     assert computed.during(lambda: serve(cluster, "by frames too", [*SYSTEM, 9])) == 1
-    assert second.planner.book.counts().cached > 10
+    assert second.planner.kv_manager.counts().cached > 10
 
 
 def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed]) -> None:
@@ -187,10 +189,10 @@ def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed
     serve(cluster, "before", SYSTEM)
     cluster.assign("a", SYSTEM, greedy(5))
     cluster.run(until=lambda: bool(worker.planner.in_flight))
-    worker.planner.book.flush()
+    worker.planner.kv_manager.flush()
     cluster.run()
     expect_exact(cluster, "a", SYSTEM, greedy(5))
-    assert worker.planner.book.counts().cached == 0
+    assert worker.planner.kv_manager.counts().cached == 0
     expect_rest(cluster)
 
 
@@ -236,9 +238,9 @@ def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits
     serve_beside("small")
     serve_beside("evicts")
     assert not cluster.answers["sent", 0].finish, "its KV is still on the way"
-    book = prefill.planner.book
-    assert book.num_cached(CacheKey(packed(prompts["small"]), "")) < 20, "these pages were taken"
-    assert book.num_cached(CacheKey(packed(SYSTEM), "")) == 40, "and these were not"
+    kv_manager = prefill.planner.kv_manager
+    assert kv_manager.num_cached(CacheKey(packed(prompts["small"]), "")) < 20, "these pages were taken"
+    assert kv_manager.num_cached(CacheKey(packed(SYSTEM), "")) == 40, "and these were not"
     serve_beside("waits")
     cluster.run()
     for name, prompt in {"sent": [*SYSTEM, 9], **prompts}.items():
@@ -255,16 +257,16 @@ def test_the_books_of_a_cache_add_up_and_are_never_negative(served: tuple[Cluste
         cluster.assign(name, [*begin, *prompt_of(f"{index % 7}", rng.randint(1, 30))], greedy(rng.randint(1, 5)))
         running.append(name)
         for _ in range(rng.randint(0, 6)):
-            cluster.step()
+            cluster.turn()
             cluster.check()
             for worker in cluster.workers:
-                counts = worker.planner.book.counts()
+                counts = worker.planner.kv_manager.counts()
                 states = (counts.free, counts.cached, counts.owned, counts.reserved, counts.quarantined)
                 assert min(states) >= 0 and sum(states) == counts.total
         if rng.random() < 0.3:
             cluster.cancel(running.pop(rng.randrange(len(running))))
         if rng.random() < 0.1:
             for worker in cluster.workers:
-                worker.planner.book.flush()
+                worker.planner.kv_manager.flush()
     cluster.run()
     expect_rest(cluster)

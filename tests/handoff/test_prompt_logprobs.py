@@ -51,7 +51,7 @@ def test_cached_tokens_are_computed_again(topology: str) -> None:
     cluster.close()
     check(cluster, "again")
     worker = cluster.computing[0]
-    assert worker.planner.book.counts().cached > 0
+    assert worker.planner.kv_manager.counts().cached > 0
     if topology == "1U":
         assert cluster.cached.get("again") is None and cluster.cached["last"] > 0
 
@@ -79,7 +79,7 @@ def test_one_that_asks_does_not_wait_for_the_cache(topology: str) -> None:
     cluster.assign("c", PROMPT, PARAMS)
     worker, together = cluster.computing[0], set[str]()
     while not cluster.at_rest():
-        cluster.step()
+        cluster.turn()
         for launched in worker.planner.in_flight:
             together.add("".join(sorted(chunk.req.request_id for chunk in launched.chunks)))
     cluster.close()

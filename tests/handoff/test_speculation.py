@@ -140,17 +140,17 @@ def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: F
     ("runner", "tree"), [(RUNNER, (1, 0)), (THREE, (1, 0)), broad((RUNNER, (3, 8))), broad((TWO, (1, 0)))]
 )
 @pytest.mark.parametrize("overlap", [True, broad(False)])
-@pytest.mark.parametrize("num_slots", [0, broad(200)])
-def test_proposals_of_choices_that_gave_way(
-    num_slots: int, overlap: bool, runner: FakeRunner, tree: tuple[int, int]
+@pytest.mark.parametrize("num_host_pages", [0, broad(200)])
+def test_proposals_of_choices_that_were_preempted(
+    num_host_pages: int, overlap: bool, runner: FakeRunner, tree: tuple[int, int]
 ) -> None:
     """They begin again at prefill, or come back from host memory: then one step is without a draft."""
-    it = Served(runner=runner, num_pages=1 + 40, num_slots=num_slots, overlap=overlap, tree=tree)
+    it = Served(runner=runner, num_pages=1 + 40, num_host_pages=num_host_pages, overlap=overlap, tree=tree)
     params = SamplingParams(max_tokens=60, temperature=0.7)
     it.serve(*((f"r{index}", prompt_of(f"r{index}", 20), params, 1 + index % 2) for index in range(8)))
     (decode,) = it.cluster.decodes.values()
     spills = decode.planner.spills.counters["spills"]
-    assert spills > 0 if num_slots else it.cluster.num_retracted > 0, "the pool is too large to show anything"
+    assert spills > 0 if num_host_pages else it.cluster.num_preempted > 0, "the pool is too large to show anything"
     it.expect_kept(100)
 
 
@@ -192,7 +192,7 @@ def test_a_prefill_worker_with_another_draft_is_refused(other: str, says: str) -
 @pytest.mark.parametrize("lacking", ["prefill", "decode", "neither"])
 @pytest.mark.parametrize("kind", ["plain", "mirrored", "serial", "other pages at decode", "host memory", "trees"])
 def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: str, kind: str) -> None:
-    options = {"num_pages": 1 + 40, "num_slots": 200} if kind == "host memory" else KINDS[kind]
+    options = {"num_pages": 1 + 40, "num_host_pages": 200} if kind == "host memory" else KINDS[kind]
     other = OTHERS["another draft" if lacking == "neither" else "no draft"]
     ours, theirs = (other, RUNNER) if lacking == "decode" else (RUNNER, other)
     cluster = make_cluster("1P1D", ours, prefill_runner=theirs, may_lack_draft=True, caches=True, **options)
@@ -209,7 +209,7 @@ def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: s
 @pytest.mark.parametrize("other", [*OTHERS.values(), RUNNER])
 def test_so_do_requests_at_a_decode_worker_with_several_draft_layers(other: FakeRunner) -> None:
     three = replace(THREE, draft_seed=3)
-    cluster = make_cluster("1P1D", three, prefill_runner=other, may_lack_draft=True, caches=True, num_slots=200)
+    cluster = make_cluster("1P1D", three, prefill_runner=other, may_lack_draft=True, caches=True, num_host_pages=200)
     params = SamplingParams(max_tokens=24, temperature=0.0)
     served(cluster, *((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 2) for index in range(6)))
     (decode,) = cluster.decodes.values()

@@ -19,7 +19,7 @@ def cluster_of(runner: FakeRunner) -> Cluster:
 
 def steps(cluster: Cluster, count: int = 300) -> None:
     for _ in range(count):
-        cluster.step()
+        cluster.turn()
 
 
 def held(cluster: Cluster, instance: int) -> ManualStream:
@@ -59,7 +59,7 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     stream = held(cluster, 200)
     decode = cluster.decodes[200]
     planner = decode.planner
-    free = planner.book.pages.num_free
+    free = planner.kv_manager.pages.num_free
     cluster.assign("left", PROMPT, greedy(12), n=2)
     cluster.run(lambda: bool(stream.queue))
     cluster.executor(decode).device.forward.record().synchronize()
@@ -67,10 +67,10 @@ def test_pages_of_a_request_that_has_left_are_not_reused_while_they_are_staged()
     assert not planner.in_flight and cluster.decodes[200].busy  # so that its loop looks again soon
     cluster.cancel("left")
     steps(cluster)
-    assert planner.book.pages.num_free < free and not cluster.decodes[200].stats().running
+    assert planner.kv_manager.pages.num_free < free and not cluster.decodes[200].stats().running
     stream.record().synchronize()
     steps(cluster)
-    assert planner.book.pages.num_free == free
+    assert planner.kv_manager.pages.num_free == free
     cluster.check()
     cluster.close()
 

@@ -96,14 +96,14 @@ class Traffic:
                 leaving.extend((turn + cancel.steps, arrival, cancel) for cancel in arrival.cancels)
                 next_turn = turn + (coming[-1].pause if coming else 0)
             leaving = [each for each in leaving if not self._cancel_if_due(turn, *each)]
-            idle = 0 if self.cluster.step() else idle + 1
+            idle = 0 if self.cluster.turn() else idle + 1
             if self.slow is not None:
                 self.slow.turn(idle > 0)
             elif idle:
                 self._wait_for_a_launch()
             assert idle < 20_000, "the cluster hangs"
             turn += 1
-        while self.cluster.step():  # what has ended leaves the running batch when the next is chosen
+        while self.cluster.turn():  # what has ended leaves the running batch when the next is chosen
             pass
 
     def _wait_for_a_launch(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages of KV in slots of host memory, and back in other pages."""
+"""Pages of KV in host pages, and back in other pages."""
 
 import pytest
 import torch

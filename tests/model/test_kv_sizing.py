@@ -128,7 +128,7 @@ def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
     assert got.limited_by == "demand" and layout.pool_tokens(got.num_pages) == 3 * 4096
 
 
-def test_host_memory_for_kv_that_gives_way() -> None:
+def test_host_memory_for_kv_that_is_preempted() -> None:
     budget = KvBudget(8 * GIB, 1, 0, 0)
     assert host_copy_bytes(LAYOUT, 4, 1 << 40, budget) == 4 * GIB
     assert host_copy_bytes(LAYOUT, 4, 33, budget) == 3 * PAGE, "more than all requests together can fill"

@@ -215,7 +215,7 @@ FIELD = (
     Mutant(
         "arguments reach the template as text",
         "gateway/text/template_messages.py _arguments",
-        "Arguments(found, given)",
+        "Arguments(arguments, given)",
         "given",
         "a model reads calls in quotes, as it was never trained to",
         tests=("tests/gateway/text/test_template_messages.py",),
@@ -239,8 +239,8 @@ FIELD = (
     Mutant(
         "patterns of names that properties have stay",
         "strict_schema",
-        "names.with_own(each)",
-        "each",
+        "names.with_own(part)",
+        "part",
         "an answer would fail behind a comma",
         tests=("tests/gateway/generation/grammars/test_names.py",),
     ),

@@ -68,7 +68,7 @@ GROUPS = (
     ),
     Mutant(
         "a launch that is announced holds no pages",
-        "KvBook.release",
+        "KvManager.release",
         "newest = self.newest_ticket",
         "newest = self.newest_ticket - 1",
         "its pages go to another choice before it has written them",
@@ -104,8 +104,8 @@ GROUPS = (
     ),
     Mutant(
         "a rank that is called plans nothing",
-        "OverlapLoop.step",
-        "self._role.launch() or planner.launch_idle()",
+        "OverlapLoop.turn",
+        "self._role.launch() or planner.launch_idle_batch()",
         "self._role.launch()",
         "the other ranks wait for it for ever",
         ("in-order", "random", "late"),
@@ -122,7 +122,7 @@ GROUPS = (
     ),
     Mutant(
         "a rank without work launches uncalled",
-        "Planner.launch_idle",
+        "Planner.launch_idle_batch",
         "not self.steps.is_called",
         "False",
         "a group without work launches for ever",

@@ -18,7 +18,7 @@ HANDOFF = (
         "KV is cached when its pages are reserved",
         "Requests._reserve",
         "request.transfers = (transfer,)",
-        "request.transfers = (transfer,)\nself._planner.book.keep(request.prompt.held, request.cache_key)",
+        "request.transfers = (transfer,)\nself._planner.kv_manager.keep(request.prompt.held, request.cache_key)",
         "its digest has not agreed",
         worlds=WORLDS,
     ),
@@ -26,7 +26,8 @@ HANDOFF = (
         "KV is cached when its first frame lands",
         "DecodeWorker._on_transfer",
         "self._phases.stamp(request, 'first frame landed')",
-        "self.planner.book.own([request.prompt.held])\nself.planner.book.keep(request.prompt.held, request.cache_key)",
+        "self.planner.kv_manager.own([request.prompt.held])\n"
+        "self.planner.kv_manager.keep(request.prompt.held, request.cache_key)",
         "its digest has not agreed",
         worlds=WORLDS,
     ),
@@ -34,8 +35,8 @@ HANDOFF = (
         "KV that never came is cached",
         "DecodeWorker._on_finished_early",
         "self._requests.close(request)",
-        "self.planner.book.own([request.prompt.held])\n"
-        "self.planner.book.keep(request.prompt.held, request.cache_key)\nself._requests.close(request)",
+        "self.planner.kv_manager.own([request.prompt.held])\n"
+        "self.planner.kv_manager.keep(request.prompt.held, request.cache_key)\nself._requests.close(request)",
         "the first token has ended the request, and prefill sends nothing",
         worlds=WORLDS,
     ),
@@ -106,8 +107,8 @@ HANDOFF = (
     Mutant(
         "prefill keeps the jobs of a decode worker that is lost",
         "PrefillWorker.on_session_lost",
-        "job.target.peer.instance == instance",
-        "job.target.peer.instance < 0",
+        "job.destination.peer.instance == instance",
+        "job.destination.peer.instance < 0",
         "their pages wait for a word that nobody will say",
         worlds=WORLDS,
     ),

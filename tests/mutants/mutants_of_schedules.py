@@ -201,7 +201,7 @@ SCHEDULES = (
     ),
     Mutant(
         "what is given back waits for one launch too few",
-        "KvBook.release",
+        "KvManager.release",
         "self.newest_ticket",
         "self.newest_ticket - 1",
         "the launch in flight may still touch what is free",
@@ -255,8 +255,8 @@ SCHEDULES = (
         "the next prompt is written over KV that is read",
         ANY,
         tests=(
-            "tests/scheduler/planning/test_kv_book.py",
-            "tests/scheduler/planning/test_kv_book_caches.py",
+            "tests/scheduler/planning/test_kv_manager.py",
+            "tests/scheduler/planning/test_kv_manager_caches.py",
             "tests/scheduler/planning/test_kv_pages.py",
         ),
     ),
@@ -270,7 +270,7 @@ SCHEDULES = (
     ),
     Mutant(
         "what is found is not pinned before others are dropped",
-        "KvBook.admit",
+        "KvManager.admit",
         "self.pages.share(cached)",
         "",
         "the pages that were found are dropped for the rest of the same prompt",
@@ -278,8 +278,8 @@ SCHEDULES = (
     ),
     Mutant(
         "a hit is one token too long",
-        "KvBook._find",
-        "prompt_len if unit else prompt_len - 1",
+        "KvManager._find",
+        "prompt_len if alignment else prompt_len - 1",
         "prompt_len",
         "no token is left from which the next one is drawn",
         ANY,

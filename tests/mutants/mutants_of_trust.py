@@ -207,7 +207,7 @@ TRUST = (
     Mutant(
         "another session is taken for the one before",
         "Session.accept",
-        "envelope.epoch > self.epoch",
+        "envelope.session_number > self.number",
         "False",
         "its first message is taken for a repeat",
         tests=("tests/runtime/test_session.py",),
@@ -231,7 +231,7 @@ TRUST = (
     Mutant(
         "prefill takes jobs of an older session",
         "Session.accept",
-        "envelope.epoch < self.epoch",
+        "envelope.session_number < self.number",
         "False",
         "their pages are others' by now",
         tests=("tests/runtime/test_session.py",),

@@ -45,16 +45,16 @@ def test_logprobs_are_those_of_transformers(topology: str, overlap: bool) -> Non
     check_answers(cluster)
 
 
-@pytest.mark.parametrize("num_slots", [0, 200])
+@pytest.mark.parametrize("num_host_pages", [0, 200])
 @pytest.mark.parametrize("topology", ["1U", "1P1D"])
-def test_logprobs_of_requests_that_give_way(topology: str, num_slots: int) -> None:
+def test_logprobs_of_preempted_requests(topology: str, num_host_pages: int) -> None:
     num_tokens, prompts = 40, reference("llama").prompts
     longest = max(map(len, prompts)) + num_tokens
-    cluster = scored_cluster(topology, page_size=4, num_pages=3 + -(-longest // 4), num_slots=num_slots)
+    cluster = scored_cluster(topology, page_size=4, num_pages=3 + -(-longest // 4), num_host_pages=num_host_pages)
     serve(cluster, prompts, partial(params_of, num_tokens=num_tokens))
     worker = cluster.unifieds[0] if cluster.unifieds else next(iter(cluster.decodes.values()))
     num_spills = worker.stats().counters.get("spills", 0)
-    assert num_spills > 0 if num_slots else cluster.num_retracted > 0
+    assert num_spills > 0 if num_host_pages else cluster.num_preempted > 0
     check_answers(cluster, num_tokens)
 
 

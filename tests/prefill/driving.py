@@ -18,7 +18,7 @@ from tests.doubles.hash_model import FakeRunner
 from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import ManualStream, greedy, make_executor, make_planner
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 from transfer.states import TransferState
 from worker.policies import DEFAULTS, Policies
 from worker.requests import Outbox
@@ -33,58 +33,60 @@ class Sender:
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
-        self.open_targets: dict[Target, list[int]] = {}
-        self.transfers: dict[Target, SimpleNamespace] = {}
-        self.reading: set[Target] = set()
+        self.open_destinations: dict[Destination, list[int]] = {}
+        self.transfers: dict[Destination, SimpleNamespace] = {}
+        self.reading: set[Destination] = set()
         self.counters: dict[str, float] = {}
-        self.lost: list[Target] = []
+        self.lost: list[Destination] = []
         self.is_moving = False
         self.writes_on_device = False
 
     def attach(self, instance: int, layout: KvLayout, offer: bytes, sent: KvLayout | None = None) -> bytes:
         return b"our answer"
 
-    def reads_host(self, target: Target) -> bool:
+    def reads_host(self, destination: Destination) -> bool:
         return not self.writes_on_device
 
-    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> SimpleNamespace:
-        self.calls.append(("open", target.reservation, num_tokens))
-        self.open_targets[target] = list(source_pages)
-        self.transfers[target] = SimpleNamespace(state=TransferState.REQUESTED)
-        return self.transfers[target]
+    def open(self, destination: Destination, source_pages: Sequence[int], num_tokens: int) -> SimpleNamespace:
+        self.calls.append(("open", destination.reservation, num_tokens))
+        self.open_destinations[destination] = list(source_pages)
+        self.transfers[destination] = SimpleNamespace(state=TransferState.REQUESTED)
+        return self.transfers[destination]
 
-    def layers_ready(self, target: Target, layers: Iterable[int], num_tokens: int) -> None:
-        self.calls += [("layer", target.reservation, layer, num_tokens) for layer in layers]
+    def layers_ready(self, destination: Destination, layers: Iterable[int], num_tokens: int) -> None:
+        self.calls += [("layer", destination.reservation, layer, num_tokens) for layer in layers]
 
-    def finish(self, target: Target, first_tokens: tuple[int, ...], *also_told: object) -> None:
-        self.calls.append(("finish", target.reservation, first_tokens))
-        self.transfers[target].state = TransferState.SENDING
+    def finish(self, destination: Destination, first_tokens: tuple[int, ...], *also_told: object) -> None:
+        self.calls.append(("finish", destination.reservation, first_tokens))
+        self.transfers[destination].state = TransferState.SENDING
 
-    def cancel(self, target: Target) -> None:
-        if self.open_targets.pop(target, None) is not None:
-            self.calls.append(("cancel", target.reservation))
+    def cancel(self, destination: Destination) -> None:
+        if self.open_destinations.pop(destination, None) is not None:
+            self.calls.append(("cancel", destination.reservation))
 
-    def delivered(self, target: Target) -> None:
-        del self.open_targets[target]
-        self.calls.append(("delivered", target.reservation))
+    def delivered(self, destination: Destination) -> None:
+        del self.open_destinations[destination]
+        self.calls.append(("delivered", destination.reservation))
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         self.calls.append(("credit", instance, reservation, num_bytes))
 
     def drop_peer(self, instance: int) -> None:
         self.calls.append(("drop", instance))
-        for target in [target for target in self.open_targets if target.peer.instance == instance]:
-            del self.open_targets[target]
+        for destination in [
+            destination for destination in self.open_destinations if destination.peer.instance == instance
+        ]:
+            del self.open_destinations[destination]
 
-    def broken(self) -> list[Target]:
+    def broken(self) -> list[Destination]:
         lost, self.lost = self.lost, []
         return lost
 
     def pump(self) -> None:
         return
 
-    def is_reading(self, target: Target) -> bool:
-        return target in self.reading
+    def is_reading(self, destination: Destination) -> bool:
+        return destination in self.reading
 
     def close(self) -> None:
         return
@@ -130,7 +132,7 @@ class Bench:
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Steps and completes launches until there is nothing to do, or `until`."""
         while not (until and until()):
-            if not self.worker.step():
+            if not self.worker.turn():
                 if not self.planner.in_flight:
                     return
                 copy_done = self.executor.launches[0].copy_done
@@ -141,9 +143,12 @@ class Bench:
         return [message for _, message in self.worker.outbox.decode if isinstance(message, kind)]
 
     def at_rest(self) -> bool:
-        counts = self.planner.book.pages.counts()
-        check_pages(self.planner.book.pages)
-        return counts.free == counts.total and self.planner.book.rows.num_free == self.planner.book.rows.num_rows - 1
+        counts = self.planner.kv_manager.pages.counts()
+        check_pages(self.planner.kv_manager.pages)
+        return (
+            counts.free == counts.total
+            and self.planner.kv_manager.rows.num_free == self.planner.kv_manager.rows.num_rows - 1
+        )
 
 
 LINK_LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
@@ -188,7 +193,7 @@ class LinkBench:
         if who != LINK_DECODE:
             return Envelope(1, 1, 0, body).sealed()
         if isinstance(message, Hello):
-            self.session = Session(self.session.epoch + 1)
+            self.session = Session(self.session.number + 1)
         return self.session.seal(body)
 
     def hear(self, *messages: tuple[bytes, ToPrefill | bytes]) -> Sequence[tuple[int, ToPrefill]]:

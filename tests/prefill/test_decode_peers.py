@@ -27,9 +27,9 @@ def test_what_may_be_lost_with_a_data_connection_fails_at_once_and_nothing_else(
     bench.job(1)
     bench.job(2)
     bench.run()
-    lost, other = bench.sender.open_targets
+    lost, other = bench.sender.open_destinations
     bench.sender.lost = [lost]
-    bench.worker.step()
+    bench.worker.turn()
     (failed,) = bench.sent(JobFailed)
     assert isinstance(failed, JobFailed) and failed.reservation == lost.reservation
     assert failed.code == "kv_not_delivered" and failed.message == "the connection to decode-0 that carries KV was lost"

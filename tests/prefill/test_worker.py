@@ -61,7 +61,7 @@ def test_another_layout_or_model_is_refused_with_both_values() -> None:
             " (1 of 1 tensors differ)"
         ),
     ]
-    assert not bench.worker.step() and bench.worker.stats().waiting == 0
+    assert not bench.worker.turn() and bench.worker.stats().waiting == 0
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -96,10 +96,10 @@ def test_a_layer_leaves_while_a_later_one_is_computed() -> None:
     """Layers are shipped from launches in flight, in the order in which they were written."""
     bench = Bench(chunk_size=0)
     bench.job()
-    assert bench.worker.step()
+    assert bench.worker.turn()
     (launch,) = bench.executor.launches
     launch.layers.append(WrittenLayer(0, bench.stream.mark()))
-    assert not bench.worker.step()
+    assert not bench.worker.turn()
     assert bench.sender.calls[-1] == ("layer", 1, 0, 10)
     assert not launch.layers
 
@@ -108,13 +108,13 @@ def test_pages_stay_owned_while_the_transport_reads_them() -> None:
     bench = Bench()
     bench.job()
     bench.run()
-    (target,) = bench.sender.open_targets
-    bench.sender.reading.add(target)
+    (destination,) = bench.sender.open_destinations
+    bench.sender.reading.add(destination)
     bench.worker.on_peer(7, KvDelivered(1))
-    bench.worker.step()
-    assert bench.planner.book.pages.counts().quarantined == 3
+    bench.worker.turn()
+    assert bench.planner.kv_manager.pages.counts().quarantined == 3
     bench.sender.reading.clear()
-    bench.worker.step()
+    bench.worker.turn()
     assert bench.at_rest()
 
 
@@ -124,7 +124,7 @@ def test_a_cancel_at_any_step_gives_everything_back_once(steps: int) -> None:
     bench.job(1)
     bench.job(2, PROMPT[::-1])
     for _ in range(steps):
-        if not bench.worker.step():
+        if not bench.worker.turn():
             bench.stream.synchronize()
     bench.worker.on_peer(7, CancelJob(1))
     bench.worker.on_peer(7, CancelJob(1))
@@ -229,7 +229,7 @@ def test_a_lost_decode_worker_takes_its_jobs_along(steps: int) -> None:
     bench.job(1)
     bench.job(2)
     for _ in range(steps):
-        if not bench.worker.step():
+        if not bench.worker.turn():
             bench.stream.synchronize()
     bench.worker.on_gateway(PeerLost("decode-0", 7))
     bench.worker.on_peer(7, PrefillJob(Assign("r3", 0, PROMPT, greedy(5), 1, None), 3))  # it is a stranger now
@@ -254,7 +254,7 @@ def test_what_does_not_concern_it_is_ignored(bench: Bench) -> None:
 def test_kv_that_is_written_on_the_device_is_not_staged_to_the_host(writes_on_device: bool, bench: Bench) -> None:
     bench.sender.writes_on_device = writes_on_device
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None), 1))
-    bench.worker.step()
+    bench.worker.turn()
     (launch,) = bench.planner.in_flight
     to_host = [chunk.to_host for chunk in launch.chunks]
     assert to_host == [not writes_on_device]
@@ -272,7 +272,7 @@ def test_a_layer_leaves_while_the_next_one_is_computed(monkeypatch: pytest.Monke
     written = bench.stream.mark
 
     def mark() -> Event:  # the loop turns whenever a layer wakes it
-        bench.worker.step()
+        bench.worker.turn()
         left.append([call[2] for call in bench.sender.calls if call[0] == "layer"])
         return written()
 
@@ -287,7 +287,7 @@ def test_a_layer_leaves_while_the_next_one_is_computed(monkeypatch: pytest.Monke
 def test_the_time_line_says_when_the_prompt_was_computed_not_when_that_was_noticed() -> None:
     bench = Bench(chunk_size=16)
     bench.worker.on_peer(7, PrefillJob(Assign("r1", 0, PROMPT, greedy(5), 1, None, timeline=True), 1))
-    bench.worker.step()
+    bench.worker.turn()
     bench.clock.advance(1.0)
     launch = bench.executor.launches[0]
     while launch.computed_at is None:

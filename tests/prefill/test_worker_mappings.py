@@ -198,7 +198,7 @@ def test_what_is_mapped_belongs_to_peers_whatever_comes_and_goes(seed: int) -> N
     for _ in range(100):
         world.something_happens(rng)
         for _ in range(rng.randint(0, 6)):
-            world.worker.step()
+            world.worker.turn()
             if world.device.queue and rng.random() < 0.5:
                 world.device.step()
         world.check()
@@ -214,7 +214,7 @@ def test_a_life_that_is_over_has_nothing_mapped() -> None:
     world = World()
     for _ in range(4):
         world.has_job(world.comes())
-        world.worker.step()
+        world.worker.turn()
     world.sender.close()
     assert (world.ipc.num_opened, world.ipc.num_closed) == (4, 4) and not world.device.queue
 

@@ -13,7 +13,7 @@ def crowded(policies: Policies = DEFAULTS) -> Bench:
     bench = Bench(chunk_size=64, policies=policies)
     for reservation in range(1, 9):
         bench.job(reservation)
-        bench.worker.step()
+        bench.worker.turn()
     assert bench.worker.stats().waiting == 0
     return bench
 
@@ -22,8 +22,8 @@ def order(bench: Bench) -> list[int]:
     """The reservations of those that wait, in their order, as the first of the line leaves one by one."""
     line, found = bench.worker.prompts.waiting, list[int]()
     while (job := line.first()) is not None:
-        found.append(job.target.reservation)
-        bench.worker.on_peer(7, CancelJob(job.target.reservation))
+        found.append(job.destination.reservation)
+        bench.worker.on_peer(7, CancelJob(job.destination.reservation))
     return found
 
 
@@ -58,7 +58,7 @@ def test_prompts_share_a_launch_within_its_budget() -> None:
     bench = Bench(chunk_size=4, policies=Policies(max_prefill_tokens=10))
     for reservation in (1, 2, 3):
         bench.job(reservation)
-    bench.worker.step()
+    bench.worker.turn()
     (launched,) = bench.planner.in_flight
     assert [(chunk.start, chunk.end) for chunk in launched.chunks] == [(0, 4), (0, 4), (0, 2)]
 
@@ -69,9 +69,9 @@ def test_the_turn_whose_results_make_room_launches_the_job_that_waited_for_it(ov
     bench = Bench(num_pages=4, chunk_size=16, overlap=overlap)  # three pages: one prompt of ten tokens
     for reservation in (1, 2):
         bench.job(reservation, sampling=greedy(1))
-    assert bench.worker.step() and bench.worker.stats().waiting == 1
+    assert bench.worker.turn() and bench.worker.stats().waiting == 1
     bench.stream.synchronize()
-    assert bench.worker.step()
+    assert bench.worker.turn()
     assert (bench.worker.stats().waiting, bench.planner.num_launches) == (0, 2)
     bench.run()
     assert bench.at_rest()

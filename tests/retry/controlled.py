@@ -113,7 +113,7 @@ class Controlled(Cluster):
             if isinstance(worker, UnifiedWorker)
             else Role.DECODE
         )
-        tokens = (planner.book.pages.num_pages - 1) * planner.book.page_size
+        tokens = (planner.kv_manager.pages.num_pages - 1) * planner.kv_manager.page_size
         config = self.runner.config
         register = Register(
             self.addresses[instance],
@@ -124,7 +124,7 @@ class Controlled(Cluster):
             self.runner.fingerprint(),
             config.vocab_size,
             config.context_length,
-            planner.book.rows.num_rows - 1,
+            planner.kv_manager.rows.num_rows - 1,
             tokens,
             worker.stats(),
             "" if role is Role.UNIFIED else "zmq",
@@ -193,12 +193,12 @@ class Controlled(Cluster):
 
     # ---- the network ----
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         """As in Cluster, but workers may die on the way."""
         progressed = False
         for worker in self.workers:
             if self._is_alive(worker):
-                progressed |= worker.step()
+                progressed |= worker.turn()
                 self.watch()
             if self._is_alive(worker):
                 self._deliver(worker)

@@ -218,7 +218,7 @@ def test_the_last_attempt_fails_the_client_and_leaves_nothing(make: Make) -> Non
 
 
 @pytest.mark.parametrize("after_s", [0.0, 3.0])
-def test_stranded_requests_wait_for_a_restarted_worker(after_s: float, make: Make) -> None:
+def test_unpaired_requests_wait_for_a_restarted_worker(after_s: float, make: Make) -> None:
     cluster = make("1P1D")
     client = cluster.ask("r", prompt_of("r", LENGTH), PARAMS, 2)
     cluster.run(lambda: len(client.tokens[0]) >= 4)

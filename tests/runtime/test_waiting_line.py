@@ -1,4 +1,4 @@
-"""The order of those that wait: who gave way, then priority and age, then arrival or the longest cached prefix."""
+"""The order of those that wait: preempted ones, then priority and age, then arrival or the longest cached prefix."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def test_equals_are_served_as_they_come() -> None:
     assert drain(line) == "abcd"
 
 
-def test_those_that_gave_way_come_first_and_in_their_order() -> None:
+def test_those_that_were_preempted_come_first_and_in_their_order() -> None:
     line = WaitingLine[Waiting]()
     line.add(Waiting("n"), 0.0, FIRST_PRIORITY)
     for name, priority in (("a", 5), ("b", -5), ("c", 0)):
@@ -110,7 +110,7 @@ def test_of_those_that_came_together_the_longest_cached_prefix_is_first() -> Non
     assert drain(line) == "abcd"
 
 
-def test_a_cached_prefix_passes_neither_age_nor_priority_nor_who_gave_way() -> None:
+def test_a_cached_prefix_passes_neither_age_nor_priority_nor_who_was_preempted() -> None:
     line = by_prefix()
     line.add(Waiting("b"), 1.0)
     line.add(Waiting("c", cached=99), 1.0 + NEAR_LEVELS * LEVEL_S)

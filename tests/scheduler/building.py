@@ -22,7 +22,7 @@ from scheduler.execution.executor import Executor
 from scheduler.execution.streams import Event, InlineStream, Segment, Stream
 from scheduler.plan import Draw, StepResult
 from scheduler.planning.chunks import ExtendChunk
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.launched import Launched
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -68,7 +68,7 @@ def begun(
 
 def grow(planner: Planner, req: Req, num_tokens: int) -> bool:
     """Adds pages until `num_tokens` tokens fit, as make_room does when a context grows. False: no room."""
-    if planner.book.grow(req.held, num_tokens) is None:
+    if planner.kv_manager.grow(req.held, num_tokens) is None:
         return False
     planner._plans.grant(req.held)
     return True
@@ -81,10 +81,10 @@ def prompt_chunk(req: Req, start: int = 0, end: int | None = None) -> list[Exten
 
 
 def draw(
-    row: int = 1, sampling: SamplingParams | None = None, *, generation: int = 1, choice: int = 0, until: int = 0
+    row: int = 1, sampling: SamplingParams | None = None, *, owner_number: int = 1, choice: int = 0, until: int = 0
 ) -> Draw:
     """A choice at a row."""
-    return Draw(row, generation, choice, sampling or greedy(50), until)
+    return Draw(row, owner_number, choice, sampling or greedy(50), until)
 
 
 class FailAt:
@@ -213,9 +213,9 @@ def make_planner(
 ) -> Planner:
     """A planner that feeds it."""
     kv, num_rows = executor.kv, executor.page_table.req_to_page.shape[0]
-    book = KvBook(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
+    kv_manager = KvManager(kv.num_pages, kv.layout.page_size, max_requests=num_rows - 1, max_context=64)
     of_group: dict[str, Any] = {"agreement": agreement, "max_graphed": executor.runner.max_graphed}
-    return Planner(book, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation, **of_group)
+    return Planner(kv_manager, executor, kv.layout, 97, has_twin=has_twin, speculation=speculation, **of_group)
 
 
 def ids(*values: int) -> Tensor:

@@ -13,7 +13,7 @@ from scheduler.plan import (
     Plan,
     StepResult,
 )
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -47,7 +47,7 @@ def make(
     max_requests: int = 8,
     *,
     has_twin: bool = False,
-    num_slots: int = 0,
+    num_host_pages: int = 0,
     costs: Costs | None = None,
     caches: bool = False,
     lookahead: int = 0,
@@ -57,10 +57,10 @@ def make(
     layout = KvLayout.uniform(2, 1, 4, 4, "float32")
     if lookahead:
         layout = replace(layout, groups=(*layout.groups, LayerGroup(1, 1, 4, lookahead)))
-    sizes = {"max_requests": max_requests, "max_context": 64, "num_slots": num_slots, "lookahead": lookahead}
-    book = KvBook(num_pages, 4, **sizes, caches=caches)
+    sizes = {"max_requests": max_requests, "max_context": 64, "num_host_pages": num_host_pages, "lookahead": lookahead}
+    kv_manager = KvManager(num_pages, 4, **sizes, caches=caches)
     speculation = Speculation(DraftShape(3), 9, costs_of_steps) if lookahead else None
-    planner = Planner(book, executor, layout, 97, has_twin=has_twin, costs=costs, speculation=speculation)
+    planner = Planner(kv_manager, executor, layout, 97, has_twin=has_twin, costs=costs, speculation=speculation)
     return planner, executor
 
 
@@ -76,8 +76,8 @@ def finish(planner: Planner, executor: Remembers) -> None:
 
 def grant_of(req: Req, start: int = 0, end: int | None = None) -> Grant:
     held = req.held
-    return Grant(held.row, held.generation, start, tuple(held.pages[start:end]))
+    return Grant(held.row, held.owner_number, start, tuple(held.pages[start:end]))
 
 
 def draw_of(req: Req, until: int) -> Draw:
-    return Draw(req.held.row, req.held.generation, req.choice, req.sampling, until, req.longest)
+    return Draw(req.held.row, req.held.owner_number, req.choice, req.sampling, until, req.longest)

@@ -25,7 +25,7 @@ from transfer.landing.transfer import (
     TransferFailed,
 )
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES, Target
+from transfer.sending.transfer import WINDOW_BYTES, Destination
 
 PREFILL, DECODE, NUM_PAGES = 11, 22, 12
 E = TypeVar("E")
@@ -64,14 +64,16 @@ class Pair:
         answer = self.sender.attach(DECODE, self.pool.layout, self.receiver.offer(PREFILL))
         self.in_place = self.receiver.answered(PREFILL, answer).in_place
 
-    def open(self, reservation: int, source: list[int], target: list[int], num_tokens: int, start: int = 0) -> Target:
+    def open(
+        self, reservation: int, source: list[int], target: list[int], num_tokens: int, start: int = 0
+    ) -> Destination:
         layout, in_place = self.source.layout, self.in_place
         self.receiver.reserve(reservation, 0, PREFILL, target, num_tokens, layout, in_place, start)
-        transfer = Target(self.peer, reservation, 0, tuple(target) if in_place else None, start)
+        transfer = Destination(self.peer, reservation, 0, tuple(target) if in_place else None, start)
         self.sender.open(transfer, source, num_tokens)
         return transfer
 
-    def send_all(self, transfer: Target, num_tokens: int) -> None:
+    def send_all(self, transfer: Destination, num_tokens: int) -> None:
         for layer in range(self.source.layout.num_layers):
             self.sender.layers_ready(transfer, (layer,), num_tokens)
         self.sender.finish(transfer, (5,))
@@ -197,7 +199,7 @@ class KvContract:
         pair = make_pair(pool_layout=replace(LAYOUT, page_size=8))
         why = f"start: got {start}, expected a token that begins a page of 4 and one of 8 tokens, and at most 9"
         with pytest.raises(WireError, match=why):
-            pair.sender.open(Target(pair.peer, 1, 0, (1, 2) if pair.in_place else None, start), [1, 2, 3], 9)
+            pair.sender.open(Destination(pair.peer, 1, 0, (1, 2) if pair.in_place else None, start), [1, 2, 3], 9)
         assert pair.sender.counters["transfers_now"] == 0
 
     def test_large_pages_travel_as_views_of_page_memory(self, make_pair: MakePair) -> None:
@@ -224,7 +226,7 @@ class KvContract:
         self, network: Network, make_pair: MakePair
     ) -> None:
         pair = make_pair(LARGE)
-        transfer = Target(WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),)), 1, 0)
+        transfer = Destination(WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),)), 1, 0)
         pair.sender.open(transfer, [1, 2], 128)
         pair.send_all(transfer, 128)
         pair.sender.cancel(transfer)
@@ -342,7 +344,7 @@ class KvContract:
     def test_a_vanished_peer_blocks_nobody(self, network: Network, make_pair: MakePair) -> None:
         pair = make_pair()
         gone = WorkerAddress("gone", 99, ranks=(RankEndpoint(closed_address(network)),))
-        lost = [Target(gone, number, 0) for number in range(3)]
+        lost = [Destination(gone, number, 0) for number in range(3)]
         for target in lost:
             pair.sender.open(target, [1, 2], 8)
             pair.send_all(target, 8)
@@ -358,7 +360,7 @@ class KvContract:
             pair.sender.open(transfer, [1], 4)
         for address in ("", "tcp://", "tcp://127.0.0.1:notaport", "nowhere"):
             with pytest.raises(WireError, match="data address"):
-                pair.sender.open(Target(WorkerAddress("x", 5, ranks=(RankEndpoint(address),)), 1, 0), [1], 4)
+                pair.sender.open(Destination(WorkerAddress("x", 5, ranks=(RankEndpoint(address),)), 1, 0), [1], 4)
         pair.send_all(transfer, 4)
         pair.until(lambda: bool(pair.seen(Delivered)))
         assert pair.sender.counters["transfers_now"] == 1

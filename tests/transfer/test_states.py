@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from transfer.states import MOVES, TransferState, advance, least
+from transfer.states import TRANSITIONS, TransferState, advance, least
 
 LEGAL = {
     "RESERVING": "REQUESTED CANCELLED FAILED",
@@ -31,10 +31,10 @@ AGREED = {  # what two ranks of one end agree on
 @pytest.mark.parametrize("old,new", list(product(TransferState, TransferState)))
 def test_the_whole_table(old: TransferState, new: TransferState) -> None:
     if new.name in LEGAL[old.name].split():
-        assert advance(MOVES, old, new) is new
+        assert advance(TRANSITIONS, old, new) is new
     else:
         with pytest.raises(AssertionError, match=f"illegal move {old.name} -> {new.name}"):
-            advance(MOVES, old, new)
+            advance(TRANSITIONS, old, new)
 
 
 @pytest.mark.parametrize("states,agreed", list(AGREED.items()))

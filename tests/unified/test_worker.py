@@ -44,9 +44,9 @@ def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
 def test_full_prompt_pages_are_counted_once() -> None:
     cluster = make_cluster("1U", page_size=4)
     cluster.ask("victim", 33, PARAMS, 3)
-    cluster.step()
+    cluster.turn()
     # 33 tokens are 9 pages; 8 of them are full prompt pages, which the other two choices share.
-    assert cluster.unified.planner.book.pages.counts().owned == 9 + 2
+    assert cluster.unified.planner.kv_manager.pages.counts().owned == 9 + 2
     cluster.run()
     cluster.expect_end()
 
@@ -56,9 +56,9 @@ def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     """It sleeps then."""
     planner = make_planner(make_executor(ManualStream()))
     worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
-    assert not worker.step()
+    assert not worker.turn()
     worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
-    assert worker.step()
+    assert worker.turn()
 
 
 def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
@@ -122,7 +122,7 @@ def test_the_turn_whose_results_make_room_launches_the_request_that_waited_for_i
     worker = UnifiedWorker(planner, "u", VirtualClock(), Policies(overlap=overlap, chunk_size=64))
     for name in ("a", "b"):
         worker.on_gateway(Assign(name, 0, (1,) * 3, greedy(1), 1, None))
-    assert worker.step() and worker.num_waiting == 1
+    assert worker.turn() and worker.num_waiting == 1
     stream.synchronize()
-    assert worker.step()
+    assert worker.turn()
     assert worker.num_waiting == 0 and planner.num_launches == 2

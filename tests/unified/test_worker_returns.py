@@ -43,7 +43,7 @@ def test_nothing_of_the_life_before_is_left_but_the_cache(cluster: Driven, phase
     drive_to(cluster, "lost", phase)
     planner = come_back(cluster)
     cluster.run()  # launches are over, copies may not be
-    assert is_at_rest(planner) and planner.book.counts().cached > 0
+    assert is_at_rest(planner) and planner.kv_manager.counts().cached > 0
 
     cluster.ask("known again", KNOWN, PARAMS)
     cluster.ask("new", cluster.asked["lost"][0], PARAMS, n)

@@ -28,7 +28,7 @@ from protocol.worker_facts import KvPages, WorkerStats
 from runtime.bus import Dealer, Router, Wake
 from runtime.process_life import StatusPipe, StopSignal
 from runtime.session import Envelope, Session, open_envelope
-from scheduler.planning.kv_book import CacheKey, KvBook
+from scheduler.planning.kv_manager import CacheKey, KvManager
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.runtime.rebinding import bound_again
@@ -54,7 +54,7 @@ class Core:
         self.busy = False
         self.loop: Any = SimpleNamespace(broken="", oldest_launch=0, busy=False)
         self.num_resets = 0
-        self.book = KvBook(9, 64, max_requests=4, max_context=512, caches=True)
+        self.kv_manager = KvManager(9, 64, max_requests=4, max_context=512, caches=True)
         self._on_step = on_step
 
     def on_gateway(self, message: ToWorker) -> None:
@@ -65,9 +65,9 @@ class Core:
 
     @property
     def planner(self) -> Planner:
-        return cast(Planner, SimpleNamespace(book=self.book))
+        return cast(Planner, SimpleNamespace(kv_manager=self.kv_manager))
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         self._on_step()
         return False
 
@@ -127,7 +127,7 @@ class Bench:
         envelopes = [open_envelope(raw) for _, raw in self.router.receive()]
         for envelope in envelopes:
             if envelope.opens:
-                self.session = Session(envelope.epoch)
+                self.session = Session(envelope.session_number)
             self.session.accept(envelope)
         return [TO_GATEWAY.decode(envelope.body) for envelope in envelopes]
 
@@ -135,7 +135,7 @@ class Bench:
         """The gateway says something in the newest session; RegisterAgain, Refused and DeclaredLost outside."""
         body = TO_WORKER.encode(message)
         if isinstance(message, RegisterAgain | Refused | DeclaredLost):
-            raw = Envelope(self.session.epoch, 0, 0, body).sealed()
+            raw = Envelope(self.session.number, 0, 0, body).sealed()
         else:
             raw = self.session.seal(body)
         assert self.router.send(IDENTITY, raw)
@@ -181,7 +181,7 @@ class Welcoming:
     def __init__(self, on_beat: Callable[[Bench, Heartbeat], None], *answers: ToWorker) -> None:
         self.answers: Sequence[ToWorker] = answers or (Welcome(1),)
         self.seen: list[ToGateway] = []
-        self.epochs: list[int] = []  # of the session of each Register
+        self.numbers: list[int] = []  # of the session of each Register
         self.num_beats = 0
         self._on_beat = on_beat
 
@@ -190,7 +190,7 @@ class Welcoming:
         for message in arrived:
             self.seen.append(message)
             if isinstance(message, Register):
-                self.epochs.append(bench.session.epoch)
+                self.numbers.append(bench.session.number)
                 for answer in self.answers:
                     bench.send(answer)
             elif isinstance(message, Heartbeat):
@@ -198,12 +198,12 @@ class Welcoming:
                 self._on_beat(bench, message)
 
 
-def keep_cached(book: KvBook, key: CacheKey, num_tokens: int) -> None:
+def keep_cached(kv_manager: KvManager, key: CacheKey, num_tokens: int) -> None:
     """A prompt was computed, and its request has ended."""
-    held = book.admit(num_tokens, num_tokens, 1, key=key)
+    held = kv_manager.admit(num_tokens, num_tokens, 1, key=key)
     assert held is not None
-    book.keep(held[0], key)
-    book.release(held[0])
+    kv_manager.keep(held[0], key)
+    kv_manager.release(held[0])
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from runtime.session import Session, open_envelope
 from scheduler.agreement import Agreement
 from scheduler.execution.executor import Executor
 from scheduler.execution.streams import InlineStream
-from scheduler.planning.kv_book import KvBook
+from scheduler.planning.kv_manager import KvManager
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
@@ -79,12 +79,12 @@ class Rank:
         self.sockets = CountedSockets(GroupPlace("u", EPOCH, rank, size), str(group.folder))
         self.agreement = Agreement(EPOCH, rank, size)
         runner, layout = group.runner, group.runner.kv_layout(PAGE_SIZE)
-        book = KvBook(NUM_PAGES, PAGE_SIZE, max_requests=8, max_context=128)
+        kv_manager = KvManager(NUM_PAGES, PAGE_SIZE, max_requests=8, max_context=128)
         self.executor = Executor(
             runner,
             PagedKv(layout, NUM_PAGES),
-            num_rows=book.rows.num_rows,
-            max_pages=book.max_pages,
+            num_rows=kv_manager.rows.num_rows,
+            max_pages=kv_manager.max_pages,
             forward=InlineStream(),
             schedule=InlineStream(),
             debug=True,
@@ -92,7 +92,7 @@ class Rank:
             num_ranks=size,
         )
         self.core = UnifiedWorker(
-            Planner(book, self.executor, layout, runner.config.vocab_size, agreement=self.agreement),
+            Planner(kv_manager, self.executor, layout, runner.config.vocab_size, agreement=self.agreement),
             self.name,
             group.clock,
             Policies(overlap, 32),
@@ -212,7 +212,7 @@ class Group:
         for identity, raw in self.router.receive():
             envelope = open_envelope(raw)
             if envelope.opens:
-                self.sessions[identity] = Session(envelope.epoch)
+                self.sessions[identity] = Session(envelope.session_number)
             self.sessions[identity].accept(envelope)
             self._take(identity, TO_GATEWAY.decode(envelope.body))
 

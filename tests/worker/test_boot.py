@@ -172,7 +172,7 @@ def test_the_attention_that_was_asked_for_is_loaded(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("way", ["prefill", "host", "auto"])
 @pytest.mark.parametrize("role", list(Role))
-def test_only_workers_that_decode_have_host_memory_for_kv_that_gives_way(
+def test_only_workers_that_decode_have_host_memory_for_kv_that_is_preempted(
     role: Role, way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.memory.available_bytes", lambda device: 1 << 33)
@@ -181,8 +181,8 @@ def test_only_workers_that_decode_have_host_memory_for_kv_that_gives_way(
     layout = fake.kv_layout(4)
     has_some = role is not Role.PREFILL and way != "prefill"
     assert bytes_for_spills(layout, wanted, 64) == has_some * 3 * 64 // 4 * layout.all_page_bytes
-    executor, book = build_executor(fake, wanted, lambda: None)
-    assert book.slot_counts().total == has_some * 48 and (executor.host is not None) == has_some
+    executor, kv_manager = build_executor(fake, wanted, lambda: None)
+    assert kv_manager.host_page_counts().total == has_some * 48 and (executor.host is not None) == has_some
     executor.close()
 
     costs = costs_of(fake, layout, wanted)
@@ -329,7 +329,7 @@ def stack_and_niceness(pool: Pool) -> tuple[int, int]:
     return pool.submit(look).result()
 
 
-def test_they_have_deep_stacks_and_those_that_no_launch_waits_for_give_way() -> None:
+def test_they_have_deep_stacks_and_those_that_no_launch_waits_for_have_low_priority() -> None:
     settings = WorkerSettings(worker_id="w", role=Role.UNIFIED, gateway="tcp://127.0.0.1:1", model="/m", threads=2)
     grammars = answer_grammars(FakeRunner(), settings, lambda: None)
     mine = os.getpriority(os.PRIO_PROCESS, 0)

@@ -45,7 +45,7 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
     def step() -> bool:
         raise error
 
-    core: Any = SimpleNamespace(step=step)
+    core: Any = SimpleNamespace(turn=step)
     unused: Any = SimpleNamespace()
     stop: Any = SimpleNamespace(received=None)
     clock = VirtualClock()
@@ -103,7 +103,7 @@ def breaking(started):
     core, _, address = build(started)
     def step():
         raise DeviceBroken("CUDA error: device-side assert triggered")
-    core.step = step
+    core.turn = step
     return core, Link(), address
 
 main({Role.UNIFIED: breaking})

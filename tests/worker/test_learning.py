@@ -65,5 +65,5 @@ def test_a_turn_that_has_learnt_a_grammar_is_followed_by_the_next_one_at_once(to
     cluster.assign("r", prompt_of("r", 9), sampling(grammar_of([(1, 2)])))
     cluster.run(until=lambda: bool(len(worker.prompts.learning)))
     while not worker.planner.num_launches:
-        turns.append(worker.step())
+        turns.append(worker.turn())
     assert turns and all(turns)

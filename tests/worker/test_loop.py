@@ -29,15 +29,17 @@ def test_a_gateway_that_restarts_after_long_service_learns_the_worker_again(cont
             bench.clock.advance(10 * JOIN_DEADLINE_S)  # it has served for long
             gateway.answers = [Welcome(2)]
             bench.send(RegisterAgain(2))
-        elif len(gateway.epochs) == 2:
+        elif len(gateway.numbers) == 2:
             bench.stop()
 
     gateway = Welcoming(on_beat)
     bench = Bench(context, gateway)
     bench.loop.run()
-    assert isinstance(gateway.seen[0], Register) and len(gateway.epochs) == 2
+    assert isinstance(gateway.seen[0], Register) and len(gateway.numbers) == 2
     assert bench.core.num_resets == 1
-    assert bench.core.book._flushes == 1, "the new gateway may have flushed all caches before this worker joined it"
+    assert bench.core.kv_manager._flushes == 1, (
+        "the new gateway may have flushed all caches before this worker joined it"
+    )
     assert bench.peers.calls[:2] == ["flush", "forget_all"], "cancels leave, then connections are given up"
     assert bench.peers.calls.count("forget_all") == 1
     last: list[ToGateway] = []
@@ -120,13 +122,13 @@ def test_the_same_gateway_may_welcome_and_ask_again_and_nothing_is_reset(context
     def on_beat(bench: Bench, _beat: Heartbeat) -> None:
         if gateway.num_beats == 1:  # two beats may come at once
             bench.send(RegisterAgain(1))
-        elif len(gateway.epochs) == 2:
+        elif len(gateway.numbers) == 2:
             bench.stop()
 
     gateway = Welcoming(on_beat, Welcome(1), Welcome(1))  # as at each of its looks
     bench = Bench(context, gateway).served()
-    assert len(gateway.epochs) == 2 and bench.num_ready == 2
-    assert bench.core.num_resets == 0 and bench.core.book._flushes == 0 and bench.peers.calls == []
+    assert len(gateway.numbers) == 2 and bench.num_ready == 2
+    assert bench.core.num_resets == 0 and bench.core.kv_manager._flushes == 0 and bench.peers.calls == []
 
 
 def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> None:
@@ -141,7 +143,7 @@ def test_another_gateway_that_welcomes_at_once_is_joined_once(context: Any) -> N
 
     bench = Bench(context, Welcoming(on_beat)).served()
     assert bench.core.num_resets == 1 and bench.peers.calls.count("forget_all") == 1
-    assert bench.core.book._flushes == 1, "what was cached under the gateway before is kept"
+    assert bench.core.kv_manager._flushes == 1, "what was cached under the gateway before is kept"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_a_worker_without_pages_sleeps_until_its_next_heartbeat(
 
     bench = Bench(context, play)
     if holds_pages:
-        assert bench.core.book.admit(64, 64, 1)
+        assert bench.core.kv_manager.admit(64, 64, 1)
     monkeypatch.setattr(bench.loop, "_poll", timeouts.append)
     bench.loop.run()
     bench.close()

@@ -5,7 +5,7 @@ from typing import Any
 from protocol.messages_gateway import Heartbeat, Register, ToGateway, Welcome
 from protocol.prefixes import packed, prefix_hashes
 from protocol.worker_facts import CacheNews
-from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.kv_manager import CacheKey
 from tests.worker.conftest import Bench, keep_cached
 
 IDS = packed([5] * 150)
@@ -27,7 +27,7 @@ def test_news_comes_once_with_the_next_heartbeat_and_for_each_gateway_anew(conte
             if num_beats in (1, 3, 5) and gateways:
                 bench.send(gateways.pop(0))
             if num_beats in (2, 4, 6):
-                keep_cached(bench.core.book, CacheKey(IDS, "salt"), 150)
+                keep_cached(bench.core.kv_manager, CacheKey(IDS, "salt"), 150)
         if num_registers:
             bench.send(gateways.pop(0))
         if num_beats >= 8:  # a busy machine hands over several at once

@@ -174,7 +174,7 @@ def test_a_rank_that_lives_but_announces_nothing_ends_the_group_with_its_name_an
     group = make(2)
     group.assign(0, "a", (5, 6), 3)
     stuck = group.ranks[1]
-    stuck.core.step = lambda: False  # type: ignore[method-assign]
+    stuck.core.turn = lambda: False  # type: ignore[method-assign]
     while not group.ranks[0].sockets.sent["StepRow"]:
         group.ranks[0].loop.turn()
     began = group.clock.now()

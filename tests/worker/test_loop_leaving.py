@@ -143,7 +143,7 @@ def test_what_breaks_while_it_leaves_does_not_say_that_it_has_left(context: Any)
 
         def after(self, bench: Bench) -> None:
             self.bench = bench
-            bench.core.step = break_group  # type: ignore[method-assign]
+            bench.core.turn = break_group  # type: ignore[method-assign]
 
     def break_group() -> bool:
         raise GroupBroken("rank 1 has gone")

@@ -20,7 +20,7 @@ from protocol.messages_gateway import (
 from protocol.messages_group import GroupPlace
 from protocol.prefixes import packed, prefix_hashes
 from protocol.worker_facts import CacheNews
-from scheduler.planning.kv_book import CacheKey, KvBook
+from scheduler.planning.kv_manager import CacheKey, KvManager
 from tests.worker.conftest import IDENTITY, Bench, Welcoming, keep_cached
 from worker.gateway_link import JOIN_DEADLINE_S
 from worker.known_gateway import KnownGateway
@@ -45,7 +45,7 @@ class Launches:
     def busy(self) -> bool:
         return self.num_steps < self.num_turns
 
-    def step(self) -> bool:
+    def turn(self) -> bool:
         self.num_steps += 1
         self.on_step()
         return False
@@ -139,7 +139,7 @@ def test_peers_are_heard_once_the_gateway_has_welcomed_the_worker(context: Any) 
 
 
 def life(
-    context: Any, book: KvBook, known: KnownGateway, welcome: Welcome, flushes: int = 0
+    context: Any, kv_manager: KvManager, known: KnownGateway, welcome: Welcome, flushes: int = 0
 ) -> tuple[list[CacheNews], int]:
     """What the worker tells of its cache until two heartbeats after it was welcomed and has got `flushes`; and how many
     tokens of the prompt it had cached when it heard its peers first."""
@@ -152,8 +152,8 @@ def life(
             bench.stop()
 
     bench = Bench(context, Welcoming(on_beat, welcome, *map(FlushCache, range(flushes))))
-    bench.core.book, bench.loop.around = book, replace(bench.loop.around, known=known)
-    bench.peers.receive = lambda: found.append(book.num_cached(PROMPT))  # type: ignore[method-assign]
+    bench.core.kv_manager, bench.loop.around = kv_manager, replace(bench.loop.around, known=known)
+    bench.peers.receive = lambda: found.append(kv_manager.num_cached(PROMPT))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
     return news, found[0]
@@ -161,17 +161,17 @@ def life(
 
 @pytest.mark.parametrize("missed", [0, 1])
 def test_the_next_life_keeps_the_cache_and_tells_all_of_it_unless_a_flush_was_missed(context: Any, missed: int) -> None:
-    book, known = KvBook(9, 64, max_requests=4, max_context=512, caches=True), KnownGateway()
-    life(context, book, known, Welcome(1, KEY, num_flushes=2), flushes=1)
-    keep_cached(book, PROMPT, 150)
-    assert book.news.take().added, "it was told once"
+    kv_manager, known = KvManager(9, 64, max_requests=4, max_context=512, caches=True), KnownGateway()
+    life(context, kv_manager, known, Welcome(1, KEY, num_flushes=2), flushes=1)
+    keep_cached(kv_manager, PROMPT, 150)
+    assert kv_manager.news.take().added, "it was told once"
 
-    news, num_found = life(context, book, known, Welcome(1, KEY, num_flushes=3 + missed))
+    news, num_found = life(context, kv_manager, known, Welcome(1, KEY, num_flushes=3 + missed))
     told = [prefix for each in news for prefix in each.added]
     assert num_found == (0 if missed else 128)
     assert sorted(told) == ([] if missed else sorted(prefix_hashes(KEY, "", IDS)))
     assert any(each.flushed for each in news) == bool(missed)
-    counts = book.counts()
+    counts = kv_manager.counts()
     assert counts.free + counts.cached == counts.total
 
 
@@ -184,12 +184,12 @@ def test_a_worker_of_which_a_message_was_lost_or_could_not_be_read_registers_in_
             raw = bench.session.seal(b"nonsense")
             assert not is_sent or bench.router.send(IDENTITY, raw)
             assert bench.router.send(IDENTITY, bench.session.tick())
-        elif len(gateway.epochs) == 2:
+        elif len(gateway.numbers) == 2:
             bench.stop()
 
     gateway = Welcoming(on_beat)
     bench = Bench(context, gateway).served()
-    assert gateway.epochs == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
+    assert gateway.numbers == [1, 2] and bench.core.num_resets == 0, "it is for the gateway to say what becomes of it"
     assert "the session with the gateway is lost" in caplog.messages
 
 
@@ -201,34 +201,34 @@ def test_a_second_request_to_register_for_the_same_session_begins_no_other(conte
             gateway.answers = [Welcome(2)]
             bench.send(RegisterAgain(2))
             bench.send(RegisterAgain(2))
-        elif gateway.num_beats > 4 and len(gateway.epochs) > 1:
+        elif gateway.num_beats > 4 and len(gateway.numbers) > 1:
             bench.stop()
 
     gateway = Welcoming(on_beat)
     bench = Bench(context, gateway).served()
-    assert gateway.epochs == [1, 2] and bench.core.num_resets == 1
+    assert gateway.numbers == [1, 2] and bench.core.num_resets == 1
 
 
 def test_a_worker_whose_id_stays_taken_is_given_up(context: Any) -> None:
     """The gateway leaves the first Register of a session unanswered, and asks for another session after the second."""
-    epochs: list[int] = []
+    numbers: list[int] = []
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         for message in arrived:
             assert isinstance(message, Register)
-            if bench.session.epoch in epochs:
+            if bench.session.number in numbers:
                 bench.send(RegisterAgain(1))
             else:
                 bench.clock.advance(JOIN_DEADLINE_S / 6)
-            epochs.append(bench.session.epoch)
-        if len(epochs) > 30:
+            numbers.append(bench.session.number)
+        if len(numbers) > 30:
             bench.stop()
 
     bench = Bench(context, play)
     with pytest.raises(Unavailable, match="no gateway has answered"):
         bench.loop.run()
     bench.close()
-    assert bench.num_ready == 0 and len(set(epochs)) > 1
+    assert bench.num_ready == 0 and len(set(numbers)) > 1
 
 
 def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: Any) -> None:
@@ -240,10 +240,10 @@ def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: An
             bench.send(Welcome(1))
             bench.send(FlushCache(7))
             bench.send(FlushCache(8))
-        answers.extend((each, bench.core.book._flushes) for each in arrived if isinstance(each, CacheFlushed))
+        answers.extend((each, bench.core.kv_manager._flushes) for each in arrived if isinstance(each, CacheFlushed))
         if len(answers) == 2:
             bench.stop()
 
     bench = Bench(context, play).served()
     assert [answer for answer, _ in answers] == [CacheFlushed(7), CacheFlushed(8)]
-    assert bench.core.book._flushes == 2 and all(num_flushes for _, num_flushes in answers)
+    assert bench.core.kv_manager._flushes == 2 and all(num_flushes for _, num_flushes in answers)

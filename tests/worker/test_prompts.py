@@ -75,8 +75,8 @@ def test_a_prompt_waits_for_a_page_that_it_will_find_only(lookahead: int, prompt
     assert role.prompts.admit() == [computing]
     request = role.ask("r", prompt)
     assert role.prompts.admit() == ([] if waits else [request])
-    role.planner.book.keep(computing.prompt.held, computing.cache_key)
-    assert (role.planner.book.num_cached(request.cache_key) == 4) == waits or not lookahead
+    role.planner.kv_manager.keep(computing.prompt.held, computing.cache_key)
+    assert (role.planner.kv_manager.num_cached(request.cache_key) == 4) == waits or not lookahead
     role.launch()
     finish(role.planner, role.executor)
     role.prompts.computed(computing)
@@ -181,5 +181,5 @@ def test_a_request_leaves_every_queue_wherever_it_is(seed: int) -> None:
     assert left_from == {"line", "computing", "computed"}
     role.served.drop_all()
     turn()
-    counts = role.planner.book.counts()
+    counts = role.planner.kv_manager.counts()
     assert (role.prompts.num_waiting, role.prompts.computing, counts.free) == (0, {}, counts.total)

@@ -40,7 +40,7 @@ class Asked:
         """All rows are taken."""
         for number in range(1, 9):
             self.ask(number)
-            self.worker.step()
+            self.worker.turn()
         assert self.prompts.num_waiting == 0
         return self
 
@@ -83,16 +83,16 @@ def test_a_turn_and_a_cancel_cost_the_same_however_many_wait(make: Make, code: s
         for number in range(1, 1 + num_requests):
             asked.ask(number, n=2)
         for _ in range(4):
-            asked.worker.step()  # until two launches are in flight
+            asked.worker.turn()  # until two launches are in flight
         assert len(asked.prompts.waiting) == num_requests - 2  # the others would not be computed yet
-        turns.append(instructions(asked.worker.step))
+        turns.append(instructions(asked.worker.turn))
         cancels.append(instructions(lambda cancel=asked.cancel: cancel(15)))  # type: ignore[misc]
     assert turns[0] == turns[1] > 0
     assert cancels[0] == cancels[1] > 0
 
 
 @ROLES
-def test_those_that_gave_way_come_first_in_the_order_in_which_they_came_back(make: Make, code: str) -> None:
+def test_those_that_were_preempted_come_first_in_the_order_in_which_they_came_back(make: Make, code: str) -> None:
     asked = make(LARGE).crowded()
     for number, resumes, priority in ((11, False, -1), (12, True, 0), (13, True, -1), (14, False, -2), (15, True, 0)):
         asked.ask(number, resumes=resumes, priority=priority)
@@ -105,9 +105,9 @@ def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so(
     make: Make, code: str, policy: SchedulePolicy, expected: list[str]
 ) -> None:
     asked = make(replace(LARGE, schedule_policy=policy))
-    book = asked.worker.planner.book
-    book._cache = None
-    book.num_cached = lambda key: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
+    kv_manager = asked.worker.planner.kv_manager
+    kv_manager._cache = None
+    kv_manager.num_cached = lambda key: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
     asked.crowded()
     asked.ask(11)
     asked.ask(12, prompt=(9, *PROMPT))
@@ -115,7 +115,7 @@ def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so(
 
 
 @ROLES
-def test_when_too_many_wait_a_request_is_refused_but_not_one_that_gave_way(make: Make, code: str) -> None:
+def test_when_too_many_wait_a_request_is_refused_but_not_one_that_was_preempted(make: Make, code: str) -> None:
     asked = make(replace(LARGE, max_queued_requests=2)).crowded()
     for number in (11, 12, 13):
         asked.ask(number)

@@ -1,8 +1,8 @@
-"""What a worker tells the gateway of its choices: their tokens, then that they give way."""
+"""What a worker tells the gateway of its choices: their tokens, then that they are preempted."""
 
 import pytest
 
-from protocol.messages_gateway import Assign, FinishReason, Retracted, SamplingParams, Tokens
+from protocol.messages_gateway import Assign, FinishReason, Preempted, SamplingParams, Tokens
 from protocol.worker_facts import TIME_EDGES_S, Stamp
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.planner import Planner
@@ -42,15 +42,15 @@ def drawn_later(planner: Planner, req: Req) -> bool:
     return any(found is req for found, _ in planner.results.drawn(OWNERS, [(7,), (7,)]))
 
 
-def test_the_tokens_of_a_choice_leave_before_it_gives_way() -> None:
+def test_the_tokens_of_a_choice_leave_before_it_is_preempted() -> None:
     _, request, stream = serving(2)
     first, second = request.reqs
-    assert stream.retract([first]) == [], "the other one goes on"
+    assert stream.preempt([first]) == [], "the other one goes on"
     stream.add(second, (8,))
-    assert stream.retract([second]) == [second]
-    tokens, *retracted = flushed(stream)
+    assert stream.preempt([second]) == [second]
+    tokens, *preempted = flushed(stream)
     assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(8,)]
-    assert retracted == [Retracted("r", 0, 0), Retracted("r", 0, 1)]
+    assert preempted == [Preempted("r", 0, 0), Preempted("r", 0, 1)]
     assert flushed(stream) == []
 
 
@@ -63,15 +63,15 @@ def test_a_run_that_is_longer_than_the_choice_is_stamped(run: tuple[int, ...], i
     assert ("run cut" in request.moments) is is_cut
 
 
-def test_a_choice_that_gives_way_has_no_memory_and_takes_no_late_result() -> None:
+def test_a_choice_that_is_preempted_has_no_memory_and_takes_no_late_result() -> None:
     planner, request, stream = serving()
     owner = request.prompt.held.owner
     assert drawn_later(planner, request.prompt)
-    assert stream.retract([request.prompt]) == [request.prompt]
+    assert stream.preempt([request.prompt]) == [request.prompt]
     assert request.prompt.holding is None and request.prompt.finish is FinishReason.PREEMPTED
     assert not drawn_later(planner, request.prompt)
     assert planner.admit(Assigned(Assign("r", 1, PROMPT, greedy(9), 1, None)).reqs, 20)
-    assert planner.results.drawn([owner], [(7,)]) == [], "the row has another generation"
+    assert planner.results.drawn([owner], [(7,)]) == [], "the row has another owner number"
 
 
 def test_what_was_cached_is_told_of_the_first_attempt_only() -> None:

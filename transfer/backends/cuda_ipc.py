@@ -26,7 +26,7 @@ from torch import Tensor
 
 from protocol.errors import WireError
 from protocol.kv_layout import LayerLayout
-from transfer.in_place.device_pools import WORDS, WRAP, AtDevice, DevicePages, Units, word_bytes
+from transfer.in_place.device_pools import WORDS, WRAP, AtDevice, DevicePages, Tiles, word_bytes
 from transfer.offers import DeviceHandle
 
 HANDLE_BYTES: Final = 64
@@ -161,7 +161,7 @@ class CudaCopies:
             raise WireError(f"copies on a device need triton: {error}") from error
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
-        self._tables: WeakKeyDictionary[Units, Tensor] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[Tiles, Tensor] = WeakKeyDictionary()
 
     def warm_up(self, layout: LayerLayout) -> None:
         """Compiles the kernel for whole pages and for single tokens, to write and to read. Blocks."""
@@ -169,27 +169,27 @@ class CudaCopies:
         page_LW = torch.zeros(1, layout.page_bytes // word, dtype=WORDS[word], device=self._device)
         torch.cuda.synchronize(self._device)  # it was zeroed on another stream
         for num_words in (page_LW.numel(), layout.token_bytes // word):
-            unit = Units(num_words, np.zeros(1, np.int64), np.zeros(1, np.int64))
+            tile = Tiles(num_words, np.zeros(1, np.int64), np.zeros(1, np.int64))
             for target_LW in (torch.empty_like(page_LW), None):
-                self.begin(page_LW, target_LW, unit).wait()
+                self.begin(page_LW, target_LW, tile).wait()
 
-    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> "CudaMoving":
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, tiles: Tiles) -> "CudaMoving":
         """See Copies."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            table_2U, shape = self._table(units), (source_LW.shape[0], self._kernel.NUM_SUMS)
+            table_2U, shape = self._table(tiles), (source_LW.shape[0], self._kernel.NUM_SUMS)
             sums_LS = torch.zeros(shape, dtype=torch.int64, device=self._device)
-            self._kernel.launch(source_LW, target_LW, table_2U, units.num_words, sums_LS)
+            self._kernel.launch(source_LW, target_LW, table_2U, tiles.num_words, sums_LS)
             read_LS = torch.empty(shape, dtype=torch.int64, pin_memory=True)
             read_LS.copy_(sums_LS, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
         return CudaMoving(event, read_LS, (table_2U, sums_LS))
 
-    def _table(self, units: Units) -> Tensor:
-        """The units' numbers on the device, kept for the next layers."""
-        if (table_2U := self._tables.get(units)) is None:
-            pinned_2U = torch.from_numpy(np.stack([units.sources_U, units.targets_U])).pin_memory()
-            table_2U = self._tables[units] = pinned_2U.to(self._device, non_blocking=True)
+    def _table(self, tiles: Tiles) -> Tensor:
+        """The tiles' numbers on the device, kept for the next layers."""
+        if (table_2U := self._tables.get(tiles)) is None:
+            pinned_2U = torch.from_numpy(np.stack([tiles.sources_U, tiles.targets_U])).pin_memory()
+            table_2U = self._tables[tiles] = pinned_2U.to(self._device, non_blocking=True)
         return table_2U
 
 

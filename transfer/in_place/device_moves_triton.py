@@ -1,8 +1,8 @@
 """Moves and their checksum on a GPU as one Triton kernel, which reads and writes each byte once.
 
-A program takes a piece of one unit of one layer, writes it to its place and adds its share to one of the layer's sums,
+A program takes a piece of one tile of one layer, writes it to its place and adds its share to one of the layer's sums,
 so that programs do not wait for each other. Their total equals the device checksum of device_pools.py.
-Shapes: L layers, W words of a layer, U units, S sums of a layer, B words of a piece.
+Shapes: L layers, W words of a layer, U tiles, S sums of a layer, B words of a piece.
 """
 
 from typing import Any, Final
@@ -18,8 +18,8 @@ BLOCKS: Final = (1024, 128)  # words of a piece; few sizes, because each is comp
 
 
 def launch(source_LW: Tensor, target_LW: Tensor | None, table_2U: Tensor, num_words: int, sums_LS: Tensor) -> None:
-    """Queues the kernel on the current stream of the current device. `table_2U`: source units, then target units.
-    Each layer is a whole number of units. `sums_LS` must be zeros."""
+    """Queues the kernel on the current stream of the current device. `table_2U`: source tiles, then target tiles.
+    Each layer is a whole number of tiles. `sums_LS` must be zeros."""
     block = BLOCKS[num_words < BLOCKS[0]]
     pieces = -(-num_words // block)
     written_LW = source_LW if target_LW is None else target_LW
@@ -47,9 +47,9 @@ def _move(
     target_ptr: tl.tensor,
     table_ptr: tl.tensor,
     sums_ptr: tl.tensor,
-    source_units: tl.tensor,  # of a layer
-    target_units: tl.tensor,
-    num_units: tl.tensor,
+    source_tiles: tl.tensor,  # of a layer
+    target_tiles: tl.tensor,
+    num_tiles: tl.tensor,
     num_words: tl.tensor,
     pieces: tl.tensor,
     WRITES: tl.constexpr,
@@ -60,17 +60,17 @@ def _move(
     SECOND: tl.constexpr,
 ) -> None:
     program, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    unit = program // pieces
+    tile = program // pieces
     word_B = (program % pieces) * BLOCK + tl.arange(0, BLOCK)
     inside_B = word_B < num_words
 
-    source = (layer * source_units + tl.load(table_ptr + unit)) * num_words
+    source = (layer * source_tiles + tl.load(table_ptr + tile)) * num_words
     value_B = tl.load(source_ptr + source + word_B, mask=inside_B, other=0)
     if WRITES:
-        target = (layer * target_units + tl.load(table_ptr + num_units + unit)) * num_words
+        target = (layer * target_tiles + tl.load(table_ptr + num_tiles + tile)) * num_words
         tl.store(target_ptr + target + word_B, value_B, mask=inside_B)
 
-    position_B = unit.to(tl.int64) * num_words + word_B
+    position_B = tile.to(tl.int64) * num_words + word_B
     x_B = value_B.to(tl.int64) ^ (position_B * STEP)
     x_B = x_B * FIRST
     x_B = (x_B ^ ((x_B >> 32) & 0xFFFFFFFF)) * SECOND
@@ -80,4 +80,4 @@ def _move(
     tl.atomic_add(sums_ptr + layer * SUMS + program % SUMS, share, sem="relaxed")
 
 
-_kernel: Any = triton.jit(_move, do_not_specialize=["source_units", "target_units", "num_units", "pieces"])
+_kernel: Any = triton.jit(_move, do_not_specialize=["source_tiles", "target_tiles", "num_tiles", "pieces"])

@@ -7,7 +7,7 @@
 The last condition is not needed for host memory: of a process that is killed, the kernel frees the seat some moments
 before it takes the device away.
 
-    copy -> units: pieces of one size, the largest that divides every run -> a table for the kernel
+    copy -> tiles: pieces of one size, the largest that divides every extent -> a table for the kernel
 
 The device checksum of words w[0], w[1], ... in prompt order is the sum of scramble(w[i] ^ i * STEP), modulo 2^64. For
 each i this is a bijection of w[i]: xor with a constant, odd multipliers, xor with the word's own right shift. So a
@@ -15,7 +15,7 @@ change of one word always changes the sum. Any other difference, such as words t
 chance of about 2^-64, if scramble() behaves like a random bijection. It does not protect against intent. Addends may be
 added in any order, so a device can compute it.
 A device is given several layers of one group in one call, because each call costs the host some 100 us.
-Suffixes: L layers of a group, U units, W words of a layer.
+Suffixes: L layers of a group, U tiles, W words of a layer.
 """
 
 import os
@@ -33,7 +33,7 @@ from protocol.errors import WireError
 from protocol.kv_layout import KvLayout, LayerLayout
 from transfer.in_place.writers import hold_seat
 from transfer.offers import DeviceHandle, PoolOffer
-from transfer.plan import Copy, Ints64, Runs
+from transfer.plan import Copy, Extents, Ints64
 
 WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by their bytes
 WRAP: Final = (1 << 64) - 1
@@ -48,8 +48,8 @@ def word_bytes(layout: LayerLayout) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
-    """Units `sources_U[i]` of `num_words` words belong at `targets_U[i]`. Both count from the beginning of a layer, in
+class Tiles:
+    """Tiles `sources_U[i]` of `num_words` words belong at `targets_U[i]`. Both count from the beginning of a layer, in
     prompt order."""
 
     num_words: int
@@ -57,17 +57,17 @@ class Units:
     targets_U: Ints64
 
 
-def units_to_write(copy: Copy, source: LayerLayout, target: LayerLayout) -> Units:
-    """The units of a copy from pages of one layout to pages of another."""
-    unit = gcd(copy.sources.unit, copy.targets.unit, source.page_bytes, target.page_bytes)
-    return Units(unit // word_bytes(source), copy.sources.rows(unit), copy.targets.rows(unit))
+def tiles_to_write(copy: Copy, source: LayerLayout, target: LayerLayout) -> Tiles:
+    """The tiles of a copy from pages of one layout to pages of another."""
+    tile = gcd(copy.sources.row_bytes, copy.targets.row_bytes, source.page_bytes, target.page_bytes)
+    return Tiles(tile // word_bytes(source), copy.sources.rows(tile), copy.targets.rows(tile))
 
 
-def units_to_read(written: Runs, layout: LayerLayout) -> Units:
-    """The units of what was written, in the same order."""
-    unit = gcd(written.unit, layout.page_bytes)
-    rows_U = written.rows(unit)
-    return Units(unit // word_bytes(layout), rows_U, rows_U)
+def tiles_to_read(written: Extents, layout: LayerLayout) -> Tiles:
+    """The tiles of what was written, in the same order."""
+    tile = gcd(written.row_bytes, layout.page_bytes)
+    rows_U = written.rows(tile)
+    return Tiles(tile // word_bytes(layout), rows_U, rows_U)
 
 
 class Moving(Protocol):
@@ -88,8 +88,8 @@ class Moving(Protocol):
 class Copies(Protocol):
     """A device's queue of copies. They run in the order in which they were given, beside the model's work."""
 
-    def begin(self, source_LW: Tensor, target_LW: Tensor | None, units: Units) -> Moving:
-        """Copies the same units of each layer's words and sums them. Without a target it only sums."""
+    def begin(self, source_LW: Tensor, target_LW: Tensor | None, tiles: Tiles) -> Moving:
+        """Copies the same tiles of each layer's words and sums them. Without a target it only sums."""
 
 
 class DevicePages(Protocol):
@@ -168,13 +168,13 @@ class DeviceReader:
         self._layout = memory.layout
         self._words = LayerWords(memory.device_bytes, memory.layout, memory.num_pages)
         self._copies = copies
-        self._units: WeakKeyDictionary[Runs, Units] = WeakKeyDictionary()  # one plan serves all layers of a group
+        self._tiles: WeakKeyDictionary[Extents, Tiles] = WeakKeyDictionary()  # one plan serves all layers of a group
 
-    def begin(self, layers: range, written: Runs) -> Moving:
+    def begin(self, layers: range, written: Extents) -> Moving:
         """Begins to sum what was written into each of these layers, which are of one group."""
-        if (units := self._units.get(written)) is None:
-            units = self._units[written] = units_to_read(written, self._layout.layer(layers[0]))
-        return self._copies.begin(self._words.of(layers), None, units)
+        if (tiles := self._tiles.get(written)) is None:
+            tiles = self._tiles[written] = tiles_to_read(written, self._layout.layer(layers[0]))
+        return self._copies.begin(self._words.of(layers), None, tiles)
 
 
 class DevicePool:
@@ -186,7 +186,7 @@ class DevicePool:
         self.num_pages = offer.num_pages
         self._from = ours.pages.layout
         self._copies = ours.copies
-        self._units: WeakKeyDictionary[Copy, Units] = WeakKeyDictionary()  # one plan serves all layers of a group
+        self._tiles: WeakKeyDictionary[Copy, Tiles] = WeakKeyDictionary()  # one plan serves all layers of a group
 
         if offer.device is None:
             raise WireError("decode offers no device memory to write in")
@@ -205,9 +205,9 @@ class DevicePool:
 
     def begin(self, layers: range, copy: Copy) -> Moving:
         """Begins to write from our pages of these layers, which are of one group, into the peer's."""
-        if (units := self._units.get(copy)) is None:
-            units = self._units[copy] = units_to_write(copy, self._from.layer(layers[0]), self.layout.layer(layers[0]))
-        return self._copies.begin(self._sources.of(layers), self._targets.of(layers), units)
+        if (tiles := self._tiles.get(copy)) is None:
+            tiles = self._tiles[copy] = tiles_to_write(copy, self._from.layer(layers[0]), self.layout.layer(layers[0]))
+        return self._copies.begin(self._sources.of(layers), self._targets.of(layers), tiles)
 
     def close(self) -> None:
         """Unmaps the memory, then frees the seat. The caller has made sure that nothing writes any more."""

@@ -26,7 +26,7 @@ from transfer.landing.transfer import (
     Rejection,
 )
 from transfer.offers import ANSWER, OFFER, Agreed, Answer
-from transfer.plan import Copy, Runs
+from transfer.plan import Copy, Extents
 from transfer.states import OPEN
 
 POLL_BYTES = 16 * 1024 * 1024  # payload landed by one poll: about 2 ms of copying
@@ -40,11 +40,11 @@ class _Written:
 
     transfer: ReceiveTransfer
     header: FrameHeader
-    runs: Runs
+    extents: Extents
 
     def goes_on(self, last: "_Written") -> bool:
         """Whether it is of the same bytes as `last`, of the layer behind it."""
-        return self.runs is last.runs and self.header.layer == last.header.layer + 1
+        return self.extents is last.extents and self.header.layer == last.header.layer + 1
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class FrameReceiver:
             while left and left[0].goes_on(frames[-1]):
                 frames.append(left.popleft())
             first = frames[0].header.layer
-            reading = self._reader.begin(range(first, first + len(frames)), frames[0].runs)
+            reading = self._reader.begin(range(first, first + len(frames)), frames[0].extents)
             self._checking.append(_Checking(frames, reading))
 
     def _checked(self, done: _Checking) -> Sequence[ReceiverEvent]:

@@ -13,7 +13,7 @@ from protocol.errors import WireError
 from protocol.frame import LAST_MESSAGE, Check, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
 from transfer.plan import Copy, Shard, moves_of, start_fault
-from transfer.states import MOVES, OPEN, TransferState, advance
+from transfer.states import OPEN, TRANSITIONS, TransferState, advance
 
 
 class Rejection(StrEnum):
@@ -193,7 +193,7 @@ class ReceiveTransfer:
     def release(self) -> None:
         """The pages are no longer ours. A delivered or failed reservation keeps its state."""
         if self.state in OPEN:
-            self.state = advance(MOVES, self.state, TransferState.CANCELLED)
+            self.state = advance(TRANSITIONS, self.state, TransferState.CANCELLED)
 
     def _take_last(self, header: FrameHeader, payload: Sequence[memoryview]) -> list[ReceiverEvent]:
         if self.last is not None:
@@ -215,7 +215,7 @@ class ReceiveTransfer:
 
     def _failed(self, header: FrameHeader, reason: str) -> TransferFailed:
         """The KV cannot be used."""
-        self.state = advance(MOVES, self.state, TransferState.FAILED)
+        self.state = advance(TRANSITIONS, self.state, TransferState.FAILED)
         return TransferFailed(header.reservation, reason)
 
     def _misfit(self, header: FrameHeader) -> Rejection | None:
@@ -261,7 +261,7 @@ class ReceiveTransfer:
     def _received(self, header: FrameHeader) -> list[ReceiverEvent]:
         events: list[ReceiverEvent] = []
         if self.state is TransferState.REQUESTED:
-            self.state = advance(MOVES, self.state, TransferState.RECEIVING)
+            self.state = advance(TRANSITIONS, self.state, TransferState.RECEIVING)
             events.append(FirstFrame(header.reservation))
         if self.last is None:
             return events
@@ -280,5 +280,5 @@ class ReceiveTransfer:
             reason = f"the digest of what landed is {self._digest:#x}, the sender announced {self.last.digest:#x}"
             return [*events, self._failed(header, reason)]
 
-        self.state = advance(MOVES, self.state, TransferState.DELIVERED)
+        self.state = advance(TRANSITIONS, self.state, TransferState.DELIVERED)
         return [*events, Delivered(header.reservation, self.last, self.is_on_device)]

@@ -19,7 +19,7 @@ from transfer.interfaces import PageMemory, Part, Reading, Wire
 from transfer.offers import ANSWER, OFFER, Answer
 from transfer.plan import DEVICE_FRAME_BYTES, FRAME_BYTES, IN_PLACE_FRAME_BYTES, KvFrame, start_fault
 from transfer.sending.payloads import Payloads
-from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Frame, PeerQueue, SendTransfer, Target
+from transfer.sending.transfer import DEVICE_WINDOW_BYTES, WINDOW_BYTES, Destination, Frame, PeerQueue, SendTransfer
 from transfer.states import TransferState
 
 
@@ -52,8 +52,8 @@ class FrameSender:
         self._layouts: dict[int, KvLayout] = {}  # of decode workers that have greeted
         self._sent: dict[int, KvLayout] = {}  # what they get
         self._peers: dict[int, PeerQueue] = {}
-        self._transfers: dict[Target, SendTransfer] = {}  # transfers that have not ended
-        self._reading: dict[Target, list[Reading]] = {}
+        self._transfers: dict[Destination, SendTransfer] = {}  # transfers that have not ended
+        self._reading: dict[Destination, list[Reading]] = {}
         self._totals: Counter[str] = Counter()
 
     @property
@@ -79,55 +79,57 @@ class FrameSender:
         self._sent[instance] = sent or self._layout
         return ANSWER.encode(Answer(in_place, os.getpid() if on_device else 0, self._export))
 
-    def reads_host(self, target: Target) -> bool:
+    def reads_host(self, destination: Destination) -> bool:
         """Whether the KV of such a transfer must be in host memory: no device writes it from its own."""
-        return target.pages is None or not isinstance(self._pools.get(target.peer.instance), DevicePool)
+        return destination.pages is None or not isinstance(self._pools.get(destination.peer.instance), DevicePool)
 
-    def open(self, target: Target, source_pages: Sequence[int], num_tokens: int) -> SendTransfer:
+    def open(self, destination: Destination, source_pages: Sequence[int], num_tokens: int) -> SendTransfer:
         """Announces a transfer and connects to its peer if needed.
 
         `source_pages`: the caller's pages of the whole prompt, in order. WireError if the peer's endpoint is no
-        address, if this target is already open, or if its start or its pages cannot be.
+        address, if this destination is already open, or if its start or its pages cannot be.
         """
-        if target in self._transfers:
-            raise WireError(f"reservation {target.reservation} attempt {target.attempt} is being sent already")
-        theirs = self._layouts.get(target.peer.instance, self._layout)
-        if (fault := start_fault(target.start, num_tokens, self._layout.page_size, theirs.page_size)) is not None:
+        if destination in self._transfers:
+            raise WireError(
+                f"reservation {destination.reservation} attempt {destination.attempt} is being sent already"
+            )
+        theirs = self._layouts.get(destination.peer.instance, self._layout)
+        if (fault := start_fault(destination.start, num_tokens, self._layout.page_size, theirs.page_size)) is not None:
             raise WireError(fault)
 
-        pool = None if target.pages is None else self._pool(target, target.pages, num_tokens)
-        on_device, instance = isinstance(pool, DevicePool), target.peer.instance
+        pool = None if destination.pages is None else self._pool(destination, destination.pages, num_tokens)
+        on_device, instance = isinstance(pool, DevicePool), destination.peer.instance
 
         if instance not in self._peers:
-            self._wire.connect(instance, target.peer.data)
+            self._wire.connect(instance, destination.peer.data)
             self._peers[instance] = PeerQueue(self._device_window if on_device else self._window)
 
         frame_bytes = DEVICE_FRAME_BYTES if on_device else FRAME_BYTES if pool is None else IN_PLACE_FRAME_BYTES
         target_layout = None if pool is None else pool.layout
         layout = self._sent.get(instance, self._layout)
-        transfer = SendTransfer(target, layout, source_pages, num_tokens, target_layout, frame_bytes)
-        self._transfers[target] = transfer
+        transfer = SendTransfer(destination, layout, source_pages, num_tokens, target_layout, frame_bytes)
+        self._transfers[destination] = transfer
         return transfer
 
-    def layers_ready(self, target: Target, layers: Iterable[int], num_tokens: int) -> None:
+    def layers_ready(self, destination: Destination, layers: Iterable[int], num_tokens: int) -> None:
         """K and V of tokens [0, num_tokens) of `layers` are final, also in host memory if it reads_host().
 
         Whole pages leave at once, as credit allows; a device is given layers together that are ready together. The
         partial last page leaves only when `num_tokens` is the total. A layer that the peer does not get is ignored.
         """
-        transfer = self._transfers.get(target)
+        transfer = self._transfers.get(destination)
         if transfer is None:
             return
-        peer = self._peers[target.peer.instance]
+        peer = self._peers[destination.peer.instance]
         for layer in layers:
             if layer < transfer.num_layers:
                 for frame in transfer.layer_ready(layer, num_tokens):
                     peer.push(transfer, frame)
-        self._pump(target.peer.instance)
+        self._pump(destination.peer.instance)
 
     def finish(
         self,
-        target: Target,
+        destination: Destination,
         first_tokens: tuple[int, ...],
         stamps: tuple[Stamp, ...] = (),
         num_cached: int = 0,
@@ -135,21 +137,21 @@ class FrameSender:
         logprobs: tuple[Logprobs, ...] = (),
     ) -> None:
         """Every layer is ready in full. The last frame follows the KV frames, if there are any. See LastMessage."""
-        transfer = self._transfers.get(target)
+        transfer = self._transfers.get(destination)
         if transfer is not None:
             last = transfer.finish(first_tokens, stamps, num_cached, hidden, logprobs)
-            self._peers[target.peer.instance].push(transfer, last)
-            self._pump(target.peer.instance)
+            self._peers[destination.peer.instance].push(transfer, last)
+            self._pump(destination.peer.instance)
 
-    def cancel(self, target: Target) -> None:
+    def cancel(self, destination: Destination) -> None:
         """Nothing more is sent or written after this call. Waits for what a device has begun. Idempotent."""
-        self._end(target, TransferState.CANCELLED)
+        self._end(destination, TransferState.CANCELLED)
 
-    def delivered(self, target: Target) -> None:
+    def delivered(self, destination: Destination) -> None:
         """KvDelivered has arrived. Before the last frame was sent, that is a failure."""
-        transfer = self._transfers.get(target)
-        is_sent = transfer is not None and self._peers[target.peer.instance].has_sent(transfer)
-        self._end(target, TransferState.DELIVERED if is_sent else TransferState.FAILED)
+        transfer = self._transfers.get(destination)
+        is_sent = transfer is not None and self._peers[destination.peer.instance].has_sent(transfer)
+        self._end(destination, TransferState.DELIVERED if is_sent else TransferState.FAILED)
 
     def add_credit(self, instance: int, reservation: int, num_bytes: int) -> None:
         """DataCredit has arrived from the decode worker `instance`. Sends the frames that waited for it."""
@@ -160,19 +162,21 @@ class FrameSender:
 
     def drop_peer(self, instance: int) -> None:
         """The decode worker `instance` is lost: cancels its transfers and closes its connection. Idempotent."""
-        for target in [target for target in self._transfers if target.peer.instance == instance]:
-            self.cancel(target)
+        for destination in [destination for destination in self._transfers if destination.peer.instance == instance]:
+            self.cancel(destination)
         if self._peers.pop(instance, None) is not None:
             self._wire.disconnect(instance)
         self._pools.drop(instance)
         self._layouts.pop(instance, None)
         self._sent.pop(instance, None)
 
-    def broken(self) -> list[Target]:
+    def broken(self) -> list[Destination]:
         """Transfers whose frames may have been lost with a connection since the last call. Only the caller can act."""
         lost = set(self._wire.broken())
         return [
-            target for target, transfer in self._transfers.items() if target.peer.instance in lost and transfer.num_sent
+            destination
+            for destination, transfer in self._transfers.items()
+            if destination.peer.instance in lost and transfer.num_sent
         ]
 
     def pump(self) -> None:
@@ -185,11 +189,11 @@ class FrameSender:
         """Whether pump() must be called again at once: a device copies and signals nothing when it is done."""
         return any(peer.is_moving for peer in self._peers.values())
 
-    def is_reading(self, target: Target) -> bool:
+    def is_reading(self, destination: Destination) -> bool:
         """Whether the transport may still read the transfer's source pages, even after its end. Unknown: False."""
-        reading = [entry for entry in self._reading.pop(target, ()) if not entry.done]
+        reading = [entry for entry in self._reading.pop(destination, ()) if not entry.done]
         if reading:
-            self._reading[target] = reading
+            self._reading[destination] = reading
         return bool(reading)
 
     def close(self) -> None:
@@ -199,26 +203,26 @@ class FrameSender:
         self._pools.close()
         self._wire.close()
 
-    def _pool(self, target: Target, pages: Sequence[int], num_tokens: int) -> Pool:
-        """The memory with the target's `pages`. WireError if they may not be written."""
-        pool = self._pools.get(target.peer.instance)
+    def _pool(self, destination: Destination, pages: Sequence[int], num_tokens: int) -> Pool:
+        """The memory with the destination's `pages`. WireError if they may not be written."""
+        pool = self._pools.get(destination.peer.instance)
         if pool is None:
-            raise WireError(f"the KV memory of {target.peer.worker_id} is not mapped")
+            raise WireError(f"the KV memory of {destination.peer.worker_id} is not mapped")
 
-        num_pages = pool.layout.num_pages(num_tokens - target.start)
+        num_pages = pool.layout.num_pages(num_tokens - destination.start)
         if len(pages) != num_pages or len(set(pages)) != len(pages):
             raise WireError(f"{len(pages)} pages, expected {num_pages} different ones")
         if pages and not 1 <= min(pages) <= max(pages) < pool.num_pages:
             raise WireError(f"pages {min(pages)} to {max(pages)}, expected 1 to {pool.num_pages - 1}")
         return pool
 
-    def _end(self, target: Target, state: TransferState) -> None:
-        transfer = self._transfers.pop(target, None)
+    def _end(self, destination: Destination, state: TransferState) -> None:
+        transfer = self._transfers.pop(destination, None)
         if transfer is not None:
             transfer.move(state)
-            peer = self._peers[target.peer.instance]
+            peer = self._peers[destination.peer.instance]
             peer.drop(transfer)
-            peer.credit.end(target.reservation)
+            peer.credit.end(destination.reservation)
             self._totals[f"transfers_{state}"] += 1
 
     def _pump(self, instance: int) -> None:
@@ -261,7 +265,7 @@ class FrameSender:
         header = seal_sized(transfer.header(frame, self._instance), payload.content)
         reading = self._give(instance, transfer, header, payload.parts)
         if reading is not None and payload.is_shared:
-            self._reading.setdefault(transfer.target, []).append(reading)
+            self._reading.setdefault(transfer.destination, []).append(reading)
         return reading is not None
 
     def _give(

@@ -1,7 +1,7 @@
 """The payload of a frame: where its bytes are read, and which of them travel behind the header.
 
-Runs of pages travel as views of page memory, without a copy. A frame of many short runs is gathered first, because each
-part has a cost. If the peer's pages can be written in place, they are, and nothing travels but the header.
+Extents of pages travel as views of page memory, without a copy. A frame of many short extents is gathered first,
+because each part has a cost. If the peer's pages can be written in place, they are, and nothing travels but the header.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class Payload:
 
 
 class Payloads:
-    """Reads payloads from `memory`. Runs shorter than `gather_below` bytes on average are gathered; None means
+    """Reads payloads from `memory`. Extents shorter than `gather_below` bytes on average are gathered; None means
     GATHER_BELOW."""
 
     def __init__(self, memory: PageMemory, gather_below: int | None = None) -> None:

@@ -14,15 +14,15 @@ from protocol.logprobs import Logprobs
 from protocol.messages_gateway import WorkerAddress
 from protocol.worker_facts import Stamp
 from transfer.in_place.device_pools import Moving
-from transfer.plan import FRAME_BYTES, Copy, KvFrame, Runs, Shard, final_pages, frames_of, moves_of, whole_pages
-from transfer.states import MOVES, TransferState, advance
+from transfer.plan import FRAME_BYTES, Copy, Extents, KvFrame, Shard, final_pages, frames_of, moves_of, whole_pages
+from transfer.states import TRANSITIONS, TransferState, advance
 
 WINDOW_BYTES = 32 * 1024 * 1024  # payload in flight to one peer; a larger frame goes alone
 DEVICE_WINDOW_BYTES = 512 * 1024 * 1024  # the same between devices: takes no memory, but a transfer's end waits for it
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """One transfer: the decode worker (`peer.data` is its endpoint), the reservation there, and the attempt.
 
     `pages`: decode's pages from the token `start` on, if KV is written in place; None if it travels in frames.
@@ -54,18 +54,18 @@ class SendTransfer:
 
     def __init__(
         self,
-        target: Target,
+        destination: Destination,
         layout: KvLayout,
         source_pages: Sequence[int],
         num_tokens: int,
         target_layout: KvLayout | None = None,
         frame_bytes: int = FRAME_BYTES,
     ) -> None:
-        """`source_pages`: the whole prompt's. `target_layout`: the layout of the target's pages, if they are written in
+        """`source_pages`: the whole prompt's. `target_layout`: the layout of decode's pages, if they are written in
         place."""
         assert len(source_pages) == layout.num_pages(num_tokens), (len(source_pages), num_tokens)
 
-        self.target = target
+        self.destination = destination
         self.source_pages = tuple(source_pages)
         self.state = TransferState.REQUESTED
         self.num_sent = 0  # frames of any kind
@@ -75,10 +75,10 @@ class SendTransfer:
         self._target_layout = target_layout
         self._frame_bytes = frame_bytes
         self._copies: dict[tuple[int, int, int], Copy] = {}  # by (layer group, page_start, num_pages)
-        self._runs: dict[tuple[int, int, int], Runs] = {}  # by the same
+        self._runs: dict[tuple[int, int, int], Extents] = {}  # by the same
         self._num_tokens = num_tokens
         # Pages of each layer, up to which they have been returned as frames or lie before the start.
-        self._ready_pages = [full_pages(target.start, layout.page_size)] * layout.num_layers
+        self._ready_pages = [full_pages(destination.start, layout.page_size)] * layout.num_layers
         self._digest = 0
 
     def layer_ready(self, layer: int, num_final: int) -> Iterator[KvFrame]:
@@ -106,7 +106,7 @@ class SendTransfer:
 
     def move(self, state: TransferState) -> None:
         """Advances the state machine."""
-        self.state = advance(MOVES, self.state, state)
+        self.state = advance(TRANSITIONS, self.state, state)
 
     def header(self, frame: Frame, sender_instance: int) -> FrameHeader:
         """The frame's header, not yet sealed. `frame` must be the next to be sent."""
@@ -114,8 +114,8 @@ class SendTransfer:
         return FrameHeader(
             layer=at.layer,
             sender_instance=sender_instance,
-            reservation=self.target.reservation,
-            attempt=self.target.attempt,
+            reservation=self.destination.reservation,
+            attempt=self.destination.attempt,
             sequence=self.num_sent,
             page_start=at.page_start,
             num_pages=at.num_pages,
@@ -134,23 +134,23 @@ class SendTransfer:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether KV is written into the target's pages."""
+        """Whether KV is written into the destination's pages."""
         return self._target_layout is not None
 
     def copy(self, frame: KvFrame) -> Copy:
         """The copy from source pages to target pages, for a transfer in place. Only valid slots are moved."""
-        assert self._target_layout is not None and self.target.pages is not None
+        assert self._target_layout is not None and self.destination.pages is not None
         key = self._key(frame)
         if key not in self._copies:
             ours, theirs = self._layout.layer(frame.layer), self._target_layout.layer(frame.layer)
             first = frame.page_start * ours.page_size
             heads, tokens = range(ours.num_kv_heads), range(first, first + frame.num_tokens)
-            targets = Shard(theirs, self.target.pages, first_token=self.target.start)
+            targets = Shard(theirs, self.destination.pages, first_token=self.destination.start)
             moves = moves_of(Shard(ours, self.source_pages), targets, heads, tokens)
             self._copies[key] = Copy(moves, ours.page_bytes, theirs.page_bytes)
         return self._copies[key]
 
-    def runs(self, frame: KvFrame) -> Runs:
+    def runs(self, frame: KvFrame) -> Extents:
         """The byte ranges of the source pages that make up a frame's payload."""
         key = self._key(frame)
         if key not in self._runs:
@@ -277,7 +277,7 @@ class PeerQueue:
         """Removes the head, which leaves: it takes credit for `num_bytes`."""
         transfer, frames = next((transfer, frames) for transfer, frames in self._waiting.items() if frames)
         frames.popleft()
-        self.credit.take(transfer.target.reservation, num_bytes)
+        self.credit.take(transfer.destination.reservation, num_bytes)
 
     def pop_together(self) -> list[KvFrame]:
         """Removes the head, a KvFrame, and the frames that go on with it, as credit allows."""

@@ -48,14 +48,16 @@ def ask_of(request: AnyRequest) -> Ask:
 
 def _of_completion(request: CompletionRequest) -> Ask:
     add_special = request.add_special_tokens is not False
-    prompts = [PromptText(each, add_special) if isinstance(each, str) else PromptIds(each) for each in request.prompts]
+    prompts = [
+        PromptText(prompt, add_special) if isinstance(prompt, str) else PromptIds(prompt) for prompt in request.prompts
+    ]
     origins = OF_COMPLETIONS if len(prompts) > 1 else {**OF_COMPLETIONS, FIRST_PROMPT: field("prompt")}
     if request.prompt_logprobs is None:
         origins = {**origins, PROMPT_SCORES: field("echo")}
 
     lists = (request.prompt_logprobs, request.logprobs if request.echo else None)
-    told = [each for each in lists if each is not None]  # each choice has all these lists
-    scores = PromptScores(max(told), 0, request.num_choices * sum(1 + each for each in told)) if told else None
+    told = [count for count in lists if count is not None]  # each choice has all these lists
+    scores = PromptScores(max(told), 0, request.num_choices * sum(1 + count for count in told)) if told else None
     return _ask(request, prompts, origins, DEFAULT_COMPLETION_TOKENS, request.logprobs, scores)
 
 

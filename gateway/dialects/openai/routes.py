@@ -13,7 +13,7 @@ from gateway.dialects.openai.read import ask_of
 from gateway.dialects.openai.score_shapes import LogprobWriter, PromptWriter
 from gateway.dialects.openai.shapes import ChatCompletion, Completion
 from gateway.dialects.openai.unsupported import refuse_unsupported
-from gateway.dialects.openai.write import ChunkWriter, ResponseHead
+from gateway.dialects.openai.write import EventWriter, ResponseHead
 from gateway.dialects.shared.counts import check_counts
 from gateway.dialects.shared.documents import body_of, generation_responses
 from gateway.dialects.shared.json_body import check_list
@@ -81,7 +81,7 @@ class OpenAiCall:
         if not parsed.stream:
             return WholeAnswer(generation, head, service.long_answers)
         options = parsed.stream_options or StreamOptions()
-        writer = ChunkWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
+        writer = EventWriter(head, options.include_usage is True, options.continuous_usage_stats is True)
         return StreamedAnswer(generation, writer, service.long_answers)
 
 

@@ -41,7 +41,7 @@ class LogprobWriter:
     def _list(self, name: str, write: "Write", groups: Collection[Collection[ScoredToken]]) -> list[Any] | Later:
         """A field of `logprobs`, of all these tokens."""
         if sum(map(len, groups)) <= TOKENS:
-            return [each for group in groups for each in write(group)]
+            return [entry for group in groups for entry in write(group)]
         return list_of([self._blocks(name, write, group) for group in groups])
 
     def _blocks(self, name: str, write: "Write", group: Collection[ScoredToken]) -> Later:
@@ -53,17 +53,17 @@ class LogprobWriter:
         return (self._entry(token_id, scored) for token_id, _, scored in tokens if scored is not None)
 
     def _names(self, tokens: Iterable[ScoredToken]) -> Iterator[str]:
-        return (self._name(each.token_id) for each in tokens)
+        return (self._name(token.token_id) for token in tokens)
 
     def _tops(self, tokens: Iterable[ScoredToken]) -> Iterator[dict[str, float] | None]:
         return (None if scored is None else self.by_name(token_id, scored) for token_id, _, scored in tokens)
 
     def by_name(self, token_id: int, scored: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens and the token itself. Of tokens with one text, the likeliest one is told."""
-        found: dict[str, float] = {}
+        logprob_of: dict[str, float] = {}
         for other, logprob in (*scored.top, (token_id, scored.logprob)):
-            found.setdefault(self._name(other), finite(logprob))
-        return found
+            logprob_of.setdefault(self._name(other), finite(logprob))
+        return logprob_of
 
     def _entry(self, token_id: int, scored: TokenLogprob) -> Fields:
         top = [self._named(other, logprob) for other, logprob in scored.top]
@@ -92,7 +92,7 @@ def _values(tokens: Iterable[ScoredToken]) -> Iterator[float | None]:
 
 
 def _offsets(tokens: Iterable[ScoredToken]) -> Iterator[int]:
-    return (each.offset for each in tokens)
+    return (token.offset for token in tokens)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class PromptWriter:
         ranked = [(token_id, scored.logprob, scored.rank)]
         ranked += [(other, logprob, rank) for rank, (other, logprob) in enumerate(scored.top, 1) if other != token_id]
         return {
-            str(each): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._text(each)}
-            for each, logprob, rank in ranked
+            str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._text(token_id)}
+            for token_id, logprob, rank in ranked
         }
 
     def _text(self, token_id: int) -> str | None:

@@ -1,7 +1,7 @@
-"""How OpenAI's API writes an answer: one body, or chunks.
+"""How OpenAI's API writes an answer: one body, or events.
 
-A chunk has the tokens that one launch has drawn for a choice: one, or several with a draft. Tokens that reached the
-gateway too early go out with those before them, in one chunk. The part of a chunk that never changes is encoded once.
+An event has the tokens that one launch has drawn for a choice: one, or several with a draft. Tokens that reached the
+gateway too early go out with those before them, in one event. The part of an event that never changes is encoded once.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -32,7 +32,7 @@ from gateway.words.pieces import Piece, ScoredToken
 # OpenAI's messages always have these. Clients with strict types fail without them.
 MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
 FIRST_DELTA: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
-LONG_BATCH = 1024  # log-probabilities and pieces of text; the chunks of a batch with more are sent in parts
+LONG_BATCH = 1024  # log-probabilities and pieces of text; the events of a batch with more are sent in parts
 Fields = dict[str, Any]
 Timeline = list[Fields]
 
@@ -50,7 +50,7 @@ class ResponseHead:
     prompt_logprobs: PromptWriter | None = None  # the same of the field of this name
 
     def fields(self, chat_object: str) -> dict[str, Any]:
-        """The first fields of a chunk or body. `chat_object` says which of the two it is, in a chat."""
+        """The first fields of an event or body. `chat_object` says which of the two it is, in a chat."""
         kind = chat_object if self.is_chat else "text_completion"
         return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
 
@@ -71,74 +71,76 @@ class ResponseHead:
         """See Body."""
         return Gathered()
 
-    def whole_choice(self, index: int, found: Gathered) -> dict[str, Any]:
+    def whole_choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
         """One choice of a body."""
-        content = text_json(found.texts, found.num_chars)
+        content = text_json(gathered.texts, gathered.num_chars)
         text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
-        token_ids = ids_json(found.token_ids) if self.with_token_ids else ()
-        return self.choice(index, text, found.finish_reason, token_ids, found.echoed, found.scored)
+        token_ids = ids_json(gathered.token_ids) if self.with_token_ids else ()
+        return self.choice(index, text, gathered.finish_reason, token_ids, gathered.echoed, gathered.scored)
 
-    def body(self, generation: Generation, found: Sequence[Gathered]) -> Fields:
+    def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Fields:
         """See Body."""
-        prompts = [self._prompt(generation, place) for place in range(len(generation.prompts.all))]
+        prompts = [self._prompt(generation, position) for position in range(len(generation.prompts.all))]
 
         def choices() -> Iterator[Fields]:
-            for index, each in enumerate(found):
+            for index, choice in enumerate(gathered):
                 of_prompt = {} if self.is_chat else prompts[generation.prompts.place_of(index)]
-                yield self.whole_choice(index, each) | of_prompt
+                yield self.whole_choice(index, choice) | of_prompt
 
-        is_short = self.logprobs is None and sum(len(each.texts) for each in found) <= TEXTS  # nearly every answer
+        is_short = (
+            self.logprobs is None and sum(len(choice.texts) for choice in gathered) <= TEXTS
+        )  # nearly every answer
         told = list(choices()) if is_short else list_with_laters(choices)
         body = self.fields("chat.completion") | {"choices": told, "usage": _usage(generation)}
         timeline = generation.timeline()
         return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
 
-    def _prompt(self, generation: Generation, place: int) -> Fields:
+    def _prompt(self, generation: Generation, position: int) -> Fields:
         """The field `prompt_logprobs`, if it is asked for."""
-        prompt, writer = generation.prompts.all[place], self.prompt_logprobs
-        part = generation.prompts.part(place * prompt.num_choices)
+        prompt, writer = generation.prompts.all[position], self.prompt_logprobs
+        part = generation.prompts.part(position * prompt.num_choices)
         if writer is None or part is None:
             return {}
         kind = Kept if prompt.num_choices > 1 and not self.is_chat else Later
         return {"prompt_logprobs": list_of([kind(lambda: items_of(lambda: writer.entries(part), TOKENS))])}
 
 
-class ChunkWriter:
-    """Writes the chunks of one response."""
+class EventWriter:
+    """Writes the events of one response."""
 
     def __init__(self, head: ResponseHead, include_usage: bool, continuous_usage: bool) -> None:
         self._head = head
         self.include_usage = include_usage
-        self.continuous = include_usage and continuous_usage  # each chunk carries the usage so far
+        self.continuous = include_usage and continuous_usage  # each event carries the usage so far
         self._start = b"data: " + orjson.dumps(head.fields("chat.completion.chunk"))[:-1] + b',"choices":['
         self._end = self._rest(None, None)
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain chunk
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain event
         self._num_sent = 0  # tokens of all choices
 
     @property
     def num_bytes(self) -> int:
-        """See Chunks."""
+        """See Body.events."""
         return 0
 
-    def chunks(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
-        """See Chunks. The time line, if the client asks for it, is in the last chunk."""
+    def events(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
+        """See Body.events. The time line, if the client asks for it, is in the last event."""
         is_single = len(batch) == 1 and not (self.continuous or generation.times.with_timeline)  # nearly every batch
         if is_single and self._is_short(batch[0][1]):
-            return self.chunk(*batch[0])
+            return self.event(*batch[0])
 
         blocks = self._blocks(generation, batch)
         return blocks if sum(self._size(piece) for _, piece in batch) > LONG_BATCH else b"".join(blocks)
 
     def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
-        """The chunks one after another, long ones in blocks."""
+        """The events one after another, long ones in blocks."""
         is_last = not self.include_usage and generation.is_drained
         num_cached = generation.prompts.num_cached
-        for place, (index, piece) in enumerate(batch, start=1):
-            timeline = generation.timeline() if is_last and place == len(batch) else None
+        for number, (index, piece) in enumerate(batch, start=1):
+            timeline = generation.timeline() if is_last and number == len(batch) else None
             self._num_sent += len(piece.token_ids)
             usage = usage_of(generation.prompts.num_tokens, self._num_sent, num_cached) if self.continuous else None
             if self._is_short(piece):
-                yield self.chunk(index, piece, usage, timeline)
+                yield self.event(index, piece, usage, timeline)
             else:
                 yield self._start
                 yield from parts_of(self._choice(index, piece))
@@ -146,21 +148,21 @@ class ChunkWriter:
 
     def _size(self, piece: Piece) -> int:
         """As LONG_BATCH counts."""
-        each = 1 if self._head.logprobs is None else 1 + self._head.logprobs.num_top
-        return 1 + len(piece.text) * LONG_BATCH // CHARS + each * len(piece.logprobs)
+        per_token = 1 if self._head.logprobs is None else 1 + self._head.logprobs.num_top
+        return 1 + len(piece.text) * LONG_BATCH // CHARS + per_token * len(piece.logprobs)
 
     @staticmethod
     def _is_short(piece: Piece) -> bool:
         return len(piece.logprobs) <= TOKENS and len(piece.text) <= CHARS
 
     def last(self, generation: Generation) -> bytes:
-        """See Chunks."""
+        """See Body.events."""
         if not self.include_usage:
             return DONE
-        return self.usage_chunk(_usage(generation), generation.timeline()) + DONE
+        return self.usage_event(_usage(generation), generation.timeline()) + DONE
 
-    def chunk(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
-        """The chunk of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
+    def event(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
+        """The event of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
         asked for continuous usage."""
         text, token_ids, finish_reason, logprobs, _ = piece
 
@@ -176,7 +178,7 @@ class ChunkWriter:
         return self._start + orjson.dumps(self._choice(index, piece)) + self._rest(usage, timeline)
 
     def _choice(self, index: int, piece: Piece) -> Fields:
-        """The choice of a chunk; a long text or a long list in it is a Later."""
+        """The choice of an event; a long text or a long list in it is a Later."""
         text, token_ids, finish_reason, logprobs, _ = piece
         delta: Fields = {}
         if index not in self._frames:
@@ -186,21 +188,21 @@ class ChunkWriter:
         content = {"delta": delta | {"content": told}} if self._head.is_chat else {"text": told}
         choice = self._head.choice(index, content, finish_reason, token_ids, logprobs)
         if not logprobs:
-            choice["logprobs"] = None  # nothing to tell in this chunk
+            choice["logprobs"] = None  # nothing to tell in this event
         return choice
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """The bytes before and after the text of a chunk that only adds text."""
+        """The bytes before and after the text of an event that only adds text."""
         before = self._start + b'{"index":%d,' % index + (b'"delta":{"content":' if self._head.is_chat else b'"text":')
         after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
 
-    def usage_chunk(self, usage: Fields, timeline: Timeline | None) -> bytes:
-        """The chunk without choices that reports usage, after all others."""
+    def usage_event(self, usage: Fields, timeline: Timeline | None) -> bytes:
+        """The event without choices that reports usage, after all others."""
         return self._start + self._rest(usage, timeline)
 
     def _rest(self, usage: Fields | None, timeline: Timeline | None) -> bytes:
-        """The end of a chunk, after its choices: usage and time line, if they belong there."""
+        """The end of an event, after its choices: usage and time line, if they belong there."""
         last: dict[str, Any] = {"usage": usage} if self.include_usage else {}
         if timeline is not None:
             last["timeline"] = timeline

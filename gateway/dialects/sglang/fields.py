@@ -147,7 +147,7 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
     @property
     def intervals(self) -> list[int]:
         """For each prompt, how many new tokens of a choice an event has at least."""
-        return [each.stream_interval or 1 for each in self.of_each("sampling_params", NativeSampling())]
+        return [sampling.stream_interval or 1 for sampling in self.of_each("sampling_params", NativeSampling())]
 
     @property
     def num_top(self) -> list[int | None]:
@@ -168,7 +168,7 @@ class GenerateRequest(BaseModel, strict=True, allow_inf_nan=False):
                 raise BadRequest("rid: got an id twice, expected each once", param="rid")
             return list(self.of_each("rid", None))
         whole = own if self.rid is None else self.rid
-        return [f"{whole}_{place}" for place in range(len(self.prompts))] if self.is_list else [whole]
+        return [f"{whole}_{position}" for position in range(len(self.prompts))] if self.is_list else [whole]
 
     def of_each(self, name: str, default: Any) -> Sequence[Any]:
         """The value of a field for each prompt. BadRequest if a list does not fit."""

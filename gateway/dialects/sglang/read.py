@@ -65,7 +65,7 @@ def asks_of(body: GenerateRequest) -> list[Ask]:
     each = (body.sampling_params, body.return_logprob, body.top_logprobs_num, body.logprob_start_len, body.cache_salt)
     if not any(isinstance(value, list) for value in each):
         return [_ask(body, body.prompt_name, body.prompts, sampling[0], num_top[0], starts[0], salts[0])]
-    sources = [f"{body.prompt_name}[{place}]" for place in range(len(body.prompts))]
+    sources = [f"{body.prompt_name}[{position}]" for position in range(len(body.prompts))]
     rows = zip(sources, body.prompts, sampling, num_top, starts, salts, strict=True)
     return [_ask(body, source, [prompt], *of_prompt) for source, prompt, *of_prompt in rows]
 
@@ -100,7 +100,9 @@ def _ask(
     if num_top is not None and start != ONLY_OUTPUTS:  # each choice has its own lists
         scores = PromptScores(num_top, start, params.num_choices * (1 + num_top))
     return Ask(
-        prompts=[PromptText(each, add_special) if isinstance(each, str) else PromptIds(each) for each in prompts],
+        prompts=[
+            PromptText(prompt, add_special) if isinstance(prompt, str) else PromptIds(prompt) for prompt in prompts
+        ],
         origins=origins if asked is None else {**origins, **asked.origins(INSIDE)},
         model=body.model,
         num_choices=params.num_choices,

@@ -50,7 +50,8 @@ class NativeCall:
         num_choices = self.asks[0].num_choices
         of_choices = {name: range(index, index + 1) for index, name in enumerate(self._choice_names)}
         of_prompts = {
-            name: range(place * num_choices, (place + 1) * num_choices) for place, name in enumerate(self.names)
+            name: range(position * num_choices, (position + 1) * num_choices)
+            for position, name in enumerate(self.names)
         }
         everything = range(len(of_choices))
         whole = {self.body.rid: everything} if isinstance(self.body.rid, str) else {}
@@ -59,7 +60,7 @@ class NativeCall:
     @property
     def _choice_names(self) -> Sequence[str]:
         num_choices = self.asks[0].num_choices
-        return self.names if num_choices == 1 else [f"{each}_{c}" for each in self.names for c in range(num_choices)]
+        return self.names if num_choices == 1 else [f"{name}_{c}" for name in self.names for c in range(num_choices)]
 
     def answer(self, service: Service, generation: Generation) -> Response:
         """See respond.Call."""
@@ -82,8 +83,8 @@ def native_call(raw: bytes, limits: Limits, http_limits: HttpLimits) -> NativeCa
         check_list(body.get("input_ids"), limits, "input_ids")
     parsed = validated(GenerateRequest, body)
     asks = asks_of(parsed)
-    for each in asks:
-        check_counts(each, http_limits, len(parsed.prompts))
+    for request in asks:
+        check_counts(request, http_limits, len(parsed.prompts))
     response_id = f"gen-{secrets.token_hex(16)}"
     return NativeCall(parsed, asks, response_id, parsed.names(response_id))
 

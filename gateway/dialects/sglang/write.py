@@ -158,37 +158,37 @@ class NativeAnswer:
         """See Body."""
         return Gathered(tells_all=True)
 
-    def body(self, generation: Generation, found: Sequence[Gathered]) -> Any:
+    def body(self, generation: Generation, of_choices: Sequence[Gathered]) -> Any:
         """An object for one choice; a list of them for a list of prompts, or for several choices."""
 
         def whole(index: int) -> Fields:
-            gathered = found[index]
+            gathered = of_choices[index]
             body = self._tell(generation, index, gathered.finish_reason, self._whole(gathered))
-            if index == len(found) - 1:
+            if index == len(of_choices) - 1:
                 _add_timeline(generation, body)
             return body
 
-        return list_with_laters(lambda: map(whole, range(len(found)))) if self._is_list else whole(0)
+        return list_with_laters(lambda: map(whole, range(len(of_choices)))) if self._is_list else whole(0)
 
-    def _whole(self, found: Gathered) -> _Told:
+    def _whole(self, gathered: Gathered) -> _Told:
         """What a choice has at the end."""
-        tokens, ids = found.scored, found.token_ids
+        tokens, ids = gathered.scored, gathered.token_ids
         return _Told(
-            text_json(found.texts, found.num_chars),
+            text_json(gathered.texts, gathered.num_chars),
             ids_json(ids),
-            in_blocks(lambda: (self._pair(each.token_id, _score(each.scored).logprob) for each in tokens), TOKENS),
-            in_blocks(lambda: ([self._pair(*top) for top in _score(each.scored).top] for each in tokens), TOKENS),
+            in_blocks(lambda: (self._pair(token.token_id, _score(token.scored).logprob) for token in tokens), TOKENS),
+            in_blocks(lambda: ([self._pair(*top) for top in _score(token.scored).top] for token in tokens), TOKENS),
             len(ids),
             ids[-1] if ids else None,
         )
 
-    def chunks(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
+    def events(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
         """An event for each piece, or for several pieces of a choice that has fewer tokens than an event may have."""
         blocks = self._blocks(generation, batch)
         return blocks if self._is_long(generation, batch) else b"".join(blocks)
 
     def last(self, generation: Generation) -> bytes:
-        """See Chunks."""
+        """See Body.events."""
         return DONE
 
     def _is_long(self, generation: Generation, batch: Batch) -> bool:
@@ -205,13 +205,13 @@ class NativeAnswer:
 
     def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
         """The events one after another, in blocks."""
-        last_places = {index: place for place, (index, _) in enumerate(batch)}
-        for place, (index, piece) in enumerate(batch):
+        last_places = {index: index_in_batch for index_in_batch, (index, _) in enumerate(batch)}
+        for index_in_batch, (index, piece) in enumerate(batch):
             output = self._outputs.setdefault(index, _Output())
             prompt = generation.prompts.place_of(index)
             self._take(output, piece, self._wanted[prompt])
             is_long = max(output.num_bytes, output.event_bytes) > PART_BYTES
-            waits = is_long and place < last_places[index]  # for what has come together with it
+            waits = is_long and index_in_batch < last_places[index]  # for what has come together with it
             if piece.finish_reason is None and (waits or not self._is_due(output, self._wanted[prompt])):
                 continue
 
@@ -219,7 +219,7 @@ class NativeAnswer:
             told = self._tell(generation, index, piece.finish_reason, output.told)
             if self._is_list:
                 told["index"] = index
-            if place == len(batch) - 1 and generation.is_drained:
+            if index_in_batch == len(batch) - 1 and generation.is_drained:
                 _add_timeline(generation, told)
             for block in chain((b"data: ",), parts_of(told), (b"\n\n",)):
                 output.event_bytes += len(block)
@@ -242,9 +242,9 @@ class NativeAnswer:
             output.last_token = piece.token_ids[-1]
         if piece.scores:
             scored = list(zip(piece.token_ids, piece.scores, strict=True))
-            output.logprobs.add([self._pair(token_id, each.logprob) for token_id, each in scored])
+            output.logprobs.add([self._pair(token_id, score.logprob) for token_id, score in scored])
             if wanted.num_top:
-                output.top_logprobs.add([[self._pair(*top) for top in each.top] for _, each in scored])
+                output.top_logprobs.add([[self._pair(*top) for top in score.top] for _, score in scored])
         self.num_bytes += output.num_bytes - num_before
 
     def _pair(self, token_id: int, logprob: float) -> list[Any]:
@@ -253,8 +253,8 @@ class NativeAnswer:
 
     def _tell(self, generation: Generation, index: int, finish_reason: str | None, told: _Told) -> Fields:
         """The choice so far."""
-        place = generation.prompts.place_of(index)
-        num_top = self._wanted[place].num_top
+        position = generation.prompts.place_of(index)
+        num_top = self._wanted[position].num_top
         num_prompt, num_cached = generation.prompts.tokens_of(index)
         meta: Fields = {
             "id": self._names[index],
@@ -265,9 +265,9 @@ class NativeAnswer:
             "cached_tokens": num_cached,
         }
         if num_top is not None:
-            if place not in self._prompts:
-                self._prompts[place] = self._of_prompt(self._wanted[place], generation.prompts.part(index))
-            meta |= {**self._prompts[place], "output_token_logprobs": told.logprobs}
+            if position not in self._prompts:
+                self._prompts[position] = self._of_prompt(self._wanted[position], generation.prompts.part(index))
+            meta |= {**self._prompts[position], "output_token_logprobs": told.logprobs}
             if num_top:
                 meta["output_top_logprobs"] = told.top_logprobs
         if finish_reason is not None:
@@ -288,8 +288,8 @@ class NativeAnswer:
             kind = Kept if self._outputs or len(self._names) > len(self._wanted) else Later  # Kept: told several times
             return list_of([kind(lambda: items_of(items, TOKENS))])
 
-        found: Fields = {"input_token_logprobs": told(self._token)}
-        return found | ({"input_top_logprobs": told(self._top)} if wanted.num_top else {})
+        fields: Fields = {"input_token_logprobs": told(self._token)}
+        return fields | ({"input_top_logprobs": told(self._top)} if wanted.num_top else {})
 
     def _token(self, token_id: int, scored: TokenLogprob | None) -> list[Any]:
         return [None, token_id, self._text_of(token_id)] if scored is None else self._pair(token_id, scored.logprob)

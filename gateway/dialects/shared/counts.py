@@ -10,13 +10,13 @@ def check_counts(ask: Ask, limits: HttpLimits, num_prompts: int | None = None) -
     more prompts than this Ask."""
     num_prompts = len(ask.prompts) if num_prompts is None else num_prompts
     with named(ask.origins):
-        for at, what, found, most in (
+        for at, what, number, most in (
             (NUM_CHOICES, "choices", ask.num_choices, limits.max_choices),
             (PROMPTS, "prompts", num_prompts, limits.max_prompts),
             (STOPS, "strings", len(ask.stops), limits.max_stop_strings),
         ):
-            if found > most:
-                raise Fault(at, at, f": got {found} {what}, expected at most {most}")
+            if number > most:
+                raise Fault(at, at, f": got {number} {what}, expected at most {most}")
 
         if ask.num_choices * num_prompts > limits.max_choices_in_flight:
             raise Fault(

@@ -76,8 +76,10 @@ def body_of(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
 def errors(*more: int) -> Responses:
     """The errors of a route: those of every route and `more`."""
     content = {"application/json": {"schema": _reference(Error)}}
-    wanted = {status: why for status, why in ERRORS.items() if status in more or status not in NOT_EVERYWHERE}
-    return {status: {"description": why, "content": content} for status, why in wanted.items()}
+    wanted = {
+        status: description for status, description in ERRORS.items() if status in more or status not in NOT_EVERYWHERE
+    }
+    return {status: {"description": description, "content": content} for status, description in wanted.items()}
 
 
 def generation_responses(whole: type[BaseModel], *, is_list: bool = False) -> Responses:

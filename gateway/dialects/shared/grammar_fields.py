@@ -164,12 +164,12 @@ def _is_longer(value: Any, most: int) -> bool:
     """Whether a value has more characters as JSON, at least. It looks no further than it must."""
     size, left = 0, [value]
     while left and size <= most:
-        each = left.pop()
-        size += len(each) if isinstance(each, str) else 1
-        if isinstance(each, dict):
-            left += [*each, *each.values()]
-        elif isinstance(each, list):
-            left += each
+        item = left.pop()
+        size += len(item) if isinstance(item, str) else 1
+        if isinstance(item, dict):
+            left += [*item, *item.values()]
+        elif isinstance(item, list):
+            left += item
     return size > most
 
 

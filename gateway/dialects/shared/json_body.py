@@ -34,7 +34,7 @@ def check_list(prompt: object, limits: Limits, name: str = "prompt") -> None:
         return
     are_prompts = bool(prompt) and isinstance(prompt[0], list)
     with named({PROMPTS: field(name)}):
-        for place, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
+        for index, ids in enumerate(prompt) if are_prompts else [(None, prompt)]:
             if isinstance(ids, list) and len(ids) > longest and isinstance(ids[0], int):
-                where = PROMPTS if place is None else (*PROMPTS, place)
+                where = PROMPTS if index is None else (*PROMPTS, index)
                 raise too_long(PROMPTS, (where, f" has {len(ids)} tokens"), limits)

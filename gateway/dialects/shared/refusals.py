@@ -28,7 +28,7 @@ def refuse_values(body: Mapping[str, Any], table: Table, inside: str = "") -> No
     a field's name in the error."""
     for name, neutral in table.items():
         value = body.get(name)
-        if value is not None and not any(_same(value, each) for each in neutral):
+        if value is not None and not any(_same(value, neutral_value) for neutral_value in neutral):
             raise BadRequest(f"{inside}{name}: got {short(value)}, which is not supported", param=inside + name)
 
 
@@ -38,7 +38,11 @@ def refuse_misspelt(body: Mapping[str, Any], known: Collection[str], table: Tabl
     unknown = (name for name, value in body.items() if value is not None and name not in known)
     for name in islice(unknown, MAX_UNKNOWN):
         meant = near_name(name, known)
-        if meant is None or meant in body or any(_same(body[name], each) for each in table.get(meant, ())):
+        if (
+            meant is None
+            or meant in body
+            or any(_same(body[name], neutral_value) for neutral_value in table.get(meant, ()))
+        ):
             continue
         raise BadRequest(f"{inside}{short(name)[1:-1]}: unknown field, expected {meant}", param=inside + name)
 

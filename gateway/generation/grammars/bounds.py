@@ -34,13 +34,13 @@ def fractions_in(schema: Mapping[str, Any]) -> Iterator[float]:
 
 def with_numeric_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     """The same without draft 4's flags: an exclusive bound is a number of its own, as in later drafts."""
-    found = dict(schema)
+    bounded = dict(schema)
     for inclusive, exclusive in (_LOWER, _UPPER):
         if isinstance(flag := schema.get(exclusive), bool):
-            del found[exclusive]
-            if flag and inclusive in found:
-                found[exclusive] = found.pop(inclusive)
-    return found
+            del bounded[exclusive]
+            if flag and inclusive in bounded:
+                bounded[exclusive] = bounded.pop(inclusive)
+    return bounded
 
 
 def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -49,12 +49,12 @@ def exact_bounds(fractions: frozenset[float]) -> Callable[[dict[str, Any]], dict
     ordered = sorted(fractions)
 
     def changed(schema: dict[str, Any]) -> dict[str, Any]:
-        found = dict(schema)
+        exact = dict(schema)
         for (_, keyword), away in ((_LOWER, 1), (_UPPER, -1)):
             bound = schema.get(keyword)
             if is_number(bound) and bound == int(bound) and (gap := _gap(bound, away, ordered)):
-                found[keyword] = _next_to(keyword, bound, away, gap)
-        return found
+                exact[keyword] = _next_to(keyword, bound, away, gap)
+        return exact
 
     return changed
 
@@ -64,8 +64,8 @@ def _gap(bound: float, away: int, ordered: Sequence[float]) -> float:
     0 for 1 or more."""
     if bound * away < 0:
         return 0.0
-    place = bisect_right(ordered, bound) if away > 0 else bisect_left(ordered, bound) - 1
-    gap = (ordered[place] - bound) * away if 0 <= place < len(ordered) else 1.0
+    index = bisect_right(ordered, bound) if away > 0 else bisect_left(ordered, bound) - 1
+    gap = (ordered[index] - bound) * away if 0 <= index < len(ordered) else 1.0
     return gap if gap < 1 else 0.0
 
 

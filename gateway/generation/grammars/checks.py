@@ -59,13 +59,13 @@ class GrammarChecks:
                 if digest not in self._known:
                     self._trial = asyncio.create_task(self._try(digest, wanted, turn.pop_all()))
                     await asyncio.shield(self._trial)
-        found = self._known[digest]
+        known = self._known[digest]
         self._known.move_to_end(digest)
-        if isinstance(found, GrammarRefused):
-            raise GrammarRefused(found.what)
-        if self._is_bad(found):
+        if isinstance(known, GrammarRefused):
+            raise GrammarRefused(known.what)
+        if self._is_bad(known):
             raise GrammarRefused("workers have ended while they followed this grammar, so it is not followed")
-        return found
+        return known
 
     def blame(self, name: str) -> None:
         """Workers have ended while they followed the grammar of this name. It is refused for BAD_S."""
@@ -104,13 +104,13 @@ class GrammarChecks:
                 raise Overloaded(f"new grammars have been tried for {MAX_WAIT_S:g} s; try again") from None
             yield
 
-    def _remember(self, digest: bytes, found: str | GrammarRefused) -> None:
+    def _remember(self, digest: bytes, outcome: str | GrammarRefused) -> None:
         """Remembers what was found. Beyond the bounds, what was asked for longest ago is forgotten."""
-        self._known[digest] = found
-        self._num_chars += _num_chars(found)
+        self._known[digest] = outcome
+        self._num_chars += _num_chars(outcome)
         while len(self._known) > MAX_REMEMBERED or self._num_chars > MAX_REMEMBERED_CHARS:
             self._num_chars -= _num_chars(self._known.popitem(last=False)[1])
 
 
-def _num_chars(found: str | GrammarRefused) -> int:
-    return len(found if isinstance(found, str) else found.what)
+def _num_chars(outcome: str | GrammarRefused) -> int:
+    return len(outcome if isinstance(outcome, str) else outcome.what)

@@ -51,8 +51,8 @@ def strict_form(source: str, of_lark: Callable[[str], str], *, compact: bool) ->
     if form or not isinstance(grammars, list) or not grammars:
         raise ValueError(f"expected an object with a list `grammars`{', got ' if form else ''}{', '.join(form)[:40]}")
     strict: list[dict[str, Any]] = []
-    for place, each in enumerate(grammars):
-        grammar = _given(each)
+    for index, entry in enumerate(grammars):
+        grammar = _given(entry)
         try:
             match grammar:
                 case {"json_schema": schema} if grammar.keys() <= {"name", "json_schema"}:
@@ -62,7 +62,7 @@ def strict_form(source: str, of_lark: Callable[[str], str], *, compact: bool) ->
                 case _:
                     raise ValueError("expected `json_schema` or `lark_grammar`, and a `name`")
         except ValueError as error:
-            raise ValueError(f"grammars[{place}]: {error}") from error
+            raise ValueError(f"grammars[{index}]: {error}") from error
     return json.dumps({"grammars": strict})
 
 

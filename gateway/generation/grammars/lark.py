@@ -32,25 +32,25 @@ def strict_lark(source: str, *, compact: bool) -> tuple[str, int]:
     parts: list[str] = []
     num_rules = 0
     on_line: set[str] = set()  # of `max_tokens` and `grammar`, what stands on the line so far
-    place = 0
-    while place < len(source):
+    at = 0
+    while at < len(source):
         try:
-            lexeme, part, end = _next(source, place, compact=compact)
+            lexeme, part, end = _next(source, at, compact=compact)
             on_line = set() if part == "\n" else on_line | _noted(lexeme)
             _check_cut(on_line)
         except ValueError as error:
-            number = source.count("\n", 0, place) + 1
+            number = source.count("\n", 0, at) + 1
             raise ValueError(f"line {number}: {error}") from error
 
         num_rules += (lexeme["code"] or "").replace("::", "").count(":")
         parts.append(part)
-        place = end
+        at = end
     return "".join(parts), num_rules
 
 
-def _next(source: str, place: int, *, compact: bool) -> tuple[re.Match[str], str, int]:
+def _next(source: str, at: int, *, compact: bool) -> tuple[re.Match[str], str, int]:
     """The lexeme at a place, with what stands for it and where it ends. JSON belongs to its keyword."""
-    lexeme = _LEXEME.match(source, place)
+    lexeme = _LEXEME.match(source, at)
     if lexeme is None:
         raise ValueError("a text, a pattern or a special token has no end")
     if lexeme["keyword"] is None:
@@ -62,8 +62,8 @@ def _next(source: str, place: int, *, compact: bool) -> tuple[re.Match[str], str
     except json.JSONDecodeError as error:
         raise ValueError(f"expected JSON behind {lexeme[0]}: {error.msg}") from error
     if lexeme["keyword"] != "json":
-        return lexeme, source[place:end], end
-    breaks = "\n" * source.count("\n", place, end)  # so that errors name the lines of the source
+        return lexeme, source[at:end], end
+    breaks = "\n" * source.count("\n", at, end)  # so that errors name the lines of the source
     return lexeme, f"{lexeme[0]} {breaks}{json.dumps(embedded_schema(value, compact=compact))}", end
 
 

@@ -41,16 +41,16 @@ def with_exact_multiples(schema: dict[str, Any]) -> dict[str, Any]:
     if schema_is_integer(schema):
         step = common(step, Fraction(1))
     check_work(step)
-    found = _with_own_values(schema, step)
-    if "multipleOf" not in found:
-        return found
-    found["multipleOf"] = step.numerator if step.denominator == 1 else float(step)
-    first, last = _last_multiple(found, _LOWER, -1, step), _last_multiple(found, _UPPER, 1, step)
+    changed = _with_own_values(schema, step)
+    if "multipleOf" not in changed:
+        return changed
+    changed["multipleOf"] = step.numerator if step.denominator == 1 else float(step)
+    first, last = _last_multiple(changed, _LOWER, -1, step), _last_multiple(changed, _UPPER, 1, step)
     if first is not None and last is not None and first > last:
-        return {**found, "minimum": 1, "maximum": 0}  # there is none
-    _move(found, _LOWER, -1, first, step)
-    _move(found, _UPPER, 1, last, step)
-    return found
+        return {**changed, "minimum": 1, "maximum": 0}  # there is none
+    _move(changed, _LOWER, -1, first, step)
+    _move(changed, _UPPER, 1, last, step)
+    return changed
 
 
 def check_counted(schema: Mapping[str, Any]) -> None:
@@ -97,35 +97,35 @@ def common(one: Fraction, other: Fraction) -> Fraction:
 
 def places(value: Fraction) -> int:
     """How many decimal places a decimal number has."""
-    found = 0
-    while (value * 10**found).denominator != 1:
-        found += 1
-    return found
+    num_places = 0
+    while (value * 10**num_places).denominator != 1:
+        num_places += 1
+    return num_places
 
 
 def _as_counted(multiple: float) -> Fraction | None:
     """What llguidance takes a double for; None if it refuses it."""
-    found, num_places = float(multiple), 0
-    while not found.is_integer():
-        found, num_places = found * 10, num_places + 1
-    return Fraction(int(found), 10**num_places) if found < MAX_COUNTED else None
+    scaled, num_places = float(multiple), 0
+    while not scaled.is_integer():
+        scaled, num_places = scaled * 10, num_places + 1
+    return Fraction(int(scaled), 10**num_places) if scaled < MAX_COUNTED else None
 
 
 def _with_own_values(schema: dict[str, Any], step: Fraction) -> dict[str, Any]:
     """A copy in which the values beside a multiple are those that are multiples, and need it no more."""
-    found = dict(schema)
+    changed = dict(schema)
     if isinstance(values := schema.get("enum"), list):
-        found["enum"] = [each for each in values if not is_number(each) or exact(each) % step == 0]
+        changed["enum"] = [value for value in values if not is_number(value) or exact(value) % step == 0]
     elif is_number(value := schema.get("const")):
         if exact(value) % step:
-            return found  # llguidance says that there is none
+            return changed  # llguidance says that there is none
     else:
-        return found
-    del found["multipleOf"]
-    return found
+        return changed
+    del changed["multipleOf"]
+    return changed
 
 
-def _move(found: dict[str, Any], keywords: tuple[str, str], away: int, last: Fraction | None, step: Fraction) -> None:
+def _move(schema: dict[str, Any], keywords: tuple[str, str], away: int, last: Fraction | None, step: Fraction) -> None:
     """Moves the bound of one side outwards from the last multiple there."""
     if last is None:
         return
@@ -138,14 +138,14 @@ def _move(found: dict[str, Any], keywords: tuple[str, str], away: int, last: Fra
 
     moved = end.numerator if end.denominator == 1 else float(end)
     if exact(moved) == end and len(str(abs(end) * 10 ** places(end))) <= MAX_DIGITS:
-        for each in keywords:
-            found.pop(each, None)
-        found[keyword] = moved
+        for keyword in keywords:
+            schema.pop(keyword, None)
+        schema[keyword] = moved
 
 
-def _last_multiple(found: Mapping[str, Any], keywords: tuple[str, str], away: int, step: Fraction) -> Fraction | None:
+def _last_multiple(schema: Mapping[str, Any], keywords: tuple[str, str], away: int, step: Fraction) -> Fraction | None:
     """The last multiple on one side that the bounds there allow; None without a bound."""
-    inclusive, exclusive = (found.get(keyword) for keyword in keywords)
+    inclusive, exclusive = (schema.get(keyword) for keyword in keywords)
     bounds = []
     if is_number(inclusive):
         bounds.append((exact(inclusive), False))

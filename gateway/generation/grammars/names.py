@@ -41,29 +41,29 @@ class Names:
         named, patterns = schema.get("properties", {}), schema.get("patternProperties")
         if not isinstance(named, dict) or not isinstance(patterns, dict):
             return schema
-        found, left = dict(named), dict(patterns)
-        for pattern, each in patterns.items():
+        properties, left = dict(named), dict(patterns)
+        for pattern, schema_of in patterns.items():
             if _may_be_few(pattern) and self._are_all(pattern, is_inside=True):
                 del left[pattern]
                 for name in self._those(pattern, is_inside=True):
-                    found[name] = {"allOf": [found[name], each]} if name in found else each
+                    properties[name] = {"allOf": [properties[name], schema_of]} if name in properties else schema_of
 
         others = schema.get("additionalProperties", True)
         if left and others is not False and self._are_all(one_of(left), is_inside=False):
             for name in self._those(one_of(left), is_inside=False):
-                found.setdefault(name, others)
+                properties.setdefault(name, others)
             others = False
-        return _with(schema, found, left, others)
+        return _with(schema, properties, left, others)
 
     def check_together(self, root: Any) -> None:
         """ValueError for patterns that leave no other name, but do so only where parts of a schema hold together."""
-        patterns = {each for part in _schemas(root) if _is_open(part) for each in part["patternProperties"]}
+        patterns = {pattern for part in _schemas(root) if _is_open(part) for pattern in part["patternProperties"]}
         if len(patterns) < 2 or not self._are_all(one_of(sorted(patterns)), is_inside=False):
             return
         for parts in ways(root, "patternProperties"):
-            if (found := _named_by_parts(parts)) and self._are_all(one_of(found), is_inside=False):
+            if (named := _named_by_parts(parts)) and self._are_all(one_of(named), is_inside=False):
                 raise ValueError(
-                    f"patternProperties: got {len(found)} patterns in parts of the schema that hold together, and they"
+                    f"patternProperties: got {len(named)} patterns in parts of the schema that hold together, and they"
                     " leave no other name, expected them in one part"
                 )
 
@@ -94,45 +94,45 @@ class Names:
             raise ValueError(f"patternProperties: got too many patterns beside {len(self.names)} names of properties")
         matcher = _matcher(pattern, is_inside=is_inside)
         answers = {name: f"{{{json.dumps(name, ensure_ascii=False)}:null}}".encode() for name in sorted(self.names)}
-        return [name for name, each in answers.items() if matcher.validate_tokens([*each]) == len(each)]
+        return [name for name, answer in answers.items() if matcher.validate_tokens([*answer]) == len(answer)]
 
 
 def names_of(root: Any) -> Names:
     """The names in `properties` and `required` of all schemas in a document."""
-    found = set[str]()
+    names = set[str]()
     for schema in _schemas(root):
         for keyword, kind in (("properties", dict), ("required", list)):
             given = schema.get(keyword)
-            found.update(each for each in given if isinstance(each, str)) if isinstance(given, kind) else ()
-    return Names(frozenset(found))
+            names.update(name for name in given if isinstance(name, str)) if isinstance(given, kind) else ()
+    return Names(frozenset(names))
 
 
 def one_of(patterns: Iterable[str]) -> str:
     """A pattern of what matches one of these."""
-    return "|".join(each or "(?:)" for each in patterns)
+    return "|".join(pattern or "(?:)" for pattern in patterns)
 
 
 def _schemas(root: Any) -> Sequence[dict[str, Any]]:
     """All schemas in a document."""
-    found: list[dict[str, Any]] = []
+    schemas: list[dict[str, Any]] = []
 
     def seen(schema: dict[str, Any]) -> dict[str, Any]:
-        found.append(schema)
+        schemas.append(schema)
         return schema
 
     mapped(root, seen)
-    return found
+    return schemas
 
 
 def _with(
     schema: Mapping[str, Any], named: Mapping[str, Any], patterns: Mapping[str, Any], others: Any
 ) -> dict[str, Any]:
     """The same schema with other names. What it did not have, and what says nothing, is left out."""
-    found = {**schema, "properties": named, "patternProperties": patterns, "additionalProperties": others}
+    changed = {**schema, "properties": named, "patternProperties": patterns, "additionalProperties": others}
     for keyword, nothing in (("properties", {}), ("patternProperties", {}), ("additionalProperties", True)):
-        if found[keyword] == nothing and schema.get(keyword) != nothing:
-            del found[keyword]
-    return found
+        if changed[keyword] == nothing and schema.get(keyword) != nothing:
+            del changed[keyword]
+    return changed
 
 
 def _is_open(part: Mapping[str, Any]) -> bool:
@@ -144,10 +144,10 @@ def _is_open(part: Mapping[str, Any]) -> bool:
 def _named_by_parts(parts: Parts) -> Sequence[str]:
     """The patterns of parts that hold together; none if one part has them all, or allows no other names."""
     lists = [frozenset(part["patternProperties"]) for part in parts if isinstance(part.get("patternProperties"), dict)]
-    found = frozenset[str]().union(*lists)
-    if any(part.get("additionalProperties") is False for part in parts) or found in lists:
+    patterns = frozenset[str]().union(*lists)
+    if any(part.get("additionalProperties") is False for part in parts) or patterns in lists:
         return ()
-    return sorted(found)
+    return sorted(patterns)
 
 
 def _may_be_few(pattern: str) -> bool:
@@ -169,18 +169,18 @@ def _is_escaped(text: str) -> bool:
 
 def _alternatives(pattern: str) -> Sequence[str]:
     """The parts of a pattern between its outermost bars."""
-    found, depth, class_depth, place = [""], 0, 0, 0
-    while place < len(pattern):
-        end = place + (2 if pattern[place] == "\\" else 1)
-        each = pattern[place:end]
-        class_depth = max(0, class_depth + (each == "[") - (each == "]"))
-        depth += 0 if class_depth else (each == "(") - (each == ")")
-        if each == "|" and not depth and not class_depth:
-            found.append("")
+    alternatives, depth, class_depth, at = [""], 0, 0, 0
+    while at < len(pattern):
+        end = at + (2 if pattern[at] == "\\" else 1)
+        char = pattern[at:end]
+        class_depth = max(0, class_depth + (char == "[") - (char == "]"))
+        depth += 0 if class_depth else (char == "(") - (char == ")")
+        if char == "|" and not depth and not class_depth:
+            alternatives.append("")
         else:
-            found[-1] += each
-        place = end
-    return found
+            alternatives[-1] += char
+        at = end
+    return alternatives
 
 
 # ---- what llguidance finds in names ----

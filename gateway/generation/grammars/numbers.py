@@ -19,11 +19,11 @@ def check_numbers(schema: Any) -> None:
     while left:
         value, keyword, is_map = left.pop()
         if isinstance(value, list):
-            left += [(each, keyword, False) for each in value]
+            left += [(item, keyword, False) for item in value]
         elif isinstance(value, dict) and keyword in VALUES:
-            left += [(each, keyword, False) for each in value.values()]
+            left += [(item, keyword, False) for item in value.values()]
         elif isinstance(value, dict):
-            left += [(each, keyword if is_map else key, not is_map and key in MAPS) for key, each in value.items()]
+            left += [(item, keyword if is_map else key, not is_map and key in MAPS) for key, item in value.items()]
         elif isinstance(value, int | float):
             _check(value, keyword)
 
@@ -43,9 +43,9 @@ def is_read_exactly(value: float) -> bool:
     """Whether llguidance takes a number in JSON for the double that is nearest to it."""
     digits, _, exponent = repr(abs(value)).partition("e")
     whole, _, part = digits.partition(".")
-    found, power = float(int(whole + part)), int(exponent or 0) - len(part)
+    number, power = float(int(whole + part)), int(exponent or 0) - len(part)
     if power > 0:
-        return found * float(f"1e{power}") == abs(value)
+        return number * float(f"1e{power}") == abs(value)
     while power < -MAX_EXPONENT:
-        found, power = found / 1e308, power + MAX_EXPONENT
-    return found / float(f"1e{-power}") == abs(value)
+        number, power = number / 1e308, power + MAX_EXPONENT
+    return number / float(f"1e{-power}") == abs(value)

@@ -32,30 +32,30 @@ _IN_CLASS: Final = re.compile(r"\\.|\[", re.DOTALL)
 def spelt_pattern(pattern: str) -> str:
     """The same pattern without those characters. ValueError for what llguidance's dialect reads in another way than
     ECMA's."""
-    found, place = "", 0
-    while place < len(pattern):
-        repeat = _REPEAT.match(pattern, place)
-        if pattern[place] == "[":
-            end = _class_end(pattern, place)
-            part = _class(pattern[place:end])
-        elif pattern[place] == "\\":
-            end, part = _escape(pattern, place)
+    spelt, at = "", 0
+    while at < len(pattern):
+        repeat = _REPEAT.match(pattern, at)
+        if pattern[at] == "[":
+            end = _class_end(pattern, at)
+            part = _class(pattern[at:end])
+        elif pattern[at] == "\\":
+            end, part = _escape(pattern, at)
         elif repeat:
             end, part = repeat.end(), repeat[0]
         else:
-            _check_group(pattern, place)
-            end, part = place + 1, _ANY if pattern[place] == "." else pattern[place]
-        if repeat or pattern[place:end] in _ASSERTIONS:
+            _check_group(pattern, at)
+            end, part = at + 1, _ANY if pattern[at] == "." else pattern[at]
+        if repeat or pattern[at:end] in _ASSERTIONS:
             _check_again(pattern, end)
-        found, place = found + part, end
-    return found
+        spelt, at = spelt + part, end
+    return spelt
 
 
 def _class(text: str) -> str:
     """A class, in llguidance's dialect, which has none without characters, and in which `[` begins another class."""
     if text in ("[]", "[^]"):
         return NOTHING if text == "[]" else _without_them(_ANYTHING)
-    text = "[" + _IN_CLASS.sub(lambda found: _SHORT.get(found[0], found[0]), text[1:])
+    text = "[" + _IN_CLASS.sub(lambda match: _SHORT.get(match[0], match[0]), text[1:])
     return _without_them(text) if _MAY_HAVE_THEM.search(text) else text
 
 
@@ -65,18 +65,18 @@ def _without_them(text: str) -> str:
 
 def _class_end(pattern: str, begin: int) -> int:
     """Where a class ends that begins there. In ECMA's dialect it holds no other one."""
-    place = begin + 1 + pattern.startswith("^", begin + 1)
-    while place < len(pattern) and pattern[place] != "]":
-        if operator := next((each for each in _OPERATORS if pattern.startswith(each, place)), None):
+    at = begin + 1 + pattern.startswith("^", begin + 1)
+    while at < len(pattern) and pattern[at] != "]":
+        if operator := next((mark for mark in _OPERATORS if pattern.startswith(mark, at)), None):
             raise ValueError(f"pattern {pattern[:80]!r}: got {operator!r} in a class, expected '\\' before the second")
-        place += 2 if pattern[place] == "\\" else 1
-    return min(place + 1, len(pattern))
+        at += 2 if pattern[at] == "\\" else 1
+    return min(at + 1, len(pattern))
 
 
-def _check_group(pattern: str, place: int) -> None:
+def _check_group(pattern: str, at: int) -> None:
     """ValueError for a group that only Rust's dialect has, such as flags for the rest of a pattern."""
-    if pattern.startswith("(?", place) and not _GROUP.match(pattern, place):
-        raise ValueError(f"pattern {pattern[:80]!r}: got {pattern[place : place + 4]!r}, which is no group of ECMA's")
+    if pattern.startswith("(?", at) and not _GROUP.match(pattern, at):
+        raise ValueError(f"pattern {pattern[:80]!r}: got {pattern[at : at + 4]!r}, which is no group of ECMA's")
 
 
 def _check_again(pattern: str, end: int) -> None:
@@ -104,6 +104,6 @@ def _escape(pattern: str, begin: int) -> tuple[int, str]:
     if kind in _DIGITS:
         end = pattern.find("}", end) + 1 if pattern.startswith("{", end) else end + _DIGITS[kind]
     digits = pattern[begin + 2 : end].strip("{}")
-    is_hex = bool(digits) and all(each in "0123456789abcdefABCDEF" for each in digits)
+    is_hex = bool(digits) and all(digit in "0123456789abcdefABCDEF" for digit in digits)
     is_unspelt = kind == "v" or (is_hex and int(digits, 16) in _CODES)
     return (end, NOTHING) if is_unspelt else (begin + 2, pattern[begin : begin + 2])

@@ -32,9 +32,9 @@ def _inner(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, An
     if key in VALUES:
         return value
     if isinstance(value, list):
-        return [mapped(each, change) for each in value]
+        return [mapped(item, change) for item in value]
     if key in MAPS and isinstance(value, Mapping):
-        return {name: mapped(each, change) for name, each in value.items()}
+        return {name: mapped(item, change) for name, item in value.items()}
     return mapped(value, change)
 
 
@@ -53,9 +53,9 @@ def ignores_siblings(root: Mapping[str, Any]) -> bool:
 
 def check_references(schema: Any) -> None:
     """ValueError for a reference that leads to itself before any value. Definitions that no reference names may."""
-    for each in _circular(_schemas(schema), partial(_at_once, root=schema)):
-        if "$ref" in each:
-            raise ValueError(f"the reference {each['$ref'][:80]!r} leads to itself before any value")
+    for schema_within in _circular(_schemas(schema), partial(_at_once, root=schema)):
+        if "$ref" in schema_within:
+            raise ValueError(f"the reference {schema_within['$ref'][:80]!r} leads to itself before any value")
 
 
 def is_recursive(schema: Any) -> bool:
@@ -64,10 +64,10 @@ def is_recursive(schema: Any) -> bool:
 
 
 def _circular(
-    found: Mapping[int, dict[str, Any]], behind: Callable[[dict[str, Any]], Iterator[Any]]
+    schemas: Mapping[int, dict[str, Any]], behind: Callable[[dict[str, Any]], Iterator[Any]]
 ) -> Iterator[dict[str, Any]]:
     """The schemas behind which they are themselves, or others behind which those are."""
-    waiting = {key: others for key, each in found.items() if (others := {*map(id, behind(each))})}
+    waiting = {key: others for key, schema in schemas.items() if (others := {*map(id, behind(schema))})}
     before: dict[int, list[int]] = {}  # the schemas before another one, by that one
     for key, others in waiting.items():
         for other in others:
@@ -81,25 +81,25 @@ def _circular(
             if not waiting[key]:
                 del waiting[key]
                 left.append(key)
-    return (found[key] for key in waiting)
+    return (schemas[key] for key in waiting)
 
 
 def _schemas(root: Any) -> dict[int, dict[str, Any]]:
     """The schemas in a document that an answer may meet, by id. Values such as those of `enum` are none, unless a
     reference names them. Among definitions are those that references name, or all if a reference names an anchor."""
-    found, left, later = dict[int, dict[str, Any]](), [root], list[Any]()
+    schemas, left, later = dict[int, dict[str, Any]](), [root], list[Any]()
     while left or later:
         if not left:
             left, later = later, []
         value = left.pop()
-        if isinstance(value, dict) and id(value) not in found:
-            found[id(value)] = value
+        if isinstance(value, dict) and id(value) not in schemas:
+            schemas[id(value)] = value
             for keyword in _DEFINITIONS:
                 later += value[keyword].values() if isinstance(value.get(keyword), dict) else []
             left += _reached(value, root)
-        if not left and not any(map(_names_an_anchor, found.values())):
+        if not left and not any(map(_names_an_anchor, schemas.values())):
             later = []
-    return found
+    return schemas
 
 
 def _names_an_anchor(schema: Mapping[str, Any]) -> bool:
@@ -110,8 +110,8 @@ def _names_an_anchor(schema: Mapping[str, Any]) -> bool:
 def _reached(schema: Mapping[str, Any], root: Any) -> Iterator[dict[str, Any]]:
     """The schemas in one, without definitions and values, and those that hold for the same value."""
     left: list[Any] = [
-        [*each.values()] if key in MAPS and isinstance(each, dict) else each
-        for key, each in schema.items()
+        [*item.values()] if key in MAPS and isinstance(item, dict) else item
+        for key, item in schema.items()
         if key not in _DEFINITIONS and key not in VALUES
     ]
     while left:
@@ -130,7 +130,7 @@ def _at_once(schema: Mapping[str, Any], root: Any) -> Iterator[dict[str, Any]]:
         yield other
     for keyword in ("allOf", *_UNIONS):
         if isinstance(parts := schema.get(keyword), list):
-            yield from (each for each in parts if isinstance(each, dict))
+            yield from (part for part in parts if isinstance(part, dict))
 
 
 def named(reference: str, root: Any) -> dict[str, Any] | None:

@@ -43,8 +43,8 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
         schema = {}
     if OPTIONS in schema:
         raise ValueError(f"got {OPTIONS!r}, expected a schema without llguidance's own options")
-    if found := _UNSPELT.search(json.dumps(schema)):
-        raise ValueError(f"got the control character {found[1]}, which answers are never made of")
+    if match := _UNSPELT.search(json.dumps(schema)):
+        raise ValueError(f"got the control character {match[1]}, which answers are never made of")
 
     if ignores_siblings(schema):
         draft = schema["$schema"]
@@ -53,10 +53,10 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
     used = mapped(schema, _without_unused)
     check_numbers(used)
     multiples = _multiples(used)
-    for each in multiples:
-        check_counted(each)
+    for number in multiples:
+        check_counted(number)
     names = names_of(used)
-    strict = mapped(mapped(used, _strict), lambda each: _grouped(names.with_own(each)))
+    strict = mapped(mapped(used, _strict), lambda part: _grouped(names.with_own(part)))
     names.check_together(strict)
     check_endings(strict, names.matches)
     if multiples:
@@ -68,26 +68,26 @@ def strict_schema(schema: Any, *, compact: bool = False) -> dict[str, Any]:
 
 def _fractions(schema: Any) -> frozenset[float]:
     """The bounds in a schema that are no whole numbers."""
-    found: list[float] = []
+    fractions: list[float] = []
 
-    def seen(each: dict[str, Any]) -> dict[str, Any]:
-        found.extend(fractions_in(each))
-        return each
+    def seen(part: dict[str, Any]) -> dict[str, Any]:
+        fractions.extend(fractions_in(part))
+        return part
 
     mapped(schema, seen)
-    return frozenset(found)
+    return frozenset(fractions)
 
 
 def _multiples(schema: Any) -> list[dict[str, Any]]:
     """The schemas in one that have a `multipleOf`."""
-    found: list[dict[str, Any]] = []
+    multiples: list[dict[str, Any]] = []
 
-    def seen(each: dict[str, Any]) -> dict[str, Any]:
-        found.extend([each] if "multipleOf" in each else [])
-        return each
+    def seen(part: dict[str, Any]) -> dict[str, Any]:
+        multiples.extend([part] if "multipleOf" in part else [])
+        return part
 
     mapped(schema, seen)
-    return found
+    return multiples
 
 
 def _without_unused(schema: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
 def _grouped(schema: dict[str, Any]) -> dict[str, Any]:
     """The same with keywords side by side that say to what others apply. llguidance forgets those that stand on the
     other side of a union, a reference or a value."""
-    groups = [[each for each in group if each in schema] for group in _GROUPS]
+    groups = [[keyword for keyword in group if keyword in schema] for group in _GROUPS]
     firsts = {group[0]: group for group in groups if group}
-    others = {each for group in groups for each in group[1:]}
-    keys = (each for key in schema if key not in others for each in firsts.get(key, [key]))
+    others = {keyword for group in groups for keyword in group[1:]}
+    keys = (keyword for key in schema if key not in others for keyword in firsts.get(key, [key]))
     return {key: schema[key] for key in keys}
 
 
@@ -120,9 +120,9 @@ def _with_spelt_patterns(schema: dict[str, Any]) -> dict[str, Any]:
         schema = {**schema, "pattern": spelt_pattern(pattern)}
     if isinstance(named := schema.get("patternProperties"), dict):
         spelt: dict[str, Any] = {}
-        for name, each in named.items():
+        for name, schema_of in named.items():
             other = spelt_pattern(name)
-            spelt[other] = {"allOf": [spelt[other], each]} if other in spelt else each
+            spelt[other] = {"allOf": [spelt[other], schema_of]} if other in spelt else schema_of
         schema = {**schema, "patternProperties": spelt}
     return schema
 

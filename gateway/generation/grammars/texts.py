@@ -49,7 +49,7 @@ def _text(asked: Grammar) -> str:
             raise ValueError("a backslash at the end, expected a character behind it")
         return LLMatcher.grammar_from_regex(source)
     if asked.kind == "choice":
-        texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007f") for each in source]  # as Lark has it
+        texts = [json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in source]  # as Lark has it
         # One terminal: as rules, each text would be an item of the parser, which has at most 2,000 at a time.
         return LLMatcher.grammar_from_lark(f"start: ONE\nONE: {' | '.join(texts)}")
     if asked.kind == "ebnf":
@@ -87,7 +87,7 @@ def _without_start(source: str) -> str:
     other = "start-of"
     while other in source:
         other += "-of"
-    return _START.sub(lambda found: other if found[0] == "start" else found[0], source)
+    return _START.sub(lambda match: other if match[0] == "start" else match[0], source)
 
 
 def _check_count(num_rules: int) -> None:
@@ -101,22 +101,28 @@ def _tags(source: Any, *, compact: bool) -> list[StructTag]:
     structures = source.get("structures") if isinstance(source, dict) else None
     triggers = source.get("triggers") if isinstance(source, dict) else None
     lists = (structures, triggers)
-    if not all(isinstance(each, list) and 0 < len(each) <= MAX_TAGS for each in lists):
+    if not all(isinstance(entries, list) and 0 < len(entries) <= MAX_TAGS for entries in lists):
         raise ValueError(f"expected an object with 1 to {MAX_TAGS} `structures`, and as many `triggers`")
-    found: list[StructTag] = []
+    tags: list[StructTag] = []
     assert isinstance(structures, list) and isinstance(triggers, list)
-    for place, each in enumerate(structures):
-        if not isinstance(each, dict) or not isinstance(each.get("begin"), str) or not isinstance(each.get("end"), str):
-            raise ValueError(f"structures[{place}]: expected an object with the texts `begin` and `end`")
-        schema = each.get("schema")
+    for index, structure in enumerate(structures):
+        if (
+            not isinstance(structure, dict)
+            or not isinstance(structure.get("begin"), str)
+            or not isinstance(structure.get("end"), str)
+        ):
+            raise ValueError(f"structures[{index}]: expected an object with the texts `begin` and `end`")
+        schema = structure.get("schema")
         if not isinstance(schema, dict | bool):
-            raise ValueError(f"structures[{place}]: expected a JSON schema in `schema`")
-        starts = [one for one in triggers if isinstance(one, str) and one and each["begin"].startswith(one)]
+            raise ValueError(f"structures[{index}]: expected a JSON schema in `schema`")
+        starts = [one for one in triggers if isinstance(one, str) and one and structure["begin"].startswith(one)]
         if not starts:
-            raise ValueError(f"structures[{place}]: its begin starts with none of the triggers")
+            raise ValueError(f"structures[{index}]: its begin starts with none of the triggers")
         grammar = strict_schema(schema, compact=compact)
-        found.append(StructTag(trigger=max(starts, key=len), begin=each["begin"], grammar=grammar, end=each["end"]))
-    return found
+        tags.append(
+            StructTag(trigger=max(starts, key=len), begin=structure["begin"], grammar=grammar, end=structure["end"])
+        )
+    return tags
 
 
 def _line(error: Exception) -> str:

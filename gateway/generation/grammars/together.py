@@ -65,10 +65,10 @@ def _ways(root: Any) -> Iterator[Parts]:
         if (key := frozenset(map(id, schemas))) in seen:
             continue
         seen.add(key)
-        found = _alternatives(schemas, root)
-        num_ways += len(found)
+        ways = _alternatives(schemas, root)
+        num_ways += len(ways)
         _check_count(num_ways)
-        for parts in found:
+        for parts in ways:
             yield parts
             left += _inner(parts)
 
@@ -80,10 +80,10 @@ def _check_count(num_ways: int) -> None:
 
 def _alternatives(schemas: Sequence[Any], root: Any) -> list[Parts]:
     """The ways in which schemas that hold together do: one of each union, and all else."""
-    found: list[Parts] = [()]
-    for each in schemas:
-        found = _both(found, _of_one(each, root))
-    return found
+    ways: list[Parts] = [()]
+    for schema in schemas:
+        ways = _both(ways, _of_one(schema, root))
+    return ways
 
 
 def _of_one(schema: Any, root: Any, depth: int = 0) -> list[Parts]:
@@ -91,16 +91,16 @@ def _of_one(schema: Any, root: Any, depth: int = 0) -> list[Parts]:
         raise _TooMany(f"got more than {MAX_DEPTH} references within one another")
     if not isinstance(schema, dict):
         return [] if schema is False else [()]
-    found: list[Parts] = [(schema,)]
+    ways: list[Parts] = [(schema,)]
     needed = [named(schema["$ref"], root)] if isinstance(schema.get("$ref"), str) else []
     parts = schema.get("allOf")
     needed += parts if isinstance(parts, list) else []
-    for each in needed:
-        found = _both(found, _of_one(each, root, depth + 1))
+    for other in needed:
+        ways = _both(ways, _of_one(other, root, depth + 1))
     for keyword in _UNIONS:
         if isinstance(parts := schema.get(keyword), list):
-            found = _both(found, [one for each in parts for one in _of_one(each, root, depth + 1)])
-    return found
+            ways = _both(ways, [one for other in parts for one in _of_one(other, root, depth + 1)])
+    return ways
 
 
 def _both(some: list[Parts], others: list[Parts]) -> list[Parts]:
@@ -112,7 +112,7 @@ def _inner(parts: Parts) -> Iterator[tuple[Any, ...]]:
     """The schemas that hold together for each value within a value of these parts."""
     names = {name for part in parts for name in mapping(part, "properties")}
     for name in names:
-        yield _present(each for part in parts for each in of_name(part, name, _matches))
+        yield _present(schema for part in parts for schema in of_name(part, name, _matches))
     patterns = {pattern for part in parts for pattern in mapping(part, "patternProperties")}
     for pattern in patterns:
         yield _present(
@@ -121,27 +121,27 @@ def _inner(parts: Parts) -> Iterator[tuple[Any, ...]]:
     yield _present(part.get("additionalProperties") for part in parts)
 
     firsts = [first_items(part) for part in parts]
-    for place in range(max(map(len, firsts), default=0)):
+    for index in range(max(map(len, firsts), default=0)):
         yield _present(
-            first[place] if place < len(first) else items(part) for first, part in zip(firsts, parts, strict=True)
+            first[index] if index < len(first) else items(part) for first, part in zip(firsts, parts, strict=True)
         )
     yield _present(map(items, parts))
 
 
 def _present(schemas: Any) -> tuple[Any, ...]:
-    return tuple(each for each in schemas if isinstance(each, dict))
+    return tuple(schema for schema in schemas if isinstance(schema, dict))
 
 
 def mapping(part: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
     """The schemas that a keyword of a part has by name."""
-    found = part.get(keyword)
-    return found if isinstance(found, dict) else {}
+    value = part.get(keyword)
+    return value if isinstance(value, dict) else {}
 
 
 def of_name(part: Mapping[str, Any], name: str, matches: Callable[[str, str], bool]) -> list[Any]:
     """The schemas of a property in one part. `matches` says whether a pattern matches a name."""
     own = [mapping(part, "properties")[name]] if name in mapping(part, "properties") else []
-    own += [each for pattern, each in mapping(part, "patternProperties").items() if matches(pattern, name)]
+    own += [schema for pattern, schema in mapping(part, "patternProperties").items() if matches(pattern, name)]
     return own or [part.get("additionalProperties")]
 
 
@@ -156,8 +156,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 def first_items(part: Mapping[str, Any]) -> list[Any]:
     """The schemas of the first items, one each."""
-    found = part["items"] if isinstance(part.get("items"), list) else part.get("prefixItems")
-    return found if isinstance(found, list) else []
+    firsts = part["items"] if isinstance(part.get("items"), list) else part.get("prefixItems")
+    return firsts if isinstance(firsts, list) else []
 
 
 def items(part: Mapping[str, Any]) -> Any:
@@ -215,8 +215,8 @@ def _check_numbers(parts: Parts) -> None:
     if not steps or "number" not in kinds:
         return
     step = steps[0]
-    for each in steps[1:]:
-        step = common(step, each)
+    for other in steps[1:]:
+        step = common(step, other)
     shift = 10 ** max(map(places, steps))
     if len(steps) > 1 and step * shift * max(steps) * shift >= MAX_COUNTED:
         raise ValueError(f"multipleOf: got {_listed(steps)} for one number, expected smaller ones or fewer digits")
@@ -226,8 +226,8 @@ def _check_numbers(parts: Parts) -> None:
     is_integer = any(map(schema_is_integer, parts))
     whole = common(step, Fraction(1)) if is_integer else step
     ranges = _ranges(parts)
-    is_any_left = any(each.has_written(whole, places(step)) for each in ranges)
-    is_taken = any(each.is_taken_for_some(float(step), is_integer=is_integer) for each in ranges)
+    is_any_left = any(span.has_written(whole, places(step)) for span in ranges)
+    is_taken = any(span.is_taken_for_some(float(step), is_integer=is_integer) for span in ranges)
     if is_any_left == is_taken or (is_any_left and "other" in kinds):
         return
     words = "integers" if is_integer else "numbers"
@@ -238,7 +238,7 @@ def _check_numbers(parts: Parts) -> None:
 
 
 def _listed(steps: Sequence[Fraction]) -> str:
-    return " and ".join(f"{float(each):g}" for each in dict.fromkeys(steps))
+    return " and ".join(f"{float(step):g}" for step in dict.fromkeys(steps))
 
 
 def _kinds(parts: Parts) -> set[str]:
@@ -248,9 +248,9 @@ def _kinds(parts: Parts) -> set[str]:
         own = part.get("type")
         own = [own] if isinstance(own, str) else own
         if isinstance(own, list):
-            kinds &= {"number" if each in ("number", "integer") else "other" for each in own}
+            kinds &= {"number" if kind in ("number", "integer") else "other" for kind in own}
         if (values := _values(part)) is not None:
-            kinds &= {"number" if is_number(each) else "other" for each in values}
+            kinds &= {"number" if is_number(value) else "other" for value in values}
     return kinds
 
 
@@ -264,14 +264,14 @@ def _ranges(parts: Parts) -> list[_Range]:
     """Where the numbers of these parts lie: between bounds, or at values. A side without a bound allows all."""
     low = max(_ends(parts, "minimum", "exclusiveMinimum"), key=lambda end: (end[0], end[1]), default=None)
     high = min(_ends(parts, "maximum", "exclusiveMaximum"), key=lambda end: (end[0], not end[1]), default=None)
-    lists = [[exact(each) for each in values if is_number(each)] for part in parts if (values := _values(part))]
+    lists = [[exact(value) for value in values if is_number(value)] for part in parts if (values := _values(part))]
     if not lists:
         return [_Range(low, high)] if low and high and low[0] <= high[0] else []
-    common_values = [each for each in lists[0] if all(each in some for some in lists)]
+    common_values = [value for value in lists[0] if all(value in some for some in lists)]
     return [
-        _Range((each, False), (each, False))
-        for each in common_values
-        if (low is None or low <= (each, False)) and (high is None or (each, high[1]) <= (high[0], False))
+        _Range((value, False), (value, False))
+        for value in common_values
+        if (low is None or low <= (value, False)) and (high is None or (value, high[1]) <= (high[0], False))
     ]
 
 

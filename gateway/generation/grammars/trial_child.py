@@ -77,10 +77,10 @@ class TrialChild:
         for _ in range(2):
             told = self._ask(job)
             if told is not None:
-                found = json.loads(told)
-                if "refused" in found:
-                    return GrammarRefused(found["refused"])
-                return str(found["text"])
+                outcome = json.loads(told)
+                if "refused" in outcome:
+                    return GrammarRefused(outcome["refused"])
+                return str(outcome["text"])
 
             died_of = self._bury()
             if died_of not in NOT_THE_JOB:
@@ -115,8 +115,8 @@ class TrialChild:
                 env={**os.environ, LAUNCHER_PID: str(os.getpid())},
             )
         except OSError as error:  # out of memory or descriptors
-            why = error.strerror or type(error).__name__
-            raise Overloaded(f"the process that tries grammars cannot be started: {why}; try again") from error
+            reason = error.strerror or type(error).__name__
+            raise Overloaded(f"the process that tries grammars cannot be started: {reason}; try again") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

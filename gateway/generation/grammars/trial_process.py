@@ -38,11 +38,11 @@ def answer(job: bytes, tried: Try) -> bytes:
     """What the gateway gets for a job."""
     asked = Grammar(**json.loads(job))
     try:
-        found = tried(asked)
+        outcome = tried(asked)
     except MemoryError:
         most = MAX_MEMORY_BYTES >> 20
-        found = GrammarRefused(f"cannot be followed: it takes more than {most} MiB to try")
-    told = {"text": found} if isinstance(found, str) else {"refused": found.what}
+        outcome = GrammarRefused(f"cannot be followed: it takes more than {most} MiB to try")
+    told = {"text": outcome} if isinstance(outcome, str) else {"refused": outcome.what}
     return json.dumps(told).encode()
 
 
@@ -52,9 +52,9 @@ def serve(tried: Try, jobs: BinaryIO, answers: BinaryIO) -> None:
     _write(answers, b"")
     while (job := read_frame(jobs)) is not None:
         signal.setitimer(signal.ITIMER_PROF, MAX_WORK_S)
-        found = answer(job, tried)
+        outcome = answer(job, tried)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(answers, found)
+        _write(answers, outcome)
         if _size_bytes("VmRSS") > least + LARGE_BYTES:
             return
 
@@ -76,8 +76,8 @@ def tries_of(folder: Path, num_tokens: int) -> Try:
     try:
         vocabulary: Vocabulary = load_vocabulary(folder, num_tokens)
     except GrammarFault as fault:
-        why = fault.message
-        return lambda _: GrammarRefused(why)
+        reason = fault.message
+        return lambda _: GrammarRefused(reason)
     return Trials(vocabulary, ThreadWorkClock()).of
 
 

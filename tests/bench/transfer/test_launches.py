@@ -8,10 +8,10 @@ import torch
 
 from bench.transfer.launches import WAYS, HostQueue, Ways
 from protocol.kv_layout import KvLayout
-from transfer.in_place.device_pools import LayerWords, Moving, Units, units_to_write
-from transfer.plan import Copy, Runs, Shard, moves_of
+from transfer.in_place.device_pools import LayerWords, Moving, Tiles, tiles_to_write
+from transfer.plan import Copy, Extents, Shard, moves_of
 
-EMPTY = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+EMPTY = Extents(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
 
 
 def random_layout(rng: Random) -> KvLayout:
@@ -37,7 +37,7 @@ def test_both_ways_write_the_same(seed: int) -> None:
         return Copy(moves, layer.page_bytes, layer.page_bytes)
 
     def begin(layers: range, copy: Copy) -> Moving:
-        return queue.begin(sources.of(layers), targets.of(layers), units_to_write(copy, layer, layer))
+        return queue.begin(sources.of(layers), targets.of(layers), tiles_to_write(copy, layer, layer))
 
     ways = Ways(queue, begin, plan, layout.num_layers)
     expected, totals = target_B.clone(), list(ways.totals)
@@ -51,8 +51,8 @@ def test_both_ways_write_the_same(seed: int) -> None:
 
 def test_bytes_that_have_changed_are_noticed() -> None:
     words_LW = torch.arange(8).view(1, 8)
-    queue, units = HostQueue(), Units(4, np.arange(2), np.arange(2))
-    ways = Ways(queue, lambda _, __: queue.begin(words_LW, None, units), lambda: EMPTY, 1)
+    queue, tiles = HostQueue(), Tiles(4, np.arange(2), np.arange(2))
+    ways = Ways(queue, lambda _, __: queue.begin(words_LW, None, tiles), lambda: EMPTY, 1)
     words_LW[0, 3] = 9
     with pytest.raises(AssertionError, match="the sums of the same bytes differ"):
         ways.timed(WAYS[0])

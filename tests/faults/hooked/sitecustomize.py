@@ -88,7 +88,7 @@ def _own(key: str) -> str:
 
 
 def _gateway_control(module: ModuleType) -> None:
-    def before(control: Any, key: Any, message: Any, epoch: int = 0) -> None:
+    def before(control: Any, key: Any, message: Any, session_number: int = 0) -> None:
         if type(message).__name__ == "Assign" and message.attempt == 0:
             pair = {"decode": key.worker_id, "prefill": message.prefill.worker_id} if message.prefill else {}
             reached("queued", message.prompt_ids, **pair or {"unified": key.worker_id})
@@ -138,13 +138,13 @@ def _prefill_worker(module: ModuleType) -> None:
     def before(worker: Any) -> None:
         for job in worker.prompts.computing:
             if job.assign.attempt == 0:
-                SENDING[job.target] = job.assign.prompt_ids, job.target.peer.worker_id
+                SENDING[job.destination] = job.assign.prompt_ids, job.destination.peer.worker_id
 
     def after(has_launched: bool, worker: Any) -> None:
         for chunk in worker.planner.in_flight[-1].chunks if has_launched else ():
             job = worker.served.of.get(chunk.req)
             if job is not None and chunk.start > 0 and job.assign.attempt == 0:
-                reached("prefilling", job.assign.prompt_ids, prefill=name, decode=job.target.peer.worker_id)
+                reached("prefilling", job.assign.prompt_ids, prefill=name, decode=job.destination.peer.worker_id)
 
     _wrap(module.PrefillWorker, "launch", before, after)
 
@@ -170,17 +170,17 @@ def _transfer_sending(module: ModuleType) -> None:
 
     def before(sender: Any, instance: int, transfer: Any, frame: Any) -> None:
         if not isinstance(frame, module.KvFrame):
-            note("last frame", transfer.target)
+            note("last frame", transfer.destination)
 
     def after(was_sent: Any, sender: Any, instance: int, transfer: Any, frame: Any) -> None:
         if not was_sent or not isinstance(frame, module.KvFrame):
             return
-        sent = sent_pages[transfer.target] = sent_pages.get(transfer.target, 0) + frame.num_pages
+        sent = sent_pages[transfer.destination] = sent_pages.get(transfer.destination, 0) + frame.num_pages
         total = len(transfer.source_pages) * sender._layout.num_layers
         if sent == frame.num_pages:
-            note("first frame", transfer.target)
+            note("first frame", transfer.destination)
         elif 2 * sent >= total > 2 * (sent - frame.num_pages):
-            note("middle frame", transfer.target)
+            note("middle frame", transfer.destination)
 
     _wrap(module.FrameSender, "_send", before, after)
 

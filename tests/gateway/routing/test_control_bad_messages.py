@@ -17,8 +17,8 @@ from protocol.messages_gateway import (
     Heartbeat,
     Leaving,
     Left,
+    Preempted,
     RequestFailed,
-    Retracted,
     ToGateway,
     Tokens,
     WorkerAddress,
@@ -118,7 +118,7 @@ def test_a_stranger_speaks_for_nobody(message: ToGateway) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [TOKENS, FAILED, Retracted("r1", 0, 0), FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),))]
+    "message", [TOKENS, FAILED, Preempted("r1", 0, 0), FirstToken((ChoiceTokens("r1", 0, 0, 0, (7,)),))]
 )
 def test_a_member_speaks_only_of_its_own_requests(message: ToGateway) -> None:
     bench = PairBench()

@@ -120,7 +120,7 @@ def test_what_has_begun_and_must_begin_again_may_do_so_at_a_leaving_worker_if_th
     client, assign = bench.ask()
     bench.tokens(assign, 0, 0, 5)
     leaves(bench, "u0")
-    bench.retract(assign)
+    bench.preempt(assign)
     again = bench.assigns[-1]
     assert again.attempt == 1 and again.num_replayed == 1
     bench.tokens(again, 0, 1, 6, finish="stop")

@@ -70,15 +70,15 @@ def test_only_the_full_one_of_a_pair_is_left_out(code: str, others: list[str]) -
     assert (client.error is None) == bool(others)
 
 
-def test_those_without_workers_are_served_by_priority_and_who_gave_way_first() -> None:
+def test_those_without_workers_are_served_by_priority_and_who_was_preempted_first() -> None:
     bench = ControlBench("u0")
-    for name, priority in (("low", 5), ("usual", 0), ("gave way", 9), ("urgent", -1)):
+    for name, priority in (("low", 5), ("usual", 0), ("preempted", 9), ("urgent", -1)):
         _, assign = bench.ask(name, priority=priority)
         assert assign.priority == priority
-        if name == "gave way":
-            bench.retract(assign)
+        if name == "preempted":
+            bench.preempt(assign)
     bench.lose("u0")
     num_before = len(bench.assigns)
     bench.join("u9")
     again = [assign.request_id for assign in bench.assigns[num_before:]]
-    assert again == ["gave way", "urgent", "usual", "low"]
+    assert again == ["preempted", "urgent", "usual", "low"]

@@ -93,12 +93,12 @@ def test_prefill_is_lost_when_decode_has_begun(is_whole: bool) -> None:
     bench.expect_end(client, [11, 12])
 
 
-def test_a_choice_gives_way_before_the_prompt_is_whole() -> None:
+def test_a_choice_is_preempted_before_the_prompt_is_whole() -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=2, prompt_logprobs=ASKED)
     bench.tokens(first, 0, 0, 11)
     bench.tokens(first, 1, 0, 21)
-    bench.retract(first, 1)
+    bench.preempt(first, 1)
     again = bench.assigns[-1]
     assert (again.first_choice, again.num_replayed, again.prompt_logprobs) == (1, 0, ASKED)
     tell(bench, first, 1, 2)

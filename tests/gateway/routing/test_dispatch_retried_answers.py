@@ -92,7 +92,7 @@ async def test_stop_strings_are_found_in_text_of_two_workers(
     async with running(folder) as setting:
         worker = await setting.add(Role.UNIFIED, "u1")
         for after in (1, 2, 3):
-            worker.behaviour = replace(SPELT, retract_after=after)
+            worker.behaviour = replace(SPELT, preempt_after=after)
             assert texts_of(await setting.complete("hello", **fields), stream=stream) == [text, text]
             assert worker.assigned[-1].num_replayed == after, "it has begun again"
 

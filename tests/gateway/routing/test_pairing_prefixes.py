@@ -98,9 +98,11 @@ async def test_a_retry_goes_to_the_next_best(setting: Setting, workers: list[Fak
         assert (await served(setting, [*PREFIX, 70 + suffix]))[0] == "u1+u2"
 
 
-async def test_what_gave_way_begins_again_where_its_prompt_is_held(setting: Setting, workers: list[FakeWorker]) -> None:
+async def test_what_was_preempted_begins_again_where_its_prompt_is_held(
+    setting: Setting, workers: list[FakeWorker]
+) -> None:
     await tell(setting, workers[1], 4, added=hashes(workers[1]))
-    workers[1].behaviour = Behaviour(retract_after=1)
+    workers[1].behaviour = Behaviour(preempt_after=1)
     for suffix in range(3):
         assert (await served(setting, [*PREFIX, 70 + suffix]))[0] == "u1"
         assert workers[1].assigned[-1].resumes

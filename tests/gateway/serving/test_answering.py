@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.dialects.openai.write import ChunkWriter, ResponseHead
+from gateway.dialects.openai.write import EventWriter, ResponseHead
 from gateway.generation.generation import Generation
 from gateway.generation.tallies import Metrics
 from gateway.generation.times import Times
@@ -59,7 +59,7 @@ class Call:
         """The answer under way."""
         answers = LongAnswers()
         answer = (
-            StreamedAnswer(self.generation, ChunkWriter(HEAD, False, False), answers)
+            StreamedAnswer(self.generation, EventWriter(HEAD, False, False), answers)
             if is_stream
             else WholeAnswer(self.generation, HEAD, answers)
         )

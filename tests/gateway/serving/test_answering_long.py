@@ -276,7 +276,7 @@ async def test_a_client_that_leaves_ends_the_encoding(
     assert answers.num_bytes == 0 and len(setting.gateway.control.dispatch.requests) == 0
 
 
-async def test_a_stalled_client_gives_way_to_another(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_client_is_preempted_to_another(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     await setting.add_pair()
     shrink(monkeypatch)
     clock, free, most = VirtualClock(), LongAnswers(), list[int]()

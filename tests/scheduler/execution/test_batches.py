@@ -114,8 +114,8 @@ def test_rows_leave_before_others_join_behind_them() -> None:
     batch.change((2,), relayed([7, 5]))
     batch.check_mirrors()
     assert (rows_of(batch), batch.input_ids_B.tolist()) == ([4, 9, 7, 5], [400, 900, -7, -5])
-    batch.change((4,), [replace(joins([4])[0], draw=draw(4, generation=2))])  # its next owner
-    assert [(each.row, each.generation) for each in batch.draws] == [(9, 1), (7, 1), (5, 1), (4, 2)]
+    batch.change((4,), [replace(joins([4])[0], draw=draw(4, owner_number=2))])  # its next owner
+    assert [(each.row, each.owner_number) for each in batch.draws] == [(9, 1), (7, 1), (5, 1), (4, 2)]
     batch.change((9, 7, 5, 4), ())
     batch.check_mirrors()
     assert len(batch) == 0

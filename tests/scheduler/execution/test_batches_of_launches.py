@@ -7,7 +7,7 @@ from scheduler.execution.batches import ForwardBatch, Relay, ScheduleBatch, draw
 from scheduler.execution.future_rows import OWNER_SHIFT
 from scheduler.execution.page_table import PageTable
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan
-from scheduler.planning.kv_book import RowPool
+from scheduler.planning.kv_manager import RowPool
 from tests.scheduler.building import CPU, draw, greedy, tensors_in
 
 
@@ -43,9 +43,9 @@ class Pool:
         prompt = tuple(range(1000 * self.count, 1000 * self.count + prompt_len))
         pages = [100 * self.count + i for i in range(-(-(prompt_len + 20) // self.page_size))][:num_pages]
         row = self.rows.allocate()
-        generation = self.rows.generation(row)
-        self.table.write(Grant(row, generation, 0, tuple(pages)))
-        return Context(draw(row, greedy(20), generation=generation, choice=choice), prompt, pages, outputs)
+        owner_number = self.rows.owner_number(row)
+        self.table.write(Grant(row, owner_number, 0, tuple(pages)))
+        return Context(draw(row, greedy(20), owner_number=owner_number, choice=choice), prompt, pages, outputs)
 
     def slots(self, context: Context, start: int, end: int) -> list[int]:
         size = self.page_size
@@ -124,7 +124,7 @@ def test_decode(pool: Pool) -> None:
     assert (inp.num_decodes, inp.max_decode_seq_len, inp.extend_lens) == (2, 17, ())
     assert inp.logit_indices_L.tolist() == [0, 1]
     assert batch.sampling.position_L.tolist() == [17, 5]
-    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [a.draw.generation, b.draw.generation]
+    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [a.draw.owner_number, b.draw.owner_number]
     relay = pool.relay((), running)
     assert relay.rows_L.tolist() == [a.draw.row, b.draw.row]
     assert relay.owners_L.tolist() == batch.decode_owners_D.tolist()
@@ -148,10 +148,10 @@ def test_mixed(pool: Pool) -> None:
     assert inp.page_table_BP.shape == (3, pages)
     assert inp.page_table_BP[1].tolist() == b.pages[:pages]
     assert batch.sampling.position_L.tolist() == [9, 31, 5]
-    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [b.draw.generation, c.draw.generation]
+    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [b.draw.owner_number, c.draw.owner_number]
     relay = pool.relay(chunks, running)
     assert relay.rows_L.tolist() == [a.draw.row, b.draw.row, c.draw.row]
-    assert relay.owners_L.tolist() == [each.draw.generation << OWNER_SHIFT for each in (a, b, c)]
+    assert relay.owners_L.tolist() == [each.draw.owner_number << OWNER_SHIFT for each in (a, b, c)]
     assert relay.seq_lens_L.tolist() == [9, 31, 5]
 
 
@@ -200,13 +200,13 @@ def test_a_launch_owns_its_tensors(pool: Pool) -> None:
     before = [tensor.clone() for tensor in held]
     running.advance()
     running.change((a.draw.row,), ())
-    pool.table.write(Grant(a.draw.row, a.draw.generation + 1, 0, (0,) * 20))  # its next owner's pages
+    pool.table.write(Grant(a.draw.row, a.draw.owner_number + 1, 0, (0,) * 20))  # its next owner's pages
     assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
 
 
 def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
     a, b = pool.context(5, (50,)), pool.context(5)
-    asks = draw(b.draw.row, greedy(9, min_tokens=1, eos=(7,)), generation=b.draw.generation, until=6)
+    asks = draw(b.draw.row, greedy(9, min_tokens=1, eos=(7,)), owner_number=b.draw.owner_number, until=6)
     b.draw = asks
     batch = pool.launch([b.chunk(0, 5, [b])], running_of(a))
     banned = batch.sampling.banned
@@ -249,7 +249,7 @@ def test_a_page_added_to_a_row_is_in_the_next_launch_and_not_in_the_one_before()
     running = running_of(short, long)
     before = pool.launch((), running).input.page_table_BP
     short.pages.append(777)
-    pool.table.write(Grant(short.draw.row, short.draw.generation, 1, (777,)))
+    pool.table.write(Grant(short.draw.row, short.draw.owner_number, 1, (777,)))
     after = pool.launch((), running).input
     assert before[0].tolist() == [short.pages[0], 0, 0]
     assert after.page_table_BP[0, :2].tolist() == short.pages

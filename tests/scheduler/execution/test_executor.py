@@ -53,7 +53,7 @@ def test_tokens_relayed_on_the_device_are_those_of_the_model() -> None:
     assert (req.num_computed, req.num_sampled, planner.num_launches) == (10, 6, 7)
     results = finish_all(planner, executor)
     assert [token for result in results for run in result.tokens for token in run] == MODEL.expected_tokens(prompt, 6)
-    assert {owner for result in results for owner in result.rows} == {(req.held.row, req.held.generation)}
+    assert {owner for result in results for owner in result.rows} == {(req.held.row, req.held.owner_number)}
     assert not planner.in_flight and not executor.launches and planner.poll() == []
     executor.close()
     assert stream.closed
@@ -136,7 +136,7 @@ def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_
     planner.join(reqs)
     decode(planner)  # reads what the first has stashed: no token that the model does not have
     result, after = finish_all(planner, executor)
-    owners = tuple((req.held.row, req.held.generation) for req in reqs)
+    owners = tuple((req.held.row, req.held.owner_number) for req in reqs)
     assert (result.rows, result.not_finite, result.error, after.error) == (owners, owners[1:2], "", "")
     assert [len(run) for run in result.tokens] == [1, 0, 1]
     for index in (0, 2):
@@ -334,7 +334,7 @@ def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:
     pages, table, draws = list(held.pages), executor.page_table.req_to_page.clone(), list(executor.running.draws)
     held.pages[:] = [9, 9]  # nobody does this; whoever read the planner's lists would see it
     req.prompt_ids, req.sampling, req.choice = (0,), greedy(1), 7
-    held.row, held.generation = 5, 9
+    held.row, held.owner_number = 5, 9
     executor.submit(Plan(99, num_decodes=1))
     assert torch.equal(executor.page_table.req_to_page, table) and table[1, :2].tolist() == pages
     assert executor.running.draws == draws

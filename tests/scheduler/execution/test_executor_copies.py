@@ -40,7 +40,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     executor, planner = make_pair(stream)
     first, other = make_req((1, 2, 3), greedy(4)), make_req((1, 2, 3), greedy(4), choice=1)
     assert planner.admit([first, other], 6)
-    (source, _), (target, _), free = first.held.pages, other.held.pages, planner.book.pages.num_free
+    (source, _), (target, _), free = first.held.pages, other.held.pages, planner.kv_manager.pages.num_free
     filled(executor, target, -7.0)
     planner.launch(prompt_chunk(first))
     assert planner.copies.fork(first, [other]) == 0
@@ -50,7 +50,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     planner.release(other)
     finish(planner, executor)
     planner.collect()
-    assert planner.book.pages.num_free == free  # the copy has not run: its pages are not reused
+    assert planner.kv_manager.pages.num_free == free  # the copy has not run: its pages are not reused
 
     written = executor.kv.layer(0)[source].clone()
     assert written.abs().sum() > 0
@@ -58,7 +58,7 @@ def test_a_copy_runs_behind_the_launches_before_it_and_ahead_of_the_next() -> No
     assert torch.equal(executor.kv.layer(0)[target], written)
     assert seen == [float(written.sum())]
     assert planner.poll() == [] and planner.collect()
-    assert planner.book.pages.counts().free == planner.book.pages.counts().total
+    assert planner.kv_manager.pages.counts().free == planner.kv_manager.pages.counts().total
 
 
 def test_copying_nothing_is_over_behind_what_came_before_it() -> None:

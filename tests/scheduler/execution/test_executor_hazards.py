@@ -30,7 +30,7 @@ def run(topology: str, load: Load, strategy: Strategy, **more: Any) -> tuple[Dri
     for name, (prompt, params) in load.items():
         cluster.ask(name, prompt, params)
     while not cluster.at_rest():
-        if not cluster.step():
+        if not cluster.turn():
             simulation.run_one()
     cluster.expect_end()
     return cluster, seen
@@ -59,7 +59,7 @@ def test_a_row_reused_the_step_after_its_owner_finished(strategy: Strategy, topo
     load = {name: ends_early(name) for name in ("a", "b", "c")}
     cluster, seen = run(topology, load, strategy, max_requests=1, num_pages=6)
     planner = cluster.workers[-1].planner  # of the worker that decodes
-    assert planner.book.rows.generation(1) == 3  # one row, three owners
+    assert planner.kv_manager.rows.owner_number(1) == 3  # one row, three owners
     assert sum(inp.num_decodes for inp in seen) > 3 * 3  # each was in a forward more than it has decoded tokens
 
 
@@ -78,13 +78,13 @@ def test_a_layer_does_not_leave_before_its_mark() -> None:
     worker = cluster.prefills[100]
     executor = cluster.executor(worker)
     while not (executor.launches and executor.launches[0].layers):
-        if not cluster.step():
+        if not cluster.turn():
             simulation.run_one()
-    cluster.step()  # the layer's KV is computed, and its mark is not reached
+    cluster.turn()  # the layer's KV is computed, and its mark is not reached
     assert executor.launches[0].layers and not executor.launches[0].layers[0].event.done()
     assert not worker.planner.in_flight[0].layers and worker._sender.counters.get("frames", 0) == 0
     while worker.planner.in_flight:
-        if not cluster.step():
+        if not cluster.turn():
             simulation.run_one()
     assert worker._sender.counters["frames"] > 0
 

@@ -93,7 +93,7 @@ def test_requests_are_served_over_a_channel(remote: Remote, overlap: bool) -> No
     num_choices = {name: 3 if name in "bg" else 1 for name in prompts}
 
     def step() -> None:
-        if not cluster.step():
+        if not cluster.turn():
             remote.wait()
 
     def run_until(name: str, num_tokens: int) -> None:

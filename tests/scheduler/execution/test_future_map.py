@@ -11,12 +11,12 @@ from scheduler.plan import Join
 from tests.scheduler.building import CPU, draw, ids
 
 
-def of(*generations: int) -> torch.Tensor:
-    return ids(*[generation << OWNER_SHIFT for generation in generations])
+def of(*owner_numbers: int) -> torch.Tensor:
+    return ids(*[owner_number << OWNER_SHIFT for owner_number in owner_numbers])
 
 
-def stashed(future_map: FutureMap, rows: Sequence[int], tokens: Sequence[int], generation: int = 1) -> None:
-    future_map.stash(ids(*rows), ids(*tokens), of(*[generation] * len(rows)))
+def stashed(future_map: FutureMap, rows: Sequence[int], tokens: Sequence[int], owner_number: int = 1) -> None:
+    future_map.stash(ids(*rows), ids(*tokens), of(*[owner_number] * len(rows)))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_second_gather_without_a_stash_between_is_caught() -> None:
 @pytest.mark.parametrize("debug", [True, False])
 def test_a_token_of_the_rows_former_owner_is_caught(debug: bool) -> None:
     future_map = FutureMap(4, CPU, debug=debug)
-    stashed(future_map, [2], [5], generation=1)
+    stashed(future_map, [2], [5], owner_number=1)
     with pytest.raises(InternalError, match="row 2 of owner 2 holds a token of owner 1"):
         future_map.resolve_future(ids(-2), of(2))
 
@@ -98,8 +98,8 @@ def test_a_token_of_the_rows_former_owner_is_caught(debug: bool) -> None:
 @pytest.mark.parametrize("debug", [True, False])
 def test_a_redundant_stash_of_the_former_owner_is_caught_too(debug: bool) -> None:
     future_map = FutureMap(4, CPU, debug=debug)
-    stashed(future_map, [2], [5], generation=2)
-    stashed(future_map, [2], [4], generation=1)  # the launch in flight when the first owner finished
+    stashed(future_map, [2], [5], owner_number=2)
+    stashed(future_map, [2], [4], owner_number=1)  # the launch in flight when the first owner finished
     with pytest.raises(InternalError, match="of owner 2 holds a token of owner 1"):
         future_map.resolve_future(ids(-2), of(2))
 
@@ -114,18 +114,18 @@ def test_a_stash_that_nobody_read_may_be_superseded() -> None:
 def test_row_zero_is_padding_and_may_be_read_and_written_at_will(future_map: FutureMap) -> None:
     for _ in range(2):
         assert future_map.resolve_future(ids(0, 0), of(0, 0)).tolist() == [0, 0]
-    stashed(future_map, [0, 0], [3, 4], generation=0)
+    stashed(future_map, [0, 0], [3, 4], owner_number=0)
     assert future_map.resolve_future(ids(0), of(7)).tolist() == [0]  # -0 is 0: an id, not a sentinel
 
 
 @pytest.mark.parametrize("token", [0, 1, 2**32 - 1])
-@pytest.mark.parametrize("generation", [1, 2**31 - 2])
-def test_tokens_and_owners_of_any_size_come_back(token: int, generation: int) -> None:
+@pytest.mark.parametrize("owner_number", [1, 2**31 - 2])
+def test_tokens_and_owners_of_any_size_come_back(token: int, owner_number: int) -> None:
     future_map = FutureMap(4, CPU)
-    stashed(future_map, [2], [token], generation=generation)
-    assert future_map.resolve_future(ids(5, -2), of(generation)).tolist() == [5, token]
-    with pytest.raises(InternalError, match=f"of owner {generation + 1} holds a token of owner {generation}"):
-        future_map.resolve_future(ids(-2), of(generation + 1))
+    stashed(future_map, [2], [token], owner_number=owner_number)
+    assert future_map.resolve_future(ids(5, -2), of(owner_number)).tolist() == [5, token]
+    with pytest.raises(InternalError, match=f"of owner {owner_number + 1} holds a token of owner {owner_number}"):
+        future_map.resolve_future(ids(-2), of(owner_number + 1))
 
 
 def test_a_prompt_token_poisons_nothing() -> None:

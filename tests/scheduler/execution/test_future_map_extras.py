@@ -12,8 +12,8 @@ from scheduler.execution.future_rows import OWNER_SHIFT
 from tests.scheduler.building import CPU, ids
 
 
-def of(*generations: int) -> Tensor:
-    return ids(*[generation << OWNER_SHIFT for generation in generations])
+def of(*owner_numbers: int) -> Tensor:
+    return ids(*[owner_number << OWNER_SHIFT for owner_number in owner_numbers])
 
 
 def extras(*tops: int, **left_out: None) -> DraftExtras:
@@ -26,15 +26,15 @@ def extras(*tops: int, **left_out: None) -> DraftExtras:
     return DraftExtras(**{**values, **left_out})
 
 
-def stashed(future_map: FutureMap, tops: dict[int, int], generation: int = 1, **left_out: None) -> None:
+def stashed(future_map: FutureMap, tops: dict[int, int], owner_number: int = 1, **left_out: None) -> None:
     """A launch stashes tokens and extras by row."""
-    owners = of(*[generation] * len(tops))
+    owners = of(*[owner_number] * len(tops))
     future_map.stash(ids(*tops), ids(*tops), owners, extras(*tops.values(), **left_out))
 
 
-def proposals(future_map: FutureMap, rows: list[int], generation: int = 1) -> list[int]:
+def proposals(future_map: FutureMap, rows: list[int], owner_number: int = 1) -> list[int]:
     """The first proposal of each row."""
-    found = future_map.resolve_extras(ids(*rows), of(*[generation] * len(rows))).topk_index_NK
+    found = future_map.resolve_extras(ids(*rows), of(*[owner_number] * len(rows))).topk_index_NK
     assert found is not None
     return found[:, 0].tolist()
 
@@ -91,8 +91,8 @@ def test_a_payload_that_lacks_an_extra_leaves_that_buffer_as_it_was(future_map: 
 
 
 def test_a_partial_payload_is_not_completed_by_the_former_owner(future_map: FutureMap) -> None:
-    stashed(future_map, {2: 20}, generation=1)
-    stashed(future_map, {2: 22}, generation=2, hidden_NE=None)
+    stashed(future_map, {2: 20}, owner_number=1)
+    stashed(future_map, {2: 22}, owner_number=2, hidden_NE=None)
     found = future_map.resolve_extras(ids(2), of(2))
     assert found.topk_index_NK is not None and found.hidden_NE is not None
     assert found.topk_index_NK.tolist() == [[NO_PROPOSAL, NO_PROPOSAL]]  # without its hidden state it would be garbage
@@ -100,7 +100,7 @@ def test_a_partial_payload_is_not_completed_by_the_former_owner(future_map: Futu
 
 
 def test_another_owners_hidden_state_is_never_seen(future_map: FutureMap) -> None:
-    stashed(future_map, {2: 20, 3: 30}, generation=1)
+    stashed(future_map, {2: 20, 3: 30}, owner_number=1)
     future_map.stash(ids(2), ids(9), of(2))  # a resumed row: a token and no extras
     found = future_map.resolve_extras(ids(2, 3), of(2, 1))
     assert [value.tolist() for value in found.tensors] == [
@@ -112,8 +112,8 @@ def test_another_owners_hidden_state_is_never_seen(future_map: FutureMap) -> Non
 
 def test_a_late_stash_of_the_former_owner_is_not_taken_for_the_present_ones(future_map: FutureMap) -> None:
     future_map.stash_extras(ids(2), extras(22), of(2))  # PREBUILT
-    stashed(future_map, {2: 20}, generation=1)  # the launch in flight when the first owner finished
-    assert proposals(future_map, [2], generation=2) == [NO_PROPOSAL]
+    stashed(future_map, {2: 20}, owner_number=1)  # the launch in flight when the first owner finished
+    assert proposals(future_map, [2], owner_number=2) == [NO_PROPOSAL]
 
 
 @pytest.mark.parametrize("debug", [True, False])
@@ -130,9 +130,9 @@ def test_proposals_are_those_of_one_step(debug: bool) -> None:
 
 def test_a_bonus_token_of_a_row_reused_since_is_caught(future_map: FutureMap) -> None:
     """The redundant launch of a former owner stashes after the row was given away: all it leaves is its own."""
-    stashed(future_map, {2: 20, 3: 30}, generation=2)
-    stashed(future_map, {2: 19}, generation=1)
-    assert proposals(future_map, [2, 3], generation=2) == [NO_PROPOSAL, 30]
+    stashed(future_map, {2: 20, 3: 30}, owner_number=2)
+    stashed(future_map, {2: 19}, owner_number=1)
+    assert proposals(future_map, [2, 3], owner_number=2) == [NO_PROPOSAL, 30]
     with pytest.raises(InternalError, match="row 2 of owner 2 holds a token of owner 1"):
         future_map.resolve_future(ids(-2, -3), of(2, 2))
 
@@ -141,7 +141,7 @@ def test_prebuilt_rows_are_given_extras_and_no_token(future_map: FutureMap) -> N
     before = future_map.output_tokens_buf.clone()
     future_map.stash_extras(ids(5), extras(50), of(3))
     assert torch.equal(future_map.output_tokens_buf, before)
-    assert proposals(future_map, [5], generation=3) == [50]
+    assert proposals(future_map, [5], owner_number=3) == [50]
 
 
 def test_one_row_and_padding(future_map: FutureMap) -> None:

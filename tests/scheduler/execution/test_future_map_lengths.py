@@ -19,14 +19,14 @@ from tests.scheduler.building import CPU, ManualEvent, ManualStream, draw, ids
 SCHEDULE = InlineStream()
 
 
-def joins(*rows: int, generation: int = 1, is_known: bool = True) -> list[Join]:
+def joins(*rows: int, owner_number: int = 1, is_known: bool = True) -> list[Join]:
     """Rows with a context of 10 * row tokens. Unless the host knows their next token, a launch publishes the length."""
-    return [Join(draw(row, generation=generation), 10 * row, 7 if is_known else None) for row in rows]
+    return [Join(draw(row, owner_number=owner_number), 10 * row, 7 if is_known else None) for row in rows]
 
 
-def batch_of(*rows: int, generation: int = 1, is_known: bool = False) -> ScheduleBatch:
+def batch_of(*rows: int, owner_number: int = 1, is_known: bool = False) -> ScheduleBatch:
     """With speculation."""
-    return ScheduleBatch.of(joins(*rows, generation=generation, is_known=is_known), CPU, speculates=True)
+    return ScheduleBatch.of(joins(*rows, owner_number=owner_number, is_known=is_known), CPU, speculates=True)
 
 
 class Bench:
@@ -35,9 +35,9 @@ class Bench:
     def __init__(self, debug: bool = True) -> None:
         self.future_map = FutureMap(16, CPU, debug)
 
-    def publish(self, lengths: dict[int, int], generation: int = 1) -> None:
+    def publish(self, lengths: dict[int, int], owner_number: int = 1) -> None:
         """A launch publishes lengths by row, and the stream records the event."""
-        owners = ids(*[generation << OWNER_SHIFT for _ in lengths])
+        owners = ids(*[owner_number << OWNER_SHIFT for _ in lengths])
         self.future_map.publish(ids(*lengths), ids(*lengths.values()), owners)
         self.future_map.expect(SCHEDULE.record())
 
@@ -130,8 +130,8 @@ def test_lengths_of_the_step_before_are_noticed() -> None:
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_a_length_of_the_rows_former_owner_is_noticed(debug: bool) -> None:
-    bench, batch = Bench(debug), batch_of(3, generation=2)
-    bench.publish({3: 31}, generation=1)
+    bench, batch = Bench(debug), batch_of(3, owner_number=2)
+    bench.publish({3: 31}, owner_number=1)
     with pytest.raises(InternalError, match="row 3 of owner 2 has no length"):
         bench.resolve(batch)
 
@@ -238,9 +238,9 @@ def test_only_rows_whose_token_the_host_knows_are_seeded() -> None:
 
 def test_a_row_seeded_for_its_next_owner_takes_no_length_of_the_one_before() -> None:
     bench = Bench()
-    bench.publish({3: 31}, generation=1)  # the launch that was in flight when the first owner finished
-    bench.future_map.seed_seq_lens(joins(3, generation=2), SCHEDULE)
-    assert bench.resolve(batch_of(3, generation=2, is_known=True)) == [30]
+    bench.publish({3: 31}, owner_number=1)  # the launch that was in flight when the first owner finished
+    bench.future_map.seed_seq_lens(joins(3, owner_number=2), SCHEDULE)
+    assert bench.resolve(batch_of(3, owner_number=2, is_known=True)) == [30]
 
 
 def test_future_indices_follow_the_rows() -> None:

@@ -29,9 +29,9 @@ def grammars(compiling: Pool | None = None, masking: Pool | None = None, beside:
     return made
 
 
-def draw(row: int, generation: int = 1, choice: int = 0, outputs: tuple[int, ...] = (), name: str = NAME) -> Draw:
+def draw(row: int, owner_number: int = 1, choice: int = 0, outputs: tuple[int, ...] = (), name: str = NAME) -> Draw:
     params = SamplingParams(max_tokens=9, eos_token_ids=(EOS,), grammar=name)
-    return Draw(row, generation, choice, params, 1, outputs=outputs)
+    return Draw(row, owner_number, choice, params, 1, outputs=outputs)
 
 
 def masked(made: AnswerGrammars, draws: Sequence[Draw], begin: Sequence[Draw] = ()) -> Masking:
@@ -79,7 +79,7 @@ def test_a_row_that_joins_again_keeps_its_state_and_a_new_owner_begins_anew() ->
     again = masked(made, [draw(1)], [draw(1, outputs=())])  # the host did not know A when it planned this
     assert allowed(again) == {10: {B}}
     again.over([(B,)])
-    assert allowed(masked(made, [draw(1, generation=2)], [draw(1, generation=2)])) == {10: {A, B}}
+    assert allowed(masked(made, [draw(1, owner_number=2)], [draw(1, owner_number=2)])) == {10: {A, B}}
 
 
 def test_choices_drawn_at_one_row_have_states_of_their_own() -> None:

@@ -75,26 +75,28 @@ def test_a_cell_that_two_grants_of_a_plan_name_gets_the_later_page_both_times() 
 def test_a_table_on_a_device_is_that_of_the_host() -> None:
     """Grants overwrite each other within a plan, and the host's numbers change right after each write."""
     table = PageTable(65, 64, torch.device("cuda"))
-    for generation in range(1, 30):
-        table.write(*(Grant(row, generation, 0, tuple(range(generation, generation + 40))) for row in range(1, 65)))
-        table.write(*(Grant(row, generation, 40 + at, (row + at,)) for row in range(1, 65) for at in range(3)))
-        table.write(Grant(1, generation, 0, (5,)), Grant(1, generation, 0, (generation,)))
+    for owner_number in range(1, 30):
+        table.write(
+            *(Grant(row, owner_number, 0, tuple(range(owner_number, owner_number + 40))) for row in range(1, 65))
+        )
+        table.write(*(Grant(row, owner_number, 40 + at, (row + at,)) for row in range(1, 65) for at in range(3)))
+        table.write(Grant(1, owner_number, 0, (5,)), Grant(1, owner_number, 0, (owner_number,)))
     assert table.req_to_page.tolist() == table.req_to_page_cpu.tolist()
 
 
 def test_pages_are_added_for_the_present_owner_only() -> None:
     table = PageTable(3, 4, CPU)
-    for generation in (1, 2):
-        table.write(Grant(1, generation, 0, (4 + generation,)))
-    for generation in (1, 3):
+    for owner_number in (1, 2):
+        table.write(Grant(1, owner_number, 0, (4 + owner_number,)))
+    for owner_number in (1, 3):
         with pytest.raises(AssertionError, match="row 1 grows for an earlier owner"):
-            table.write(Grant(1, generation, 1, (9,)))
+            table.write(Grant(1, owner_number, 1, (9,)))
     with pytest.raises(AssertionError, match="row 2 grows for an earlier owner"):
         table.write(Grant(2, 1, 1, (9,)))  # nobody has it
     assert tables(table) == [[[0, 0, 0, 0], [6, 0, 0, 0], [0, 0, 0, 0]]] * 2 and table.num_growths == 0
 
 
-def test_an_owner_is_the_generation_of_its_row_above_32_bits() -> None:
-    draws = [draw(4, generation=3), draw(2, generation=1)]
+def test_an_owner_is_the_owner_number_of_its_row_above_32_bits() -> None:
+    draws = [draw(4, owner_number=3), draw(2, owner_number=1)]
     assert torch.equal(owners_of(draws, CPU), torch.tensor([3 << 32, 1 << 32]))
     assert owners_of((), CPU).shape == (0,)

@@ -5,7 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from scheduler.execution.streams import BESIDE_NICENESS, FORWARD_NICENESS, HostEvent, HostStream, InlineStream, give_way
+from scheduler.execution.streams import (
+    BESIDE_NICENESS,
+    FORWARD_NICENESS,
+    HostEvent,
+    HostStream,
+    InlineStream,
+    lower_priority,
+)
 
 
 def gated(gate: threading.Event) -> Callable[[], None]:
@@ -182,7 +189,7 @@ def test_inline_runs_at_once() -> None:
 
 
 def test_a_thread_may_go_behind_all_streams() -> None:
-    with ThreadPoolExecutor(1, initializer=give_way) as pool:
+    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:
         behind = pool.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     assert behind == min(19, mine + BESIDE_NICENESS) >= min(19, mine + FORWARD_NICENESS)

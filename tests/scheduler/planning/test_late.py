@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from scheduler.plan import DropMask, MakeMask, MaskReady
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.late import LateRows, Replays
 from scheduler.planning.launched import Launched
 from scheduler.planning.req import Req
@@ -14,14 +14,14 @@ Sent = list[MakeMask | DropMask]
 
 def asked(sent: Sent) -> list[tuple[int, int]]:
     """The owners whose masks are to be made."""
-    return [(each.draw.row, each.draw.generation) for each in sent if isinstance(each, MakeMask)]
+    return [(each.draw.row, each.draw.owner_number) for each in sent if isinstance(each, MakeMask)]
 
 
-def decoding(row: int, generation: int = 1) -> Req:
+def decoding(row: int, owner_number: int = 1) -> Req:
     """A choice with two outputs, of which another is in flight."""
     req = make_req(sampling=greedy(50), name=f"r{row}")
     req.outputs, req.num_sampled = [7, 8], 3
-    req.holding = Holding(row, generation, [row], 99)
+    req.holding = Holding(row, owner_number, [row], 99)
     return req
 
 
@@ -69,11 +69,11 @@ def test_one_that_gives_its_row_back_is_forgotten() -> None:
     assert late.ready(MaskReady(2, 1)) == [] and not late
 
 
-def replaying(row: int, generation: int = 1, num_replayed: int = 2) -> Req:
+def replaying(row: int, owner_number: int = 1, num_replayed: int = 2) -> Req:
     """A choice that was admitted, whose prompt ends with outputs of an earlier attempt."""
     params = replace(greedy(50), grammar="g")
     req = Req(f"r{row}", 1, 0, (1, 2, 7, 8), params, num_replayed)
-    req.holding = Holding(row, generation, [row], 99)
+    req.holding = Holding(row, owner_number, [row], 99)
     return req
 
 

@@ -2,8 +2,8 @@
 
 from scheduler.draft_shape import DraftShape
 from scheduler.plan import StepResult
-from scheduler.planning.kv_book import Holding, KvBook
 from scheduler.planning.kv_copies import KvCopies
+from scheduler.planning.kv_manager import Holding, KvManager
 from scheduler.planning.launched import Launched, Results
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
@@ -18,8 +18,8 @@ def seated(row: int, name: str, *, has_draft: bool = True) -> Req:
 
 
 def results_of(*reqs: Req) -> tuple[Results, Spills, Speculation]:
-    book = KvBook(9, 4, max_requests=4, max_context=64)
-    spills, speculation = Spills(book, KvCopies(book, print), None), Speculation(DraftShape(3), 9)
+    kv_manager = KvManager(9, 4, max_requests=4, max_context=64)
+    spills, speculation = Spills(kv_manager, KvCopies(kv_manager, print), None), Speculation(DraftShape(3), 9)
     results = Results(speculation, spills)
     for req in reqs:
         results.seated(req)

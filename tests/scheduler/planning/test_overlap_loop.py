@@ -80,8 +80,8 @@ def drive(overlap: bool, max_tokens: int = 3, failing: int = 0) -> OneRequest:
     executor, planner = make_pair(ManualStream(), runner=runner)
     role = OneRequest(planner, max_tokens)
     loop = OverlapLoop(planner, role, overlap)
-    while loop.step() or loop.busy:
-        if loop.busy and not loop.step():
+    while loop.turn() or loop.busy:
+        if loop.busy and not loop.turn():
             complete_one(executor)
     assert not loop.busy and loop.oldest_launch == 0
     return role
@@ -115,7 +115,7 @@ def test_both_make_the_same_calls_and_the_same_tokens(max_tokens: int) -> None:
 def test_never_more_than_two_in_flight_and_a_step_never_blocks() -> None:
     planner = make_planner(make_executor(ManualStream()))
     loop = OverlapLoop(planner, OneRequest(planner, 6), overlap=True)
-    assert [loop.step() for _ in range(4)] == [True, True, False, False]
+    assert [loop.turn() for _ in range(4)] == [True, True, False, False]
     assert len(planner.in_flight) == 2 and loop.busy and loop.oldest_launch == planner.in_flight[0].ticket
 
 
@@ -144,7 +144,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
 
     monkeypatch.setattr(ForwardBatch, "init_new", broken)
     while not role.errors:
-        if not loop.step():
+        if not loop.turn():
             complete_one(executor)
     assert role.calls == [
         "launch 0",
@@ -170,7 +170,7 @@ def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_th
     ]
     assert [each.error for _, each in results] == [""] * len(results)
     planner.collect()
-    assert planner.book.rows.num_free == 7
+    assert planner.kv_manager.rows.num_free == 7
 
 
 def made(speculation: Speculation | None = None) -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
@@ -183,54 +183,54 @@ def made(speculation: Speculation | None = None) -> tuple[Remembers, Planner, On
 
 def test_results_of_several_tokens_end_a_choice_and_what_is_late_is_dropped() -> None:
     executor, planner, role, loop = made()
-    owner = (role.req.held.row, role.req.held.generation)
-    assert loop.step() and loop.step()
+    owner = (role.req.held.row, role.req.held.owner_number)
+    assert loop.turn() and loop.turn()
     executor.outcomes = [StepResult(1, (owner,), ((11, 12),)), StepResult(2, (owner,), ((),))]
-    assert loop.step()
+    assert loop.turn()
     assert role.tokens == [11, 12] and role.req.num_sampled == 2 + 1, "one more is launched"
-    assert loop.step()
+    assert loop.turn()
     assert role.req.num_sampled == 4
     executor.outcomes = [StepResult(3, (owner,), ((13, 14, 15, 16),)), StepResult(4, (owner,), ((17,),))]
-    assert loop.step()
+    assert loop.turn()
     assert (role.tokens, role.req.finish) == ([11, 12, 13, 14, 15], FinishReason.LENGTH)
     planner.release(role.req)
-    assert planner.decodes() == () and not loop.step()
+    assert planner.decodes() == () and not loop.turn()
 
 
 def test_proposals_count_only_for_choices_that_have_not_ended() -> None:
     """The launch after the one that ends a choice was under way already."""
     speculation = Speculation(DraftShape(3), 9)
     executor, _, role, loop = made(speculation)
-    owner = (role.req.held.row, role.req.held.generation)
-    assert loop.step() and loop.step()
+    owner = (role.req.held.row, role.req.held.owner_number)
+    assert loop.turn() and loop.turn()
     runs = ((11,), (12, 13), (14, 15), (16, 17, 18))  # the prompt's, two that are used, one that is late
     executor.outcomes = [StepResult(1, (owner,), runs[:1])]
-    assert loop.step() and (speculation.proposed, speculation.accepted) == ([0, 0, 0], [0, 0, 0])
+    assert loop.turn() and (speculation.proposed, speculation.accepted) == ([0, 0, 0], [0, 0, 0])
     executor.outcomes = [StepResult(2, (owner,), runs[1:2])]
-    assert loop.step()
+    assert loop.turn()
     assert (speculation.proposed, speculation.accepted) == ([1, 1, 1], [1, 0, 0])
     executor.outcomes = [StepResult(3, (owner,), runs[2:3]), StepResult(4, (owner,), runs[3:])]
-    assert loop.step() and role.req.finish is FinishReason.LENGTH
+    assert loop.turn() and role.req.finish is FinishReason.LENGTH
     assert (speculation.proposed, speculation.accepted) == ([2, 2, 2], [2, 0, 0])
 
 
 def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> None:
     executor, planner, role, loop = made()
-    owner = (role.req.held.row, role.req.held.generation)
-    loop.step()
+    owner = (role.req.held.row, role.req.held.owner_number)
+    loop.turn()
     executor.outcomes = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
-    loop.step()
+    loop.turn()
     (error,) = role.errors
     assert type(error) is InternalError and str(error) == "the model's scores for the next token are not finite"
     assert not loop.broken and role.tokens == []
     assert role.calls.index(f"failed: {error}") < role.calls.index("process 0"), "a choice without a token is processed"
 
     executor, planner, role, loop = made()
-    loop.step()
+    loop.turn()
     role.req.finish = FinishReason.CANCELLED
     planner.release(role.req)
     executor.outcomes = [StepResult(1, (owner,), ((),), not_finite=(owner,))]
-    loop.step()
+    loop.turn()
     assert role.calls == ["launch 0", "process 0"] and role.errors == []
 
 
@@ -238,10 +238,10 @@ def test_scores_that_are_not_finite_fail_their_choice_unless_it_is_gone() -> Non
 def test_a_run_counts_up_to_the_scores_that_are_not_finite(num_tokens: int) -> None:
     """Without a draft the choice would have had these tokens, too. If they end it, nobody needs the scores behind."""
     executor, _, role, loop = made()
-    owner = (role.req.held.row, role.req.held.generation)
-    loop.step()
+    owner = (role.req.held.row, role.req.held.owner_number)
+    loop.turn()
     executor.outcomes = [StepResult(1, (owner,), (tuple(range(num_tokens)),), not_finite=(owner,))]
-    loop.step()
+    loop.turn()
     assert role.tokens == list(range(num_tokens))
     ends = num_tokens == role.req.sampling.max_tokens
     assert (role.req.finish, len(role.errors)) == ((FinishReason.LENGTH, 0) if ends else (FinishReason.CANCELLED, 1))
@@ -254,7 +254,7 @@ class Books:
         self.in_flight, self.num_told, self._is_called = [object()] * num_in_flight, 0, is_called
         self.spills, self.late = SimpleNamespace(away=[object()] * num_away), self
 
-    def launch_idle(self) -> bool:
+    def launch_idle_batch(self) -> bool:
         return self._is_called
 
     def poll(self) -> list[object]:
@@ -278,7 +278,7 @@ def loop_of(books: Books, *, overlap: bool) -> OverlapLoop:
 def test_a_call_is_answered_only_while_a_launch_has_room(num_in_flight: int, is_called: bool, overlap: bool) -> None:
     """A worker that says otherwise turns at full speed until a launch is over."""
     loop = loop_of(Books(num_in_flight, is_called=is_called), overlap=overlap)
-    assert loop.step() is (is_called and num_in_flight < (2 if overlap else 1))
+    assert loop.turn() is (is_called and num_in_flight < (2 if overlap else 1))
 
 
 @pytest.mark.parametrize("num_in_flight", [0, 1])

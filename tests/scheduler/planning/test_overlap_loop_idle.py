@@ -60,7 +60,7 @@ def test_idle_launches_between_others_change_nothing(role: str, seed: int) -> No
     def step() -> bool:
         if rng.random() < 0.3 and (not cluster.at_rest() or min(group.num_idle) < 6):
             group.call()
-        return cluster.step() or simulation.run_one()
+        return cluster.turn() or simulation.run_one()
 
     for name, length in NAMES.items():
         for _ in range(rng.randrange(30)):
@@ -71,7 +71,7 @@ def test_idle_launches_between_others_change_nothing(role: str, seed: int) -> No
 
     cluster.expect_end()
     assert min(group.num_idle) > 3, group.num_idle
-    assert bool(cluster.num_retracted) == ("short" in role)
+    assert bool(cluster.num_preempted) == ("short" in role)
     launches = [worker.planner.num_launches for worker in cluster.workers]
     assert launches == [agreement.step - 1 for agreement in group.agreements]
     cluster.close()
@@ -81,9 +81,9 @@ def test_idle_launches_between_others_change_nothing(role: str, seed: int) -> No
 def test_a_rank_that_is_not_called_launches_nothing(overlap: bool) -> None:
     group = Group("1U", streams=Simulation(Strategy.EARLY, 0).streams, overlap=overlap)
     (worker,) = group.cluster.workers
-    assert not any(group.cluster.step() for _ in range(9)) and worker.planner.num_launches == 0
+    assert not any(group.cluster.turn() for _ in range(9)) and worker.planner.num_launches == 0
     group.call()
-    while group.cluster.step():
+    while group.cluster.turn():
         pass
     assert worker.planner.num_launches == worker.planner.num_idle == 1
     assert not worker.planner.steps.is_called and not worker.busy
@@ -101,12 +101,12 @@ def test_a_rank_without_work_answers_a_call_in_the_same_turn_or_once_a_launch_is
     num_in_flight = min(num_in_flight, depth)
     for _ in range(num_in_flight):
         group.call()
-        assert worker.loop.step()
+        assert worker.loop.turn()
     group.call()
-    assert worker.loop.step() is (num_in_flight < depth)
+    assert worker.loop.turn() is (num_in_flight < depth)
     if num_in_flight == depth:
-        assert agreement.missing == (0,) and not worker.loop.step()
-        while not worker.loop.step():
+        assert agreement.missing == (0,) and not worker.loop.turn()
+        while not worker.loop.turn():
             assert simulation.run_one()
     assert worker.planner.num_idle == num_in_flight + 1 and not agreement.missing
     group.cluster.run()

@@ -147,14 +147,14 @@ def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_ma
     held.cluster.ask("slow", 9, follow("an ambiguous one"))
     held.cluster.run(until=lambda: held.num_held == 1)
     [worker] = held.cluster.workers
-    while worker.step():
+    while worker.turn():
         pass
     num_launches = worker.planner.num_launches
-    assert not any(worker.step() for _ in range(9)) and worker.planner.num_launches == num_launches
+    assert not any(worker.turn() for _ in range(9)) and worker.planner.num_launches == num_launches
     assert not held.cluster.at_rest() and not worker.busy
 
     held.let_go()
-    assert worker.step() and worker.planner.num_launches == num_launches + 1
+    assert worker.turn() and worker.planner.num_launches == num_launches + 1
 
 
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))

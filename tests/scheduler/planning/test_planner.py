@@ -50,10 +50,10 @@ def test_a_chunk_draws_choices_and_those_without_a_row_are_drawn_at_the_prompts(
     planner.launch([ExtendChunk(reqs[0], 0, 5, tuple(reqs), to_host=True)])
     (chunk,) = executor.plan.chunks
     first, second = reqs[0].held, reqs[1].held
-    assert [(draw.row, draw.generation, draw.choice) for draw in chunk.draws] == [
-        (first.row, first.generation, 0),
-        (second.row, second.generation, 1),
-        (first.row, first.generation, 2),
+    assert [(draw.row, draw.owner_number, draw.choice) for draw in chunk.draws] == [
+        (first.row, first.owner_number, 0),
+        (second.row, second.owner_number, 1),
+        (first.row, first.owner_number, 2),
     ]
     assert chunk.host_from == 0 and chunk.end == 5
     assert [req.num_sampled for req in reqs] == [1, 1, 1]
@@ -137,7 +137,7 @@ def test_a_row_may_leave_for_its_former_owner_and_join_for_its_next_in_one_plan(
     assert executor.plan == Plan(
         2, num_decodes=1, grants=(grant_of(new),), leaves=(1,), joins=(Join(draw_of(new, 1), 1, 9, begins=True),)
     )
-    assert (new.held.row, new.held.generation) == (1, 2)
+    assert (new.held.row, new.held.owner_number) == (1, 2)
 
 
 # ---- grants: exactly the pages that the executor does not know ----
@@ -214,7 +214,7 @@ def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
     new = admitted(planner, (7, 8), greedy(2), name="new")
     planner.launch(prompt_chunk(new))
     assert executor.plan.grants == (pending, grant_of(new))
-    assert (pending.row, pending.generation + 1) == (new.held.row, new.held.generation)
+    assert (pending.row, pending.owner_number + 1) == (new.held.row, new.held.owner_number)
 
 
 # ---- results ----
@@ -223,7 +223,7 @@ def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
 def test_a_choice_that_has_ended_takes_nothing_more() -> None:
     planner, _ = make()
     req = admitted(planner, sampling=greedy(2))
-    owner = (req.held.row, req.held.generation)
+    owner = (req.held.row, req.held.owner_number)
     req.num_sampled = 1
     ((_, run),) = planner.results.drawn([owner], [(4, 5, 6)])
     assert req.append(run) == (4, 5) and req.finish is FinishReason.LENGTH

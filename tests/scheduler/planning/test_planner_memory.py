@@ -11,7 +11,7 @@ from scheduler.plan import (
     StageIn,
     WriteDraft,
 )
-from scheduler.planning.kv_book import CacheKey
+from scheduler.planning.kv_manager import CacheKey
 from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
@@ -32,12 +32,12 @@ def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:
     planner.release(req)  # the second time does nothing
     for _ in range(2):
         planner.collect()
-        assert planner.book.pages.counts().quarantined == num_pages
-        assert planner.book.rows.num_free == 0
+        assert planner.kv_manager.pages.counts().quarantined == num_pages
+        assert planner.kv_manager.rows.num_free == 0
         finish(planner, executor)
     assert planner.collect()
-    check_pages(planner.book.pages)
-    assert (planner.book.pages.counts().free, planner.book.rows.num_free) == (7, 1)
+    check_pages(planner.kv_manager.pages)
+    assert (planner.kv_manager.pages.counts().free, planner.kv_manager.rows.num_free) == (7, 1)
     assert admitted(planner, (4,), greedy(4)).held.row == row
 
 
@@ -45,7 +45,7 @@ def test_an_idle_planner_reuses_at_once() -> None:
     planner, _ = make(num_pages=8)
     req = admitted(planner)
     planner.release(req)
-    assert planner.book.pages.counts().free == 7
+    assert planner.kv_manager.pages.counts().free == 7
 
 
 def test_a_transfer_that_reads_holds_pages_back() -> None:
@@ -55,10 +55,10 @@ def test_a_transfer_that_reads_holds_pages_back() -> None:
     reading = [True]
     planner.release(req, lambda: reading[0])
     planner.collect()
-    assert planner.book.pages.counts().quarantined == num_pages
+    assert planner.kv_manager.pages.counts().quarantined == num_pages
     reading[0] = False
     planner.collect()
-    assert (planner.book.pages.counts().quarantined, planner.book.rows.num_free) == (0, 8)
+    assert (planner.kv_manager.pages.counts().quarantined, planner.kv_manager.rows.num_free) == (0, 8)
 
 
 def test_no_room_changes_nothing() -> None:
@@ -66,7 +66,7 @@ def test_no_room_changes_nothing() -> None:
     reqs = [make_req(choice=choice) for choice in range(3)]
     assert not planner.admit(reqs, 4) and not planner.admit(reqs[:1], 16)
     assert [req.holding for req in reqs] == [None] * 3
-    assert planner.book.pages.num_free == 3 and planner.results.drawn([(1, 1)], [(5,)]) == []
+    assert planner.kv_manager.pages.num_free == 3 and planner.results.drawn([(1, 1)], [(5,)]) == []
 
 
 # ---- copies ----
@@ -93,7 +93,7 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page_in_order() -> None:
     assert not planner.collect()
     executor.outcomes.append(Done(2))
     finish(planner, executor)
-    assert planner.collect() and planner.book.pages.counts().free == 63
+    assert planner.collect() and planner.kv_manager.pages.counts().free == 63
 
 
 def test_with_a_draft_all_pages_of_the_last_slots_are_copied() -> None:
@@ -117,8 +117,8 @@ def test_the_last_output_settles_kv_of_a_draft_that_looks_one_token_ahead(lookah
     req.append((8,))
     finish(planner, executor)
     planner.keep(req, "")
-    assert planner.book.num_cached(CacheKey(packed((1, 2, 3, 7, 8, 9)), "")) == num_cached
-    assert planner.book.num_cached(CacheKey(packed((1, 2, 3, 7, 6, 9)), "")) == (0 if lookahead else 4)
+    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 8, 9)), "")) == num_cached
+    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 6, 9)), "")) == (0 if lookahead else 4)
 
 
 def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> None:
@@ -136,7 +136,7 @@ def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> No
         finish(planner, executor)
     planner.keep(req, "")
     assert isinstance(executor.sent[-1], WriteDraft)
-    assert planner.book.num_cached(CacheKey(packed((*req.prompt_ids, *req.outputs, 9)), "")) == 12
+    assert planner.kv_manager.num_cached(CacheKey(packed((*req.prompt_ids, *req.outputs, 9)), "")) == 12
     planner.release(req)
     assert sum(isinstance(operation, WriteDraft) for operation in executor.sent) == 1
 
@@ -148,7 +148,7 @@ def test_copying_nothing_sends_nothing() -> None:
     (alone,) = choices(planner, (1, 2, 3), 1)
     assert planner.copies.fork(alone, ()) == 0
     assert planner.copies.fork(alone, (), in_twin=()) == 0
-    assert executor.sent == [] and planner.book.newest_ticket == 0
+    assert executor.sent == [] and planner.kv_manager.newest_ticket == 0
 
 
 @pytest.mark.parametrize("has_twin", [True, False])
@@ -165,7 +165,7 @@ def test_pages_in_the_twin_are_copied_to_the_device_before_they_are_shared(has_t
     assert ticket == 1 and executor.sent == [StageIn(1, landed, (source,), (target,))]
     assert not planner.copies.is_over(ticket) and planner.copies.is_over(0)
     planner.release(first)
-    assert not planner.collect() and planner.book.pages.counts().quarantined == 2
+    assert not planner.collect() and planner.kv_manager.pages.counts().quarantined == 2
     executor.outcomes.append(Done(ticket))
     assert planner.poll() == [] and planner.copies.is_over(ticket)
     assert planner.collect()

@@ -1,4 +1,4 @@
-"""Which choices give way when pages run short, as a planner decides with a launch in flight."""
+"""Which choices are preempted when pages run short, as a planner decides with a launch in flight."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.scheduler.building import ManualStream, decode, finish, greedy, make_
 
 
 @pytest.mark.parametrize("is_ending", [True, False])
-def test_nobody_gives_way_for_a_page_that_a_choice_frees_with_its_last_output_in_flight(is_ending: bool) -> None:
+def test_nobody_is_preempted_for_a_page_that_a_choice_frees_with_its_last_output_in_flight(is_ending: bool) -> None:
     """Three pages of four tokens. The second choice is short of its next page; the first one ends, or goes on."""
     runner = FakeRunner(vocab_size=97, context_length=64)
     executor, planner = make_pair(ManualStream(), runner=runner, kv=PagedKv(runner.kv_layout(4), 4))
@@ -19,7 +19,7 @@ def test_nobody_gives_way_for_a_page_that_a_choice_frees_with_its_last_output_in
         planner.launch(prompt_chunk(req))
         planner.join([req])
         finish(planner, executor)
-    assert planner.book.pages.num_free == 0
+    assert planner.kv_manager.pages.num_free == 0
 
     assert planner.make_room() == []
     launched = decode(planner)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from protocol.prefixes import packed
-from scheduler.planning.kv_book import CacheKey, KvBook
+from scheduler.planning.kv_manager import CacheKey, KvManager
 from scheduler.planning.prefix_cache import PrefixCache
 
 PAGE_SIZE = 2
@@ -183,13 +183,13 @@ def test_counting_pages_is_no_use_of_them_and_changes_nothing() -> None:
 
 
 def test_asking_how_much_is_cached_is_no_use_of_it() -> None:
-    book = KvBook(5, 2, max_requests=4, max_context=8, caches=True)
+    kv_manager = KvManager(5, 2, max_requests=4, max_context=8, caches=True)
     keys = [CacheKey(packed(ids), "") for ids in ([1, 1], [2, 2])]
     for key in keys:
-        admitted = book.admit(2, 2, 1, key=key)
+        admitted = kv_manager.admit(2, 2, 1, key=key)
         assert admitted is not None
-        book.keep(admitted[0], key)
-        book.release(admitted[0])
-    assert book.num_cached(keys[0]) == 2
-    assert book.admit(6, 6, 1) is not None, "one page has to be dropped: the one used longest ago"
-    assert [book.num_cached(key) for key in keys] == [0, 2]
+        kv_manager.keep(admitted[0], key)
+        kv_manager.release(admitted[0])
+    assert kv_manager.num_cached(keys[0]) == 2
+    assert kv_manager.admit(6, 6, 1) is not None, "one page has to be dropped: the one used longest ago"
+    assert [kv_manager.num_cached(key) for key in keys] == [0, 2]

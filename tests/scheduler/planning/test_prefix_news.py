@@ -9,27 +9,27 @@ from gateway.routing.prefixes import KnownPrefixes
 from protocol.prefixes import STRIDE, packed, prefix_hashes
 from protocol.worker_facts import MAX_CACHE_NEWS, CacheNews
 from scheduler.planning import prefix_news
-from scheduler.planning.kv_book import CacheKey, KvBook
+from scheduler.planning.kv_manager import CacheKey, KvManager
 from scheduler.planning.prefix_news import PrefixNews
 
 KEY = b"the gateway's key"[:16]
 SALTS = ("", "tenant")
 
 
-def book_of(page_size: int, pool_tokens: int = 4096, lookahead: int = 0) -> KvBook:
+def kv_manager_of(page_size: int, pool_tokens: int = 4096, lookahead: int = 0) -> KvManager:
     sizes = {"max_requests": 8, "max_context": 2048, "lookahead": lookahead}
-    book = KvBook(pool_tokens // page_size + 1, page_size, **sizes, caches=True)
-    book.report_to(KEY)
-    return book
+    kv_manager = KvManager(pool_tokens // page_size + 1, page_size, **sizes, caches=True)
+    kv_manager.report_to(KEY)
+    return kv_manager
 
 
-def cache(book: KvBook, ids: list[int], salt: str = "") -> None:
+def cache(kv_manager: KvManager, ids: list[int], salt: str = "") -> None:
     """A request with this prompt runs and ends."""
     key = CacheKey(packed(ids), salt)
-    held = book.admit(len(ids), len(ids), 1, key=key)
+    held = kv_manager.admit(len(ids), len(ids), 1, key=key)
     assert held is not None
-    book.keep(held[0], key)
-    book.release(held[0])
+    kv_manager.keep(held[0], key)
+    kv_manager.release(held[0])
 
 
 def believed(known: KnownPrefixes, ids: list[int], salt: str = "", key: bytes = KEY) -> int:
@@ -42,7 +42,11 @@ def believed(known: KnownPrefixes, ids: list[int], salt: str = "", key: bytes = 
 def test_the_gateway_knows_what_the_cache_holds(page_size: int, lookahead: int) -> None:
     """Prompts come, grow and branch, in memory for a few of them; a flush comes now and then."""
     rng = random.Random(page_size)
-    book, known, unit = book_of(page_size, lookahead=lookahead), KnownPrefixes(), lcm(page_size, STRIDE)
+    kv_manager, known, told_tokens = (
+        kv_manager_of(page_size, lookahead=lookahead),
+        KnownPrefixes(),
+        lcm(page_size, STRIDE),
+    )
     prompts: list[tuple[list[int], str]] = [([], "")]
     num_evicted = num_held = 0
     for _ in range(300):
@@ -50,58 +54,58 @@ def test_the_gateway_knows_what_the_cache_holds(page_size: int, lookahead: int) 
         ids = start[: rng.randint(0, 1200)]
         ids = [*ids, *(rng.randrange(3) for _ in range(rng.randint(1, 700)))]
         prompts.append((ids, salt if ids else rng.choice(SALTS)))
-        free = book.pages.num_free
-        cache(book, *prompts[-1])
-        num_evicted += book.pages.num_free + book.pages.num_cached > free + book.pages.num_cached
+        free = kv_manager.pages.num_free
+        cache(kv_manager, *prompts[-1])
+        num_evicted += kv_manager.pages.num_free + kv_manager.pages.num_cached > free + kv_manager.pages.num_cached
         if rng.random() < 0.02:
-            book.flush()
+            kv_manager.flush()
         if rng.random() < 0.3:
-            known.learn(book.news.take())
+            known.learn(kv_manager.news.take())
             for each, salt in prompts[-30:]:
-                assert book._cache is not None
-                held = len(book._cache.match(packed(each), salt)) * page_size // unit * unit
+                assert kv_manager._cache is not None
+                held = len(kv_manager._cache.match(packed(each), salt)) * page_size // told_tokens * told_tokens
                 # A hash names tokens alone. A page that looks ahead to others than this prompt's is told all the same.
-                assert held <= believed(known, each, salt) <= held + unit * (lookahead > 0)
+                assert held <= believed(known, each, salt) <= held + told_tokens * (lookahead > 0)
                 num_held += held > 0
     assert num_held > 5, "the test would show nothing"
-    known.learn(book.news.take())
-    book.flush()
-    known.learn(book.news.take())
+    known.learn(kv_manager.news.take())
+    kv_manager.flush()
+    known.learn(kv_manager.news.take())
     assert len(known) == 0
 
 
 def test_memory_that_is_needed_for_others_is_told_as_dropped() -> None:
-    book, known = book_of(16, pool_tokens=1024), KnownPrefixes()
+    kv_manager, known = kv_manager_of(16, pool_tokens=1024), KnownPrefixes()
     first, second = [1] * 700, [2] * 700
-    cache(book, first)
-    known.learn(book.news.take())
+    cache(kv_manager, first)
+    known.learn(kv_manager.news.take())
     assert believed(known, first) == 640
-    cache(book, second)
-    known.learn(book.news.take())
+    cache(kv_manager, second)
+    known.learn(kv_manager.news.take())
     assert believed(known, second) == 640 and believed(known, first) == (1024 - 704) // 64 * 64
 
 
 def test_a_prefix_is_told_as_dropped_when_its_last_page_leaves() -> None:
     """Two pages have the same tokens and look ahead to different ones."""
-    book, known = book_of(64, pool_tokens=256, lookahead=1), KnownPrefixes()
-    cache(book, [1] * 64 + [2])
-    cache(book, [1] * 64 + [3])
-    assert book.counts().cached == 2
+    kv_manager, known = kv_manager_of(64, pool_tokens=256, lookahead=1), KnownPrefixes()
+    cache(kv_manager, [1] * 64 + [2])
+    cache(kv_manager, [1] * 64 + [3])
+    assert kv_manager.counts().cached == 2
     for num_free, expected in ((3, 64), (4, 0)):
-        held = book.admit(64 * num_free, 64 * num_free, 1)
+        held = kv_manager.admit(64 * num_free, 64 * num_free, 1)
         assert held is not None
-        book.release(held[0])
-        known.learn(book.news.take())
+        kv_manager.release(held[0])
+        known.learn(kv_manager.news.take())
         assert believed(known, [1] * 64) == expected
 
 
 def test_a_page_that_looks_ahead_to_tokens_to_come_is_not_told() -> None:
-    book, known = book_of(64, lookahead=1), KnownPrefixes()
-    cache(book, [1] * 128)
-    known.learn(book.news.take())
+    kv_manager, known = kv_manager_of(64, lookahead=1), KnownPrefixes()
+    cache(kv_manager, [1] * 128)
+    known.learn(kv_manager.news.take())
     assert believed(known, [1] * 128) == 64
-    cache(book, [1] * 129)
-    known.learn(book.news.take())
+    cache(kv_manager, [1] * 129)
+    known.learn(kv_manager.news.take())
     assert believed(known, [1] * 128) == 128, "hashes are of tokens alone: they say a page too much here"
 
 
@@ -147,24 +151,24 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("told_to", [True, False])
 @pytest.mark.parametrize("caches", [True, False])
 def test_without_a_cache_or_a_gateway_that_asks_nothing_is_told(told_to: bool, caches: bool) -> None:
-    book = KvBook(65, 16, max_requests=8, max_context=2048, caches=caches)
+    kv_manager = KvManager(65, 16, max_requests=8, max_context=2048, caches=caches)
     if told_to:
-        book.report_to(KEY)
-    book.news.take()
-    cache(book, [1] * 200)
-    assert (book.news.take().added != ()) == (told_to and caches)
+        kv_manager.report_to(KEY)
+    kv_manager.news.take()
+    cache(kv_manager, [1] * 200)
+    assert (kv_manager.news.take().added != ()) == (told_to and caches)
 
 
 def test_another_gateway_begins_with_an_empty_cache() -> None:
-    book = book_of(16)
-    cache(book, [1] * 200)
-    book.report_to(KEY)
-    assert book.counts().cached == 12, "the same gateway"
-    book.report_to(b"another key")
-    assert book.counts().cached == 0 and book.news.take() == CacheNews()
-    cache(book, [1] * 200)
+    kv_manager = kv_manager_of(16)
+    cache(kv_manager, [1] * 200)
+    kv_manager.report_to(KEY)
+    assert kv_manager.counts().cached == 12, "the same gateway"
+    kv_manager.report_to(b"another key")
+    assert kv_manager.counts().cached == 0 and kv_manager.news.take() == CacheNews()
+    cache(kv_manager, [1] * 200)
     known = KnownPrefixes()
-    known.learn(book.news.take())
+    known.learn(kv_manager.news.take())
     assert believed(known, [1] * 200) == 0 and believed(known, [1] * 200, key=b"another key") == 192
 
 
@@ -172,21 +176,25 @@ def test_a_gateway_that_knows_nothing_is_told_all_that_the_cache_holds_now(monke
     """Whatever came and went before, and was told or not."""
     monkeypatch.setattr(prefix_news, "MOST_WAITING", 50)
     for seed in range(20):
-        rng, book, first = random.Random(seed), book_of(16), KnownPrefixes()
+        rng, kv_manager, first = random.Random(seed), kv_manager_of(16), KnownPrefixes()
         prompts = [[rng.randrange(3) for _ in range(rng.randint(64, 600))] for _ in range(12)]
         for ids in prompts:
-            cache(book, ids)
+            cache(kv_manager, ids)
             if rng.random() < 0.2:
-                book.flush()
+                kv_manager.flush()
             if rng.random() < 0.3:
-                first.learn(book.news.take())
-        book.news.tell_anew()
+                first.learn(kv_manager.news.take())
+        kv_manager.news.tell_anew()
         other = KnownPrefixes()
-        while (news := book.news.take()) != CacheNews():
+        while (news := kv_manager.news.take()) != CacheNews():
             other.learn(news)
-        held = [len(book._cache.match(packed(ids))) * 16 // STRIDE * STRIDE for ids in prompts] if book._cache else []
+        held = (
+            [len(kv_manager._cache.match(packed(ids))) * 16 // STRIDE * STRIDE for ids in prompts]
+            if kv_manager._cache
+            else []
+        )
         known = [believed(other, ids) for ids in prompts]
-        assert len(other) == min(len(book.news._num_pages), 50)
+        assert len(other) == min(len(kv_manager.news._num_pages), 50)
         if len(other) < 50:
             assert known == held
         assert all(mine <= theirs for mine, theirs in zip(known, held, strict=True))

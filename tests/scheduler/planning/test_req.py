@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages_gateway import FinishReason, SamplingParams, finish_reason
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.req import Req, draw_of
 
 STOP = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(9,))

@@ -1,7 +1,7 @@
 """Who decodes, and what a plan changes about it. No planner, no executor."""
 
 from protocol.messages_gateway import FinishReason
-from scheduler.planning.kv_book import Holding
+from scheduler.planning.kv_manager import Holding
 from scheduler.planning.req import Req
 from scheduler.planning.roster import Roster
 from tests.scheduler.building import greedy, make_req

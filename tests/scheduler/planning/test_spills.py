@@ -26,7 +26,7 @@ from tests.doubles.page_ledger import check_pages
 from tests.scheduler.building import greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import Remembers, draw_of, make
 
-NUM_SLOTS = 1 + 8
+NUM_HOST_PAGES = 1 + 8
 
 
 def over(planner: Planner, executor: Remembers, *tokens: int) -> list[tuple[Req, tuple[int, ...]]]:
@@ -51,7 +51,7 @@ def noted(launched: Launched) -> Launched:
 
 def begun(**options: Any) -> tuple[Planner, Remembers, Req]:
     """A choice of 5 prompt tokens that has its first output."""
-    planner, executor = make(**{"num_slots": NUM_SLOTS, **options})
+    planner, executor = make(**{"num_host_pages": NUM_HOST_PAGES, **options})
     req = make_req((1, 2, 3, 4, 5), greedy(20))
     assert planner.admit([req], 5, grows=True)
     noted(planner.launch(prompt_chunk(req)))
@@ -83,20 +83,23 @@ def done(planner: Planner, executor: Remembers) -> None:
 
 def expect_rest(planner: Planner) -> None:
     planner.collect()
-    assert planner.book.slots is not None
-    for pool in (planner.book.pages, planner.book.slots):
+    assert planner.kv_manager.host_pages is not None
+    for pool in (planner.kv_manager.pages, planner.kv_manager.host_pages):
         check_pages(pool)
         assert pool.counts().free == pool.counts().total
-    assert planner.book.rows.num_free == 8 and not planner.spills.away
+    assert planner.kv_manager.rows.num_free == 8 and not planner.spills.away
 
 
 def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_token() -> None:
     planner, executor, req = decoding()
     pages = tuple(req.held.pages)
     assert planner.spill(req) and req.holding is None and req.num_sampled == 2
-    slots = planner.spills.away[req].slots
-    assert executor.sent[-1] == Spill(4, pages[:2], slots) and len(slots) == 2  # 6 tokens: pages of 4
-    assert planner.book.slot_counts().owned == 2 and planner.spills.counters == {"spills": 1, "spilled_now": 1}
+    host_pages = planner.spills.away[req].host_pages
+    assert executor.sent[-1] == Spill(4, pages[:2], host_pages) and len(host_pages) == 2  # 6 tokens: pages of 4
+    assert planner.kv_manager.host_page_counts().owned == 2 and planner.spills.counters == {
+        "spills": 1,
+        "spilled_now": 1,
+    }
     assert planner.decodes() == () and planner.roster.num_going_on == 0
 
     assert over(planner, executor, 52) == [], "a late result is taken"
@@ -105,13 +108,13 @@ def test_its_kv_goes_to_host_memory_and_comes_back_and_it_goes_on_from_its_last_
     done(planner, executor)
     assert planner.make_room() == []
     holding = planner.spills.away[req].holding
-    assert holding is not None and executor.sent[-1] == Fill(5, slots, tuple(holding.pages[:2]))
+    assert holding is not None and executor.sent[-1] == Fill(5, host_pages, tuple(holding.pages[:2]))
     assert req.holding is None, "it holds pages whose KV is not there"
     assert planner.poll() == [] and planner.make_room() == []
     assert planner.decodes() == (), "it joins before its KV is back"
 
     done(planner, executor)
-    assert not planner.spills.away and planner.book.slot_counts().free == NUM_SLOTS - 1
+    assert not planner.spills.away and planner.kv_manager.host_page_counts().free == NUM_HOST_PAGES - 1
     assert planner.make_room() == []
     noted(planner.launch((), planner.decodes()))
     assert executor.plan.joins == (Join(draw_of(req, 5), 6, 51),)
@@ -153,7 +156,7 @@ def test_with_three_draft_layers_a_choice_draws_its_last_two_outputs_again() -> 
         assert planner.make_room() == [] and not planner.spill(req), "it would go on within its prompt"
         noted(planner.launch((), planner.decodes()))
         over(planner, executor, token)
-    assert planner.spill(req) and len(planner.spills.away[req].slots) == 2
+    assert planner.spill(req) and len(planner.spills.away[req].host_pages) == 2
     assert (req.num_sampled, planner.spills.num_redrawn(req)) == (1, 2)
     done(planner, executor)
     planner.make_room()
@@ -182,7 +185,7 @@ def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first()
 
 
 def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
-    planner, executor, req = begun(num_pages=1 + 2, num_slots=0)
+    planner, executor, req = begun(num_pages=1 + 2, num_host_pages=0)
     for token in (51, 52, 53):
         assert planner.make_room() == []
         noted(planner.launch((), planner.decodes()))
@@ -198,7 +201,7 @@ def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
     assert planner.admit([other], 1)
 
 
-def test_nobody_gives_way_for_pages_that_the_last_output_in_flight_sets_free() -> None:
+def test_nobody_is_preempted_for_pages_that_the_last_output_in_flight_sets_free() -> None:
     planner, executor = make(num_pages=1 + 6)
     reqs = [make_req((1, 2, 3, 4, 5), greedy(num), name=f"{num}") for num in (20, 4, 21)]
     reqs[2].prompt_ids = (1, 2, 3, 4)
@@ -213,7 +216,7 @@ def test_nobody_gives_way_for_pages_that_the_last_output_in_flight_sets_free() -
         owners[launched.ticket] = [req.held.owner for req in reqs]
         if reqs[0].num_sampled < 4:
             over(planner, executor, 51, 52, 53)
-    assert reqs[1].num_left == 0 and reqs[1].finish is None and planner.book.counts().free == 0
+    assert reqs[1].num_left == 0 and reqs[1].finish is None and planner.kv_manager.counts().free == 0
     assert planner.make_room() == [] and planner.decodes() == (reqs[2],), "the first one waits for the second one's"
 
 
@@ -245,23 +248,25 @@ def test_it_is_cancelled_in_every_state(state: str) -> None:
         planner.release(req)
     planner.collect()
     is_copying = state in ("copied out", "copied back")
-    assert planner.book.slot_counts().quarantined == 2 * is_copying, "a copy reads or writes these slots"
+    assert planner.kv_manager.host_page_counts().quarantined == 2 * is_copying, (
+        "a copy reads or writes these host_pages"
+    )
     if is_copying:
         done(planner, executor)
     assert planner.make_room() == [] and planner.decodes() == ()
     expect_rest(planner)
 
 
-@pytest.mark.parametrize("num_slots", [0, 2])
-def test_without_room_in_host_memory_it_stays_as_it_is(num_slots: int) -> None:
-    planner, executor, req = decoding(num_slots=num_slots)
+@pytest.mark.parametrize("num_host_pages", [0, 2])
+def test_without_room_in_host_memory_it_stays_as_it_is(num_host_pages: int) -> None:
+    planner, executor, req = decoding(num_host_pages=num_host_pages)
     assert not planner.spill(req)
     assert req.holding is not None and req.num_sampled == 3 and len(executor.sent) == 3
     assert over(planner, executor, 52) == [(req, (52,))]
 
 
 def test_a_choice_whose_first_output_is_unknown_has_nothing_to_go_on_from() -> None:
-    planner, _ = make(num_slots=NUM_SLOTS)
+    planner, _ = make(num_host_pages=NUM_HOST_PAGES)
     req = make_req((1, 2, 3, 4, 5), greedy(20))
     assert planner.admit([req], 5, grows=True)
     planner.launch(prompt_chunk(req))
@@ -272,7 +277,7 @@ def test_a_choice_whose_first_output_is_unknown_has_nothing_to_go_on_from() -> N
 def test_what_began_before_a_flush_is_not_cached_after_it() -> None:
     planner, executor, req = begun(caches=True)
     planner.spill(req)
-    planner.book.flush()
+    planner.kv_manager.flush()
     done(planner, executor)
     planner.make_room()
     done(planner, executor)
@@ -285,7 +290,7 @@ def test_what_began_before_a_flush_is_not_cached_after_it() -> None:
     expect_rest(planner)
 
 
-def test_it_runs_its_margin_before_it_gives_way_again() -> None:
+def test_it_runs_its_margin_before_it_is_preempted_again() -> None:
     planner, executor, req = decoding()
     planner.spill(req)
     over(planner, executor, 52)

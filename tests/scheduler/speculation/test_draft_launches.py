@@ -105,11 +105,11 @@ def test_a_request_is_released_while_its_plan_waits() -> None:
     for _ in range(5):
         assert planner.poll() == [] and executor.submitted
     planner.collect()
-    assert planner.book.retired, "its row and pages are quarantined while the plan waits"
+    assert planner.kv_manager.retired, "its row and pages are quarantined while the plan waits"
     while planner.in_flight:
         take(planner, executor)
         planner.collect()
-    assert not planner.book.retired and not planner.book.pages.num_own(pages)
+    assert not planner.kv_manager.retired and not planner.kv_manager.pages.num_own(pages)
     assert row not in {draw.row for draw in executor.running.draws[1:]}
     while len(other.outputs) < 30:
         decode(planner)
@@ -237,7 +237,7 @@ def test_what_a_draft_has_still_to_write_is_written_before_its_pages_are_reused(
     take(planner, executor)
     pages, req.finish = list(req.held.pages), FinishReason.CANCELLED
     planner.release(req)
-    while planner.book.retired:
+    while planner.kv_manager.retired:
         stream.synchronize()
         planner.poll()
         planner.collect()

@@ -10,8 +10,8 @@ from tests.scheduler.building import greedy
 CPU = torch.device("cpu")
 
 
-def join(row: int, *, begins: bool = True, generation: int = 1, drafts: bool = True) -> Join:
-    return Join(Draw(row, generation, 0, greedy(9), 0, 20, drafts), 5, 7, begins)
+def join(row: int, *, begins: bool = True, owner_number: int = 1, drafts: bool = True) -> Join:
+    return Join(Draw(row, owner_number, 0, greedy(9), 0, 20, drafts), 5, 7, begins)
 
 
 class Launching:
@@ -47,7 +47,7 @@ def test_behind_a_launch_without_proposals_every_row_is_read() -> None:
 def test_a_row_of_another_owner_is_not_the_one_that_was_left_unread() -> None:
     rows = Launching()
     rows.launch(0, join(1))
-    assert rows.launch(3, join(1, begins=False, generation=2), leaves=(1,)) == []
+    assert rows.launch(3, join(1, begins=False, owner_number=2), leaves=(1,)) == []
 
 
 def test_a_row_whose_pages_lack_the_drafts_kv_is_never_read_to_propose() -> None:

@@ -76,7 +76,7 @@ def test_what_a_draft_has_still_to_write_is_written_by_a_launch_that_cannot_be_b
     pages, req.finish = list(req.held.pages), FinishReason.CANCELLED
     planner.release(req)
     planner.collect()
-    assert pages and not planner.book.retired
+    assert pages and not planner.kv_manager.retired
     executor.kv.layer(2)[pages] = 7.0  # of a new owner
     decode(planner)
     take(planner, executor)

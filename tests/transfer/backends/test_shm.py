@@ -20,7 +20,7 @@ from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, Rejection, TransferFailed
 from transfer.offers import ANSWER, OFFER, Answer, PoolOffer
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES, Target
+from transfer.sending.transfer import WINDOW_BYTES, Destination
 
 
 class ShmNetwork(ZmqNetwork):
@@ -127,21 +127,21 @@ def test_an_offer_or_an_answer_that_is_none_is_refused_in_a_sentence(pair: Pair,
 @pytest.mark.parametrize("pages", [[3], [3, 4, 5], [3, 3], [0, 3], [3, 12], [-1, 3]])
 def test_pages_that_cannot_be_are_refused(pair: Pair, pages: list[int]) -> None:
     with pytest.raises(WireError, match="pages"):
-        pair.sender.open(Target(pair.peer, 1, 0, tuple(pages)), [1, 2], 8)
+        pair.sender.open(Destination(pair.peer, 1, 0, tuple(pages)), [1, 2], 8)
     assert pair.sender.counters["transfers_now"] == 0
 
 
 def test_pages_of_memory_that_is_not_mapped_are_refused(pair: Pair) -> None:
     stranger = WorkerAddress("d9", 99, ranks=(RankEndpoint(pair.receiver.address),))
     with pytest.raises(WireError, match="the KV memory of d9 is not mapped"):
-        pair.sender.open(Target(stranger, 1, 0, (3,)), [1], 4)
+        pair.sender.open(Destination(stranger, 1, 0, (3,)), [1], 4)
 
 
 def test_a_frame_with_a_payload_lands_nowhere(network: ShmNetwork, pair: Pair) -> None:
     """Where decode expects KV in place, what comes as a frame is refused."""
     pair.open(1, [1], [3], 4)
     other = FrameSender(pair.source, PREFILL, ZmqWire(network.context))
-    transfer = Target(pair.peer, 1, 0)
+    transfer = Destination(pair.peer, 1, 0)
     other.open(transfer, [1], 4)
     other.layers_ready(transfer, (0,), 4)
     pair.until(lambda: bool(pair.seen(TransferFailed)))

@@ -20,7 +20,7 @@ from transfer.backends.table import open_receiver, open_sender
 from transfer.backends.zmq import ZmqArrivals, ZmqWire
 from transfer.landing.transfer import Delivered, FirstFrame, FrameRejected, Rejection, TransferFailed
 from transfer.plan import FRAME_BYTES
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 
 NETWORK = ZmqNetwork
 
@@ -84,7 +84,7 @@ def mute_address() -> Iterator[str]:
 
 def test_pages_stay_in_use_while_a_mute_peer_may_still_get_them(network: ZmqNetwork, mute_address: str) -> None:
     pair = Pair(network, LARGE)
-    transfer = Target(WorkerAddress("mute", 99, ranks=(RankEndpoint(mute_address),)), 1, 0)
+    transfer = Destination(WorkerAddress("mute", 99, ranks=(RankEndpoint(mute_address),)), 1, 0)
     pair.sender.open(transfer, [1, 2], 128)
     pair.send_all(transfer, 128)
     pair.sender.cancel(transfer)

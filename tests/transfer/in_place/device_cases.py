@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protocol.kv_layout import LayerLayout
 from testkit.device_on_host import HostCopies
-from transfer.in_place.device_pools import WORDS, Units, units_to_write, word_bytes
+from transfer.in_place.device_pools import WORDS, Tiles, tiles_to_write, word_bytes
 from transfer.plan import Copy, Shard, moves_of
 
 NUM_LAYERS, NUM_PAGES = 2, 40
@@ -33,12 +33,12 @@ class Case:
         count = self.layout(side).num_pages(self.num_tokens)
         return [1 + (7 * index) % (NUM_PAGES - 1) if self.scattered else 2 + index for index in range(count)]
 
-    def units(self) -> Units:
+    def tiles(self) -> Tiles:
         here, there = self.layout(0), self.layout(1)
         moves = moves_of(
             Shard(here, self.pages(0)), Shard(there, self.pages(1)), range(self.heads), range(self.num_tokens)
         )
-        return units_to_write(Copy(moves, here.page_bytes, there.page_bytes), here, there)
+        return tiles_to_write(Copy(moves, here.page_bytes, there.page_bytes), here, there)
 
     def memory(self, side: int) -> Tensor:
         """The words of all layers, random. One side has more pages."""
@@ -53,7 +53,7 @@ class Case:
     def moved_on_cpu(self) -> tuple[list[int], Sequence[int]]:
         """The target's words afterwards, and the checksums."""
         target = self.memory(1)
-        moved = HostCopies().begin(self.memory(0), target, self.units())
+        moved = HostCopies().begin(self.memory(0), target, self.tiles())
         return list(target.flatten().tolist()), moved.totals
 
 
@@ -73,9 +73,9 @@ def moved_by_kernel(case: Case, device: str, writes: bool = True) -> tuple[list[
     """As moved_on_cpu, by the kernel."""
     from transfer.in_place.device_moves_triton import NUM_SUMS, launch  # noqa: PLC0415 - an optional package
 
-    units = case.units()
+    tiles = case.tiles()
     source, target = case.memory(0).to(device), case.memory(1).to(device)
-    table = torch.from_numpy(np.stack([units.sources_U, units.targets_U])).to(device)
+    table = torch.from_numpy(np.stack([tiles.sources_U, tiles.targets_U])).to(device)
     sums = torch.zeros(NUM_LAYERS, NUM_SUMS, dtype=torch.int64, device=device)
-    launch(source, target if writes else None, table, units.num_words, sums)
+    launch(source, target if writes else None, table, tiles.num_words, sums)
     return list(target.flatten().tolist()), tuple(sum(shares) % 2**64 for shares in sums.tolist())

@@ -25,7 +25,7 @@ def test_compiles_for_a_gpu_that_is_not_there(word: str, writes: bool) -> None:
     from transfer.in_place.device_moves_triton import BLOCKS, NUM_SUMS, _kernel  # noqa: PLC0415 - an optional package
 
     types = dict.fromkeys(("source_ptr", "target_ptr"), f"*{word}") | dict.fromkeys(("table_ptr", "sums_ptr"), "*i64")
-    types |= dict.fromkeys(("source_units", "target_units", "num_units", "num_words", "pieces"), "i32")
+    types |= dict.fromkeys(("source_tiles", "target_tiles", "num_tiles", "num_words", "pieces"), "i32")
     constants = {"STEP": STEP, "FIRST": FIRST, "SECOND": SECOND}
     assert cubin_bytes(_kernel, types, {"WRITES": writes, "SUMS": NUM_SUMS, "BLOCK": BLOCKS[0], **constants}) > 1000
 

@@ -25,7 +25,7 @@ from transfer.interfaces import Part
 from transfer.landing.transfer import Delivered, Rejection, TransferFailed
 from transfer.offers import DeviceHandle, PoolOffer
 from transfer.plan import FRAME_BYTES
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def run_all(pair: Pair, device: HeldCopies) -> None:
 @pytest.mark.parametrize("in_place", [True, False])
 def test_kv_that_a_device_writes_is_not_read_from_host_memory(pair: Pair, in_place: bool) -> None:
     pages = () if in_place else None  # no page may be left to write
-    assert pair.sender.reads_host(Target(pair.peer, 1, 0, pages)) == (not in_place)
-    assert pair.sender.reads_host(Target(WorkerAddress("other", DECODE + 1), 1, 0, pages))
+    assert pair.sender.reads_host(Destination(pair.peer, 1, 0, pages)) == (not in_place)
+    assert pair.sender.reads_host(Destination(WorkerAddress("other", DECODE + 1), 1, 0, pages))
 
 
 def test_a_header_leaves_when_its_copy_is_done_and_is_believed_when_it_was_read(pair: Pair, device: HeldCopies) -> None:

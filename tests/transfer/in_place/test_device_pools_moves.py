@@ -7,8 +7,8 @@ from protocol.kv_layout import LayerLayout
 from testkit.device_on_host import HostCopies, total_of
 from tests.transfer.in_place.device_cases import CASES, Case
 from tests.transfer.plan.moves import listed
-from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, units_to_read, units_to_write, word_bytes
-from transfer.plan import Copy, Runs, Shard, moves_of
+from transfer.in_place.device_pools import FIRST, SECOND, STEP, WRAP, tiles_to_read, tiles_to_write, word_bytes
+from transfer.plan import Copy, Extents, Shard, moves_of
 
 WORDS_N = torch.randint(-(2**63), 2**63 - 1, (256,), generator=torch.Generator().manual_seed(1))
 
@@ -73,13 +73,13 @@ def test_units_move_what_moves_move(case: Case) -> None:
 def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
     """Decode cuts the same frame by its own pages, which may be others: the words come in the same order."""
     target = case.memory(1)
-    sent = HostCopies().begin(case.memory(0), target, case.units())
+    sent = HostCopies().begin(case.memory(0), target, case.tiles())
     payload = Shard(case.layout(0), range(case.layout(0).num_pages(case.num_tokens)))
     landing = moves_of(payload, Shard(case.layout(1), case.pages(1)), range(case.heads), range(case.num_tokens))
     read = HostCopies().begin(
         target,
         None,
-        units_to_read(Runs(landing.target_starts_M, landing.sizes_M, case.layout(1).page_bytes), case.layout(1)),
+        tiles_to_read(Extents(landing.target_starts_M, landing.sizes_M, case.layout(1).page_bytes), case.layout(1)),
     )
     assert read.totals == sent.totals
 
@@ -87,11 +87,11 @@ def test_who_reads_what_was_written_finds_the_same_sum(case: Case) -> None:
 def test_whole_pages_move_as_pages() -> None:
     layout = LayerLayout(8, 128, 16, "bfloat16")
     source, target = Shard(layout, [3, 4, 9]), Shard(layout, [5, 6, 7])
-    units = units_to_write(
+    tiles = tiles_to_write(
         Copy(moves_of(source, target, range(8), range(48)), layout.page_bytes, layout.page_bytes), layout, layout
     )
-    assert units.num_words == layout.page_bytes // 8
-    assert (units.sources_U.tolist(), units.targets_U.tolist()) == ([3, 4, 9], [5, 6, 7])
+    assert tiles.num_words == layout.page_bytes // 8
+    assert (tiles.sources_U.tolist(), tiles.targets_U.tolist()) == ([3, 4, 9], [5, 6, 7])
 
 
 @pytest.mark.parametrize("head_dim, dtype, size", [(128, "bfloat16", 8), (2, "bfloat16", 4), (5, "float16", 2)])

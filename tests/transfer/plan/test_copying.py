@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.kv_layout import LayerLayout
 from tests.transfer.plan.moves import Move, listed
-from transfer.plan import Copy, Moves, Runs, Shard, moves_of, whole_pages
+from transfer.plan import Copy, Extents, Moves, Shard, moves_of, whole_pages
 
 LAYOUT = LayerLayout(num_kv_heads=2, head_dim=2, page_size=4, dtype="float16")  # 64 bytes a page
 NUM_PAGES = 9
@@ -76,7 +76,7 @@ def test_whole_pages_are_gathered_in_their_order(pages: list[int], count: int) -
 
 
 def test_runs_touch_every_page_that_they_reach_into() -> None:
-    assert Runs(np.array([70, 300]), np.array([130, 4]), page_bytes=64).pages.tolist() == [1, 2, 3, 4]
+    assert Extents(np.array([70, 300]), np.array([130, 4]), page_bytes=64).pages.tolist() == [1, 2, 3, 4]
 
 
 def test_what_was_not_asked_for_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import TWO_GROUPS
-from transfer.plan import final_pages, frames_of, start_fault, start_unit
-from transfer.sending.transfer import SendTransfer, Target
+from transfer.plan import final_pages, frames_of, start_alignment, start_fault
+from transfer.sending.transfer import Destination, SendTransfer
 
-TARGET = Target(WorkerAddress("d0", 1, ranks=(RankEndpoint("nowhere"),)), reservation=1, attempt=0)
+TARGET = Destination(WorkerAddress("d0", 1, ranks=(RankEndpoint("nowhere"),)), reservation=1, attempt=0)
 
 
 def layout_of(page_size: int, num_layers: int = 2) -> KvLayout:
@@ -42,7 +42,7 @@ def test_every_page_of_every_layer_leaves_once_however_the_prompt_is_cut(
 def test_a_transfer_starts_at_the_last_page_that_begins_on_both_sides_and_sends_the_rest(
     wished: int, n: int, ours: int, theirs: int
 ) -> None:
-    start = min(wished, n) // start_unit(ours, theirs) * start_unit(ours, theirs)
+    start = min(wished, n) // start_alignment(ours, theirs) * start_alignment(ours, theirs)
     fits = [token for token in range(n + 1) if token % ours == 0 == token % theirs]
     assert start == max(token for token in fits if token <= wished)
     assert fits == [token for token in range(80) if start_fault(token, n, ours, theirs) is None]

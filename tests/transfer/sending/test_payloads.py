@@ -6,9 +6,9 @@ from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import LAYOUT, HostMemory
 from transfer.plan import KvFrame
 from transfer.sending.payloads import GATHER_BELOW, Payload, Payloads
-from transfer.sending.transfer import SendTransfer, Target
+from transfer.sending.transfer import Destination, SendTransfer
 
-TARGET = Target(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)
+TARGET = Destination(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)
 APART, TOGETHER = (5, 1, 3), (2, 3, 4)  # pages of three runs, and of one
 
 

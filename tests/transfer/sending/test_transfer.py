@@ -6,9 +6,9 @@ from protocol.frame import LAST_MESSAGE
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from tests.transfer.memory import LAYOUT
 from transfer.plan import KvFrame
-from transfer.sending.transfer import CreditWindow, PeerQueue, SendTransfer, Target
+from transfer.sending.transfer import CreditWindow, Destination, PeerQueue, SendTransfer
 
-TARGET = Target(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)
+TARGET = Destination(WorkerAddress("d0", 9, ranks=(RankEndpoint("nowhere"),)), reservation=4, attempt=2)
 
 
 def opened(num_tokens: int = 6) -> SendTransfer:

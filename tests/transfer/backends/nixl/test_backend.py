@@ -27,7 +27,7 @@ from transfer.landing.transfer import Delivered, FrameRejected, Rejection, Trans
 from transfer.offers import ANSWER, Answer
 from transfer.plan import FRAME_BYTES
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES, Target
+from transfer.sending.transfer import WINDOW_BYTES, Destination
 
 pytestmark = pytest.mark.slow
 LARGE = KvLayout.uniform(num_layers=2, num_kv_heads=8, head_dim=128, page_size=256, dtype="float32")  # 2 MiB a page
@@ -73,7 +73,7 @@ def test_pages_are_given_back_when_decode_is_lost_or_silent_for_long(network: Ni
     receiver = network.receiver(pool)
     sender = FrameSender(source, PREFILL, NixlWire(ZmqWire(network.context), source, clock))
     transfers = [
-        Target(WorkerAddress("d", DECODE + number, ranks=(RankEndpoint(receiver.address),)), 1, 0)
+        Destination(WorkerAddress("d", DECODE + number, ranks=(RankEndpoint(receiver.address),)), 1, 0)
         for number in range(2)
     ]
     for transfer in transfers:
@@ -128,7 +128,7 @@ def test_a_prefill_worker_that_is_gone_fails_its_own_transfers_alone(network: Ni
     gone = network.sender(other, PREFILL + 1)
     pair.receiver.answered(PREFILL + 1, gone.attach(DECODE, LAYOUT, b""))
     pair.receiver.reserve(5, 0, PREFILL + 1, [11], 4)
-    transfer = Target(pair.peer, 5, 0)
+    transfer = Destination(pair.peer, 5, 0)
     gone.open(transfer, [1], 4)
     gone.layers_ready(transfer, (0,), 4)
     pair.until(lambda: not gone.is_reading(transfer))

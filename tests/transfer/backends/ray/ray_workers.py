@@ -18,7 +18,7 @@ from tests.transfer.contract import DECODE, PREFILL
 from tests.transfer.memory import LAYOUT, HostMemory
 from transfer.backends.ray.backend import ray_receiver, ray_sender
 from transfer.landing.transfer import CreditReturned, Delivered, ReceiverEvent
-from transfer.sending.transfer import Target
+from transfer.sending.transfer import Destination
 
 NUM_PAGES = 12
 
@@ -32,11 +32,11 @@ class PrefillEnd:
 
     def send(self, address: str, reservation: int, pages: list[int], num_tokens: int) -> str:
         """Sends a prompt; the node on which that happens."""
-        target = Target(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), reservation, 0)
-        self.sender.open(target, pages, num_tokens)
+        destination = Destination(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), reservation, 0)
+        self.sender.open(destination, pages, num_tokens)
         for layer in range(LAYOUT.num_layers):
-            self.sender.layers_ready(target, (layer,), num_tokens)
-        self.sender.finish(target, (5,))
+            self.sender.layers_ready(destination, (layer,), num_tokens)
+        self.sender.finish(destination, (5,))
         return node_of_this()
 
     def credit(self, events: list[ReceiverEvent]) -> float:

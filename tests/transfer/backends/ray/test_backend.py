@@ -30,7 +30,7 @@ from transfer.interfaces import PageMemory, Pollable, SharedPages
 from transfer.landing.frame_receiver import FrameReceiver
 from transfer.landing.transfer import Delivered, FirstFrame
 from transfer.sending.frame_sender import FrameSender
-from transfer.sending.transfer import WINDOW_BYTES, Target
+from transfer.sending.transfer import WINDOW_BYTES, Destination
 
 pytestmark = pytest.mark.broad  # a Ray cluster in each of the processes that run them; tests/e2e/test_ray.py stays
 PAGE_1M = KvLayout.uniform(num_layers=1, num_kv_heads=8, head_dim=128, page_size=128, dtype="float32")
@@ -224,7 +224,7 @@ def test_a_decode_process_that_is_killed_leaves_no_porter(cluster: str) -> None:
         address, pid = process.stdout.readline().split()
         porter = pid_of_porter(address)
         sender = ray_sender(HostMemory(LAYOUT, 4, seed=1), 1)
-        target = Target(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), 1, 0)
+        target = Destination(WorkerAddress("d0", DECODE, ranks=(RankEndpoint(address),)), 1, 0)
         sender.open(target, [1], 4)
         assert psutil.pid_exists(porter)
         os.kill(int(pid), signal.SIGKILL)

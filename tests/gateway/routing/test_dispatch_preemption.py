@@ -1,10 +1,10 @@
-"""A worker without memory retracts a choice. The gateway begins it again with its outputs; the client sees nothing."""
+"""A worker without memory preempts a choice. The gateway has it resume with its outputs; the client sees nothing."""
 
 import logging
 
 import pytest
 
-from protocol.errors import Retraction
+from protocol.errors import Preemption
 from protocol.messages_gateway import Assign, ChoiceTokens, FirstToken, RequestFailed
 from tests.gateway.control_bench import PROMPT, ControlBench
 
@@ -12,9 +12,9 @@ from tests.gateway.control_bench import PROMPT, ControlBench
 def test_it_begins_again_with_its_outputs_and_ahead_of_new_requests() -> None:
     bench = ControlBench("u0")
     client, first = bench.ask()
-    assert not first.resumes, "nothing has given way"
+    assert not first.resumes, "nothing was preempted"
     bench.tokens(first, 0, 0, 11, 12)
-    bench.retract(first)
+    bench.preempt(first)
     again = bench.assigns[-1]
     assert (again.attempt, again.num_replayed, again.resumes) == (1, 2, True)
     assert again.prompt_ids == (*PROMPT, 11, 12) and again.sampling == first.sampling
@@ -25,12 +25,12 @@ def test_it_begins_again_with_its_outputs_and_ahead_of_new_requests() -> None:
     bench.expect_end(client, [11, 12, 13])
 
 
-def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
+def test_however_often_it_is_preempted_it_uses_up_no_attempt() -> None:
     bench = ControlBench("u0", max_attempts=1)
     client, assign = bench.ask()
     for seq in range(6):
         bench.tokens(assign, 0, seq, 10 + seq)
-        bench.retract(assign)
+        bench.preempt(assign)
         assert bench.assigns[-1].attempt == seq + 1
         assign = bench.assigns[-1]
     assert bench.dispatch.retries.counts["retracted"] == 6 and sum(bench.dispatch.retries.counts.values()) == 6
@@ -40,16 +40,16 @@ def test_however_often_it_gives_way_it_uses_up_no_attempt() -> None:
     bench.expect_rest()
 
 
-def test_choices_of_one_attempt_give_way_one_by_one() -> None:
+def test_choices_of_one_attempt_are_preempted_one_by_one() -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=3)
     for choice in range(3):
         bench.tokens(first, choice, 0, 10 * choice)
-    bench.retract(first, 1)
+    bench.preempt(first, 1)
     again = bench.assigns[-1]
     assert (again.attempt, again.first_choice, again.num_choices, again.num_replayed) == (1, 1, 1, 1)
     bench.tokens(first, 0, 1, 1, finish="stop")
-    bench.retract(first, 2)
+    bench.preempt(first, 2)
     last = bench.assigns[-1]
     assert (last.attempt, last.first_choice, last.num_choices, last.num_replayed) == (2, 2, 1, 1)
     assert [number for record in bench.dispatch.requests for number in record.attempts] == [1, 2]
@@ -69,17 +69,17 @@ def test_a_choice_counts_where_it_runs_and_nowhere_else() -> None:
     [worker] = {to for to, message in bench.sent if message is first}
     assert total() == (3, 3 + 15)
     for num_away in (1, 2, 3):
-        bench.retract(first, num_away - 1, by=worker)
+        bench.preempt(first, num_away - 1, by=worker)
         staying = 3 + 5 * (3 - num_away) if num_away < 3 else 0
         assert total() == (3, staying + num_away * (3 + 5))
 
 
 def test_what_its_older_attempt_says_late_is_dropped() -> None:
-    """Prefill's first token may come after decode has retracted its choice."""
+    """Prefill's first token may come after decode has preempted its choice."""
     bench = ControlBench("u0")
     client, first = bench.ask(n=2)
     bench.tokens(first, 0, 0, 11)
-    bench.retract(first, 1)  # the attempt goes on with choice 0
+    bench.preempt(first, 1)  # the attempt goes on with choice 0
     bench.say("u0", FirstToken((ChoiceTokens("r", 0, 0, 0, (11,)), ChoiceTokens("r", 0, 1, 0, (99,)))))
     assert client.tokens == [[11], []]
     again = bench.assigns[-1]
@@ -95,22 +95,22 @@ def test_what_its_older_attempt_says_late_is_dropped() -> None:
 def test_a_second_word_about_the_same_choice_changes_nothing(others: int) -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=1 + others)
-    bench.retract(first)
-    bench.retract(first)
+    bench.preempt(first)
+    bench.preempt(first)
     assert len(bench.assigns) == 2 and bench.dispatch.retries.counts["retracted"] == 1
     bench.tokens(bench.assigns[-1], 0, 0, 11, finish="stop")
     for choice in range(1, 1 + others):
         bench.tokens(first, choice, 0, 11, finish="stop")
-    bench.retract(first)
+    bench.preempt(first)
     assert client.is_done and len(bench.assigns) == 2
     bench.expect_rest()
 
 
 @pytest.mark.parametrize("choice", [-1, 2, 10**6])
-def test_a_choice_that_the_attempt_does_not_have_cannot_give_way(choice: int) -> None:
+def test_a_choice_that_the_attempt_does_not_have_cannot_be_preempted(choice: int) -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=2)
-    bench.retract(first, choice)
+    bench.preempt(first, choice)
     assert len(bench.assigns) == 1
     for each in range(2):
         bench.tokens(first, each, 0, 11, finish="stop")
@@ -121,7 +121,7 @@ def test_a_choice_that_the_attempt_does_not_have_cannot_give_way(choice: int) ->
 def test_cancel_after_it_began_again_reaches_the_new_attempt_only() -> None:
     bench = ControlBench("u0")
     _, first = bench.ask(n=2)
-    bench.retract(first, 1)
+    bench.preempt(first, 1)
     bench.dispatch.cancel("r", 1)
     assert [(each.attempt, each.choice) for each in bench.cancels] == [(1, -1)]
     bench.dispatch.cancel("r")
@@ -141,10 +141,10 @@ def test_cancel_while_it_waits_for_workers(whole: bool) -> None:
 
 
 def strand(bench: ControlBench, assign: Assign) -> None:
-    """Choice 0 gives way while no worker can be reached."""
+    """Choice 0 is preempted while no worker can be reached."""
     bench.cut.add("u0")
-    bench.retract(assign)
-    assert len(bench.dispatch._stranded) == 1
+    bench.preempt(assign)
+    assert len(bench.dispatch._unpaired) == 1
 
 
 def test_without_workers_it_waits_for_one() -> None:
@@ -168,18 +168,18 @@ def test_without_workers_for_too_long_its_client_is_told_why() -> None:
     assert client.error is None
     bench.clock.advance(0.2)
     bench.control.look()
-    assert isinstance(client.error, Retraction), client.error
+    assert isinstance(client.error, Preemption), client.error
     assert client.error.message == "u0 had no memory for it any more, and no other worker could take over in 4 s"
     bench.expect_rest()
 
 
-def test_a_worker_lost_later_takes_only_what_has_not_given_way() -> None:
+def test_a_worker_lost_later_takes_only_what_was_not_preempted() -> None:
     bench = ControlBench("u0")
     client, first = bench.ask(n=2)
     for choice in range(2):
         bench.tokens(first, choice, 0, 10 + choice)
     bench.join("u1")
-    bench.retract(first, 1)  # to the worker with less load
+    bench.preempt(first, 1)  # to the worker with less load
     again = bench.assigns[-1]
     assert bench.sent[-1] == ("u1", again)
     bench.lose("u0")
@@ -194,7 +194,7 @@ def test_a_worker_lost_later_takes_only_what_has_not_given_way() -> None:
 def test_an_attempt_after_a_loss_still_resumes() -> None:
     bench = ControlBench("u0")
     _, first = bench.ask()
-    bench.retract(first)
+    bench.preempt(first)
     bench.join("u1")
     bench.lose("u0")
     assert bench.assigns[-1].attempt == 2 and bench.assigns[-1].resumes
@@ -205,9 +205,9 @@ def test_it_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "baton")
     bench = ControlBench("u0")
     _, first = bench.ask()
-    bench.retract(first)
+    bench.preempt(first)
     [line] = [record for record in caplog.records if record.name.endswith("retries")]
-    assert (line.levelname, line.getMessage()) == ("INFO", "request gave way")
+    assert (line.levelname, line.getMessage()) == ("INFO", "request preempted")
     why = "u0 had no memory for it any more"
     told = {"request_id": "r", "attempt": 1, "worker": "u0", "before": "u0", "why": why}
     assert line.__dict__["baton_fields"] == told
@@ -219,12 +219,12 @@ def test_cached_tokens_are_those_of_the_attempt_that_began_the_answer() -> None:
     _, first = bench.ask()
     [record] = bench.dispatch.requests
     bench.tokens(first, 0, 0, 11)
-    bench.retract(first)
+    bench.preempt(first)
     bench.tokens(bench.assigns[-1], 0, 1, 12, cached=3)
     assert record.num_cached == 0
     _, other = bench.ask("s")
     [_, record] = bench.dispatch.requests
     bench.tokens(other, 0, 0, 11, cached=2)
-    bench.retract(other)
+    bench.preempt(other)
     bench.tokens(bench.assigns[-1], 0, 1, 12, cached=3)
     assert record.num_cached == 2

@@ -1,4 +1,4 @@
-"""The book against a model of it, and each rule alone."""
+"""The KV manager against a model of it, and each rule alone."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from hypothesis.stateful import run_state_machine_as_test as check_state_machine
 
 from protocol.kv_layout import pages_for, pages_for_choices
 from protocol.prefixes import packed
-from scheduler.planning.kv_book import CacheKey, Holding, KvBook, RowPool
+from scheduler.planning.kv_manager import CacheKey, Holding, KvManager, RowPool
 from scheduler.planning.kv_pages import PageState
 from tests.doubles.page_ledger import check_pages
-from tests.scheduler.books import OWNED, PAGE_SIZE, RESERVED, admitted, make_book
+from tests.scheduler.kv_managers import OWNED, PAGE_SIZE, RESERVED, admitted, make_kv_manager
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = make_book(caches=True, lookahead=self.ahead)
+        self.kv_manager = make_kv_manager(caches=True, lookahead=self.ahead)
         self.prompts: dict[Holding, tuple[str, tuple[int, ...]]] = {}  # salt and ids
         self.written: dict[int, tuple[str, tuple[int, ...]]] = {}  # by page: salt, and the ids that its KV depends on
         self.flushed: set[Holding] = set()  # admitted before the newest flush
@@ -44,7 +44,7 @@ class Books(RuleBasedStateMachine):
         self.released: list[Holding] = []
         self.in_use: list[tuple[Holding, int, Writer]] = []  # released; the ticket and the writer it waits for
         self.sent = self.over = 0
-        self.generations: Counter[int] = Counter()
+        self.owner_numbers: Counter[int] = Counter()
 
     @property
     def holdings(self) -> list[Holding]:
@@ -62,20 +62,20 @@ class Books(RuleBasedStateMachine):
     def admit(self, prompt: int, family: int, salt: str, outputs: int, n: int, state: PageState, writes: bool) -> None:
         """Prompts of all families have their first two pages in common."""
         ids = tuple(0 if index < 8 else family for index in range(prompt))
-        before, rows = self.book.counts(), self.book.rows.num_free
-        assert self.book._cache is not None
-        hit = self.book._cache.match(packed(ids), salt)[: (prompt - 1) // PAGE_SIZE]
-        idle = sum(map(self.book.pages.is_idle, hit))
+        before, rows = self.kv_manager.counts(), self.kv_manager.rows.num_free
+        assert self.kv_manager._cache is not None
+        hit = self.kv_manager._cache.match(packed(ids), salt)[: (prompt - 1) // PAGE_SIZE]
+        idle = sum(map(self.kv_manager.pages.is_idle, hit))
 
-        got = self.book.admit(prompt, prompt + outputs, n, state, CacheKey(packed(ids), salt))
+        got = self.kv_manager.admit(prompt, prompt + outputs, n, state, CacheKey(packed(ids), salt))
         needed = pages_for_choices(prompt, prompt + outputs, n, PAGE_SIZE, self.ahead) - len(hit)
         room = before.free + before.cached - idle
         assert (got is not None) == (n <= rows and needed <= room)
-        after = self.book.counts()
+        after = self.kv_manager.counts()
         assert after.free + after.cached == (room - needed if got else before.free + before.cached)
         for holding in got or ():
-            self.generations[holding.row] += 1
-            assert holding.generation == self.generations[holding.row]
+            self.owner_numbers[holding.row] += 1
+            assert holding.owner_number == self.owner_numbers[holding.row]
             settled, first = max(prompt - self.ahead, 0) // PAGE_SIZE, (got or ())[0]
             assert holding.pages[:settled] == first.pages[:settled]
             assert holding is first or not set(holding.pages[settled:]) & set(first.pages[settled:])
@@ -103,36 +103,36 @@ class Books(RuleBasedStateMachine):
     def compute(self, data: st.DataObject) -> None:
         """The KV of a prompt is written, and its pages are kept."""
         group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is OWNED]))
-        holding, cached = group[0], self.book.counts().cached
+        holding, cached = group[0], self.kv_manager.counts().cached
         if holding in self.gone:
             return
         salt, ids = self.prompts[holding]
         for index in range(holding.num_cached // PAGE_SIZE, len(ids) // PAGE_SIZE):
             self.written[holding.pages[index]] = salt, self.read_by(ids, index)
-        assert self.book._cache is not None
-        before = self.book._cache.num_pages
-        self.book.keep(holding, CacheKey(packed(ids), salt))
-        assert holding not in self.flushed or self.book._cache.num_pages == before, "it began before the flush"
-        found = self.book._cache.match(packed(ids), salt)
+        assert self.kv_manager._cache is not None
+        before = self.kv_manager._cache.num_pages
+        self.kv_manager.keep(holding, CacheKey(packed(ids), salt))
+        assert holding not in self.flushed or self.kv_manager._cache.num_pages == before, "it began before the flush"
+        found = self.kv_manager._cache.match(packed(ids), salt)
         is_own = found == holding.pages[: len(found)]
         settled = max(len(ids) - self.ahead, 0) // PAGE_SIZE
         assert holding in self.flushed or not is_own or len(found) == settled
         for index, page in enumerate(found):
             assert self.written[page] == (salt, self.read_by(ids, index))
-            assert holding in self.flushed or not is_own or self.book.pages._holders[page], "it may leave"
-        assert self.book.counts().cached <= cached
+            assert holding in self.flushed or not is_own or self.kv_manager.pages._holders[page], "it may leave"
+        assert self.kv_manager.counts().cached <= cached
 
     @rule()
     def flush(self) -> None:
-        self.book.flush()
+        self.kv_manager.flush()
         self.flushed.update(self.holdings)
-        assert self.book.counts().cached == 0
+        assert self.kv_manager.counts().cached == 0
 
     @precondition(lambda self: RESERVED in self.held.values())
     @rule(data=st.data())
     def own(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from([group for group, state in self.held.items() if state is RESERVED]))
-        self.book.own(each for each in group if each not in self.gone)
+        self.kv_manager.own(each for each in group if each not in self.gone)
         self.held[group] = OWNED
 
     @precondition(lambda self: OWNED in self.held.values())
@@ -140,9 +140,9 @@ class Books(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, tokens: int) -> None:
         groups = [group for group, state in self.held.items() if state is OWNED]
         holding = data.draw(st.sampled_from([each for each in self.holdings if any(each in group for group in groups)]))
-        before, free = list(holding.pages), self.book.counts().free + self.book.counts().cached
+        before, free = list(holding.pages), self.kv_manager.counts().free + self.kv_manager.counts().cached
         missing = max(0, pages_for(tokens, PAGE_SIZE) - len(before))
-        added = self.book.grow(holding, tokens)
+        added = self.kv_manager.grow(holding, tokens)
         assert (added is None) == (missing > free)
         assert holding.pages == before + (added or [])
         assert added is None or len(added) == missing
@@ -153,7 +153,7 @@ class Books(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         holding = data.draw(st.sampled_from(self.holdings))
         writer = self.writers[holding]
-        self.book.release(holding, writer)
+        self.kv_manager.release(holding, writer)
         self.gone.add(holding)
         self.released.append(holding)
         self.in_use.append((holding, self.sent, writer))
@@ -163,32 +163,32 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.released)
     @rule(data=st.data())
     def release_twice(self, data: st.DataObject) -> None:
-        before = self.book.counts(), self.book.rows.num_free
-        self.book.release(data.draw(st.sampled_from(self.released)))
-        assert (self.book.counts(), self.book.rows.num_free) == before
+        before = self.kv_manager.counts(), self.kv_manager.rows.num_free
+        self.kv_manager.release(data.draw(st.sampled_from(self.released)))
+        assert (self.kv_manager.counts(), self.kv_manager.rows.num_free) == before
 
     @rule()
     def send(self) -> None:
         self.sent += 1
-        assert self.book.next_ticket() == self.book.newest_ticket == self.sent
+        assert self.kv_manager.next_ticket() == self.kv_manager.newest_ticket == self.sent
 
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
         self.over = data.draw(st.integers(self.over, self.sent))
-        self.book.collect(self.over)
+        self.kv_manager.collect(self.over)
 
     @precondition(lambda self: self.in_use)
     @rule(data=st.data())
     def writer_ends(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.in_use))[2].writes = False
-        self.book.collect(self.over)
+        self.kv_manager.collect(self.over)
 
     @invariant()
     def ledger(self) -> None:
-        check_pages(self.book.pages)
+        check_pages(self.kv_manager.pages)
         holders = Counter(page for holding in self.holdings for page in holding.pages)
-        assert [holders[page] for page in range(20)] == self.book.pages._holders
-        counts = self.book.counts()
+        assert [holders[page] for page in range(20)] == self.kv_manager.pages._holders
+        counts = self.kv_manager.counts()
         assert counts.total == counts.free + counts.cached + counts.owned + counts.reserved + counts.quarantined == 19
         waiting = [each for group, state in self.held.items() if state is RESERVED for each in group]
         reserved = {
@@ -207,36 +207,36 @@ class Books(RuleBasedStateMachine):
             (holding, writer.writes) for holding, ticket, writer in self.in_use if ticket > self.over or writer.writes
         ]
         touched = {page for holding, _ in waits for page in holding.pages}
-        assert not touched & set(self.book.pages._free)
-        assert not any(map(self.book.pages.is_idle, touched))
+        assert not touched & set(self.kv_manager.pages._free)
+        assert not any(map(self.kv_manager.pages.is_idle, touched))
         assert len(rows) == len(self.holdings)
         rows_waiting = {holding.row for holding, ticket, _ in self.in_use if ticket > self.over}
-        assert not (rows | rows_waiting) & set(self.book.rows._free)
-        assert self.book.rows.num_free == 5 - len(rows | rows_waiting)
+        assert not (rows | rows_waiting) & set(self.kv_manager.rows._free)
+        assert self.kv_manager.rows.num_free == 5 - len(rows | rows_waiting)
         self.in_use = [each for each in self.in_use if each[1] > self.over or each[2].writes]
 
 
 def test_a_context_grows_by_whole_pages_and_only_when_it_needs_them() -> None:
-    book = make_book(num_pages=5)
-    (holding,) = admitted(book, 3, 4)
+    kv_manager = make_kv_manager(num_pages=5)
+    (holding,) = admitted(kv_manager, 3, 4)
     first = list(holding.pages)
-    assert book.grow(holding, 4) == []
-    added = book.grow(holding, 9)
+    assert kv_manager.grow(holding, 4) == []
+    added = kv_manager.grow(holding, 9)
     assert added is not None and len(added) == 2 and holding.pages == first + added
-    assert book.grow(holding, 17) is None  # 2 pages more, and one is free
-    assert holding.pages == first + added and book.counts().free == 1
-    book.release(holding)
-    assert book.counts().free == 4
+    assert kv_manager.grow(holding, 17) is None  # 2 pages more, and one is free
+    assert holding.pages == first + added and kv_manager.counts().free == 1
+    kv_manager.release(holding)
+    assert kv_manager.counts().free == 4
 
 
 def test_only_who_holds_a_row_grows_in_it() -> None:
-    book = make_book()
-    (holding,) = admitted(book, 3, 4)
-    book.release(holding)
-    (next_one,) = admitted(book, 3, 4)
+    kv_manager = make_kv_manager()
+    (holding,) = admitted(kv_manager, 3, 4)
+    kv_manager.release(holding)
+    (next_one,) = admitted(kv_manager, 3, 4)
     assert next_one.row == holding.row
     with pytest.raises(AssertionError, match=f"row {holding.row} grows for a holding that was given back"):
-        book.grow(holding, 8)
+        kv_manager.grow(holding, 8)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_only_who_holds_a_row_grows_in_it() -> None:
     ],
 )
 def test_what_never_fits(prompt: int, tokens: int, n: int, reason: str | None) -> None:
-    assert make_book().never_fits(prompt, tokens, n) == reason
+    assert make_kv_manager().never_fits(prompt, tokens, n) == reason
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
@@ -266,13 +266,13 @@ def test_every_row_is_handed_out_once_and_row_zero_never() -> None:
     assert rows.num_free == 0
 
 
-def test_a_reused_row_has_a_new_generation() -> None:
+def test_a_reused_row_has_a_new_owner_number() -> None:
     rows = RowPool(3)
     first = rows.allocate()
-    before = rows.generation(first)
+    before = rows.owner_number(first)
     rows.reuse([first])
     assert rows.allocate() == first
-    assert rows.generation(first) == before + 1
+    assert rows.owner_number(first) == before + 1
 
 
 def test_double_free_is_refused() -> None:
@@ -290,40 +290,40 @@ def test_a_pool_without_a_row_is_refused() -> None:
         RowPool(1)
 
 
-def with_margin() -> KvBook:
-    return KvBook(21, PAGE_SIZE, max_requests=5, max_context=64, margin=8)
+def with_margin() -> KvManager:
+    return KvManager(21, PAGE_SIZE, max_requests=5, max_context=64, margin=8)
 
 
 def test_a_margin_is_claimed_until_the_context_has_grown_or_ended() -> None:
-    book = with_margin()
+    kv_manager = with_margin()
     for _ in range(20):
-        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
+        (holding,) = kv_manager.admit(8, 8, 1, max_tokens=20) or ()
         for tokens, claimed in ((8, 2), (12, 2), (16, 1), (20, 0)):
-            assert book.grow(holding, tokens) is not None
-            assert book._claimed == claimed, tokens
-        book.release(holding)
-        (holding,) = book.admit(8, 8, 1, max_tokens=20) or ()
-        book.release(holding)
-        assert book._claimed == 0
+            assert kv_manager.grow(holding, tokens) is not None
+            assert kv_manager._claimed == claimed, tokens
+        kv_manager.release(holding)
+        (holding,) = kv_manager.admit(8, 8, 1, max_tokens=20) or ()
+        kv_manager.release(holding)
+        assert kv_manager._claimed == 0
 
 
 def test_another_context_is_admitted_only_if_all_margins_fit() -> None:
-    book = with_margin()
-    held = [book.admit(12, 12, 1, max_tokens=40) for _ in range(4)]
+    kv_manager = with_margin()
+    held = [kv_manager.admit(12, 12, 1, max_tokens=40) for _ in range(4)]
     assert all(held), "4 x (3 pages, and 2 for the margin) of 20 pages"
-    assert book.admit(4, 4, 1) is None
+    assert kv_manager.admit(4, 4, 1) is None
     for (holding,) in filter(None, held[:1]):
-        book.release(holding)
-    assert book.admit(20, 20, 1) is not None
+        kv_manager.release(holding)
+    assert kv_manager.admit(20, 20, 1) is not None
 
 
 def test_pages_that_a_transfer_may_touch_are_not_coming_free() -> None:
-    book, is_read = with_margin(), True
-    (holding,) = book.admit(12, 12, 1, PageState.RESERVED) or ()
-    book.next_ticket()
-    book.release(holding, lambda: is_read)
-    assert book.num_coming == 0
+    kv_manager, is_read = with_margin(), True
+    (holding,) = kv_manager.admit(12, 12, 1, PageState.RESERVED) or ()
+    kv_manager.next_ticket()
+    kv_manager.release(holding, lambda: is_read)
+    assert kv_manager.num_coming == 0
     is_read = False
-    assert book.num_coming == 3 and book.counts().free == 17, "a launch in flight may still touch them"
-    book.collect(book.newest_ticket)
-    assert book.num_coming == 0 and book.counts().free == 20
+    assert kv_manager.num_coming == 3 and kv_manager.counts().free == 17, "a launch in flight may still touch them"
+    kv_manager.collect(kv_manager.newest_ticket)
+    assert kv_manager.num_coming == 0 and kv_manager.counts().free == 20

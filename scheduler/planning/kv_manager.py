@@ -1,8 +1,8 @@
-"""The books of a worker's KV memory: who holds which row and pages, and when what was given back may be reused.
+"""Manages a worker's KV memory: which choice holds which row and pages, and when what was given back may be reused.
 
     admit --grow--> held --release--> retired --collect--> free
 
-They know numbers only; no memory is touched here. The planner takes a ticket for each forward and copy, and reports
+It knows numbers only; no memory is touched here. The planner takes a ticket for each forward and copy, and reports
 which are over. Row 0 and page 0 are padding and are never handed out.
 """
 
@@ -21,10 +21,10 @@ IsRead = Callable[[], bool]
 
 @dataclass(eq=False)
 class Holding:
-    """The row of one choice and its pages, in the order of its context. Only the book adds pages."""
+    """The row of one choice and its pages, in the order of its context. Only the KV manager adds pages."""
 
     row: int
-    generation: int  # of the row
+    owner_number: int  # of the row
     pages: list[int]
     max_pages: int  # that it may grow to
     num_cached: int = 0  # tokens whose KV was in the cache
@@ -34,8 +34,8 @@ class Holding:
 
     @property
     def owner(self) -> tuple[int, int]:
-        """(row, generation): the row as it was handed out once."""
-        return self.row, self.generation
+        """(row, owner_number): the row as it was handed out once."""
+        return self.row, self.owner_number
 
     def goes_on_from(self, left: "Holding") -> None:
         """Takes over what is known of the KV that is copied here from `left`."""
@@ -53,7 +53,7 @@ class Retired:
     is_read: IsRead | None
     pages: Sequence[int] = ()
     rows: Sequence[int] = ()
-    slots: Sequence[int] = ()  # of host memory
+    host_pages: Sequence[int] = ()  # of host memory
 
     def is_over(self, completed_ticket: int) -> bool:
         """Whether nothing can touch them once all tickets up to `completed_ticket` are over."""
@@ -68,12 +68,12 @@ class CacheKey:
     salt: str
 
 
-class KvBook:
+class KvManager:
     """Rows for `max_requests` choices of up to `max_context` tokens, over `num_pages` pages of `page_size` tokens.
 
     `num_pages` counts page 0. `margin`: for so many more tokens of each context there is room when another is admitted;
     it is counted, not set aside. `caches`: KV stays for prompts that begin the same way, until somebody needs its
-    pages. `num_slots`: pages of KV that fit into host memory; it counts slot 0. `lookahead`: the layout's; pages whose
+    pages. `num_host_pages`: pages of KV that fit into host memory, with page 0. `lookahead`: the layout's; pages whose
     KV depends on tokens to come are neither cached nor shared.
     """
 
@@ -86,7 +86,7 @@ class KvBook:
         max_context: int,
         margin: int = 0,
         caches: bool = False,
-        num_slots: int = 0,
+        num_host_pages: int = 0,
         lookahead: int = 0,
     ) -> None:
         self.page_size = page_size
@@ -95,7 +95,7 @@ class KvBook:
         self.max_requests = max_requests
         self.max_pages = pages_for(max_context, page_size)  # of one context
         self.pages = PageAllocator(num_pages)
-        self.slots = PageAllocator(num_slots) if num_slots else None
+        self.host_pages = PageAllocator(num_host_pages) if num_host_pages else None
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
         self._cache = PrefixCache(page_size, self.pages.is_idle, lookahead) if caches else None
@@ -125,19 +125,19 @@ class KvBook:
         state: PageState = PageState.OWNED,
         key: CacheKey | None = None,
         max_tokens: int = 0,
-        unit: int = 0,
+        alignment: int = 0,
     ) -> tuple[Holding, ...] | None:
         """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free.
 
         A context may grow to `max_tokens` tokens. Unless nobody holds anything, the margins of all must fit too.
 
         The choices share the prompt's settled pages, the first of which hold KV already if the cache has them. What is
-        taken from the cache is a multiple of `unit` tokens; for a prompt that is computed here, that is 0, at least one
-        token is left.
+        taken from the cache is a multiple of `alignment` tokens. For a prompt that is computed here `alignment` is 0,
+        and at least one token is left.
         """
         if num_choices > self.rows.num_free:
             return None
-        cached = self._find(key, prompt_len, unit)
+        cached = self._find(key, prompt_len, alignment)
         self.pages.share(cached)  # before others are dropped
         shape = prompt_len, num_tokens, num_choices, self.page_size, self.lookahead
         needed = pages_for_choices(*shape) - len(cached)
@@ -157,7 +157,7 @@ class KvBook:
             assert len(pages) <= self.max_pages, "the caller checks never_fits"
             row = self.rows.allocate()
             num_cached = len(cached) * self.page_size
-            holdings.append(Holding(row, self.rows.generation(row), pages, max_pages, num_cached, self._flushes))
+            holdings.append(Holding(row, self.rows.owner_number(row), pages, max_pages, num_cached, self._flushes))
         self._held.update((holding.row, holding) for holding in holdings)
         self._claimed += margins
         return tuple(holdings)
@@ -166,13 +166,13 @@ class KvBook:
         """Tokens at the start of a prompt that are cached. Asking does not count as a use of them."""
         return 0 if self._cache is None else self._cache.num_known(key.ids, key.salt) * self.page_size
 
-    def _find(self, key: CacheKey | None, prompt_len: int, unit: int) -> list[int]:
+    def _find(self, key: CacheKey | None, prompt_len: int, alignment: int) -> list[int]:
         """The cached pages that a prompt can begin with."""
         if self._cache is None or key is None:
             return []
         pages = self._cache.match(key.ids, key.salt)
-        num_usable = min(len(pages) * self.page_size, prompt_len if unit else prompt_len - 1)
-        return pages[: full_pages(num_usable - num_usable % unit if unit else num_usable, self.page_size)]
+        num_usable = min(len(pages) * self.page_size, prompt_len if alignment else prompt_len - 1)
+        return pages[: full_pages(num_usable - num_usable % alignment if alignment else num_usable, self.page_size)]
 
     def _drop(self, needed: int) -> None:
         """Drops cached pages, if `needed` pages are then free."""
@@ -269,15 +269,15 @@ class KvBook:
         if self._completed_ticket == newest:
             self.collect(newest)
 
-    def take_slots(self, num_tokens: int) -> list[int] | None:
+    def take_host_pages(self, num_tokens: int) -> list[int] | None:
         """Slots of host memory for the KV of `num_tokens` tokens, or None when too few are free."""
-        return None if self.slots is None else self.slots.allocate(pages_for(num_tokens, self.page_size))
+        return None if self.host_pages is None else self.host_pages.allocate(pages_for(num_tokens, self.page_size))
 
-    def give_slots(self, slots: Sequence[int]) -> None:
-        """Gives slots back. They are reused when no copy in flight can touch them."""
-        assert self.slots is not None
-        self.slots.retire(slots)
-        self.retired.append(Retired(self.newest_ticket, None, slots=slots))
+    def give_host_pages(self, host_pages: Sequence[int]) -> None:
+        """Gives host pages back. They are reused when no copy in flight can touch them."""
+        assert self.host_pages is not None
+        self.host_pages.retire(host_pages)
+        self.retired.append(Retired(self.newest_ticket, None, host_pages=host_pages))
 
     def next_ticket(self) -> int:
         """The number of a forward or copy about to be sent. What is released from now on waits for it."""
@@ -294,8 +294,8 @@ class KvBook:
             if entry.is_over(completed_ticket):
                 self.pages.reuse(entry.pages)
                 self.rows.reuse(entry.rows)
-                if self.slots is not None:
-                    self.slots.reuse(entry.slots)
+                if self.host_pages is not None:
+                    self.host_pages.reuse(entry.host_pages)
             else:
                 waiting.append(entry)
         is_any_free = len(waiting) < len(self.retired)
@@ -306,9 +306,9 @@ class KvBook:
         """The ledger of the pages."""
         return self.pages.counts()
 
-    def slot_counts(self) -> KvPages:
-        """The ledger of the slots of host memory."""
-        return KvPages(0, 0) if self.slots is None else self.slots.counts()
+    def host_page_counts(self) -> KvPages:
+        """The ledger of the host pages."""
+        return KvPages(0, 0) if self.host_pages is None else self.host_pages.counts()
 
 
 class RowPool:
@@ -320,7 +320,7 @@ class RowPool:
         self.num_rows = num_rows
         self._free = list(range(num_rows - 1, 0, -1))
         self._in_use = [False] * num_rows
-        self._generation = [0] * num_rows
+        self._owner_number = [0] * num_rows
 
     @property
     def num_free(self) -> int:
@@ -333,7 +333,7 @@ class RowPool:
         row = self._free.pop()
         assert row > 0 and not self._in_use[row]
         self._in_use[row] = True
-        self._generation[row] += 1
+        self._owner_number[row] += 1
         return row
 
     def reuse(self, rows: Sequence[int]) -> None:
@@ -343,6 +343,6 @@ class RowPool:
             self._in_use[row] = False
             self._free.append(row)
 
-    def generation(self, row: int) -> int:
+    def owner_number(self, row: int) -> int:
         """How often the row was handed out."""
-        return self._generation[row]
+        return self._owner_number[row]
