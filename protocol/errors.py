@@ -165,9 +165,11 @@ class LaunchFailed(InternalError):
 
 
 def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:
+    """By code, the errors above. One that a room adds is its own affair, and may have the code of its parent."""
     kinds = {root.code: root}
     for child in root.__subclasses__():
-        kinds |= _tree(child)
+        if child.__module__ == __name__:
+            kinds |= _tree(child)
     return kinds
 
 

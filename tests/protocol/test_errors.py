@@ -25,6 +25,17 @@ def test_an_error_survives_its_code(kind: type[BatonError]) -> None:
     assert (error.message, error.code, str(error)) == ("what happened", kind.code, "what happened")
 
 
+def test_an_error_that_a_room_adds_takes_the_code_of_no_other() -> None:
+    """It may have the code of its parent, and may be made in another way."""
+
+    class Added(errors.BadRequest):
+        def __init__(self, one: int, other: int) -> None:
+            super().__init__(f"{one} and {other}")
+
+    error = error_from_code(Added.code, "what happened")
+    assert (type(error), error.message) == (errors.BadRequest, "what happened")
+
+
 def test_an_unknown_code_keeps_its_word() -> None:
     error = error_from_code("quota_exceeded", "too much")
     assert type(error) is InternalError
