@@ -15,7 +15,7 @@ from loadtest.verify.books import Gauges, at_rest, leaks
 from loadtest.verify.bounds import Pace
 from loadtest.verify.canary import Canary
 from loadtest.verify.client import Client
-from loadtest.verify.findings import Finding, Result, curl, parted
+from loadtest.verify.findings import QUIET, Finding, Result, curl, parted
 from loadtest.verify.judge import (
     DEFECTS,
     UNCLEAR,
@@ -33,7 +33,6 @@ from loadtest.verify.scoring import Scorer
 from loadtest.verify.ties import Noise
 from protocol.errors import ConfigError, brief
 
-QUIET = "quiet"
 REST_LOOKS, REST_S = 8, 1.0
 BAD_ANSWERS = (*DEFECTS, *UNCLEAR)
 _TO_SCORE = (Verdict.TIED, Verdict.SUSPECT, Verdict.CANNOT_JUDGE)
@@ -146,6 +145,7 @@ class Run:
                     judged = judge(heard, {0: right}, self.result.noises[REPEAT].tau, may_stop=self._may_stop)
                 elif judged.verdict is Verdict.EXACT:
                     right = choice
+            self._client.spent.errors += judged.verdict is Verdict.ERROR
             if is_alone and judged.verdict is Verdict.WRONG:
                 judged = replace(judged, verdict=Verdict.CANNOT_JUDGE)
             self._note(QUIET, Step(ask, number), heard, judged, right)

@@ -29,6 +29,9 @@ def test_one_bad_answer_decides(verdict: Verdict) -> None:
 
 def test_a_run_that_judged_nothing_is_not_clean() -> None:
     assert result().exit == result(Verdict.ERROR).exit == Exit.CANNOT_JUDGE
+    quiet = result()
+    quiet.add("quiet", Judged(Verdict.EXACT))
+    assert quiet.exit == Exit.CANNOT_JUDGE and quiet.sentence == "cannot judge: no answer under load was right"
 
 
 def test_near_ties_and_a_stop_are_doubts() -> None:
