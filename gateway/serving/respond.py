@@ -102,7 +102,7 @@ async def _grammars(service: Service, request: Request, asks: Sequence[Ask]) -> 
             return await service.grammars.text_of(ask.shape, client)
 
     async def texts() -> list[str]:
-        return [await text_of(each) for each in asks]
+        return [await text_of(ask) for ask in asks]
 
     return await unless_left(request.receive, texts())
 
