@@ -123,8 +123,8 @@ def text_json(texts: Sequence[str], num_chars: int) -> str | Later:
         yield b'"'
         for start in range(0, len(texts), TEXTS):
             text = "".join(texts[start : start + TEXTS])  # copies nothing if it is one
-            for start in range(0, len(text), CHARS):
-                yield orjson.dumps(text[start : start + CHARS])[1:-1]
+            for begin in range(0, len(text), CHARS):
+                yield orjson.dumps(text[begin : begin + CHARS])[1:-1]
         yield b'"'
 
     return Later(blocks)

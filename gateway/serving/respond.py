@@ -76,7 +76,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
         del raw
 
         service.names.check(asks[0].model)
-        num_prompts = sum(len(request.prompts) for request in asks)
+        num_prompts = sum(len(ask.prompts) for ask in asks)
         with service.admission.entering(asks[0].num_choices * num_prompts):  # each prompt has as many
             grammars = await _grammars(service, request, asks)
             translate = service.translator.all_prompts

@@ -38,6 +38,7 @@ from protocol.messages_gateway import (
     ToGateway,
     ToWorker,
 )
+from protocol.messages_group import StepShape
 from protocol.messages_handoff import TO_DECODE, TO_PREFILL, ToDecode, ToPrefill
 from protocol.worker_facts import TIME_EDGES_S, BucketCounts, PrefixHash
 from scheduler.plan import OPERATIONS, OUTCOMES, Operation, Outcome
@@ -97,11 +98,11 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return SIMPLE[kind]
     if inner and origin is not Annotated:  # a union
         return st.one_of(*map(values_of, inner))
-    assert isinstance(kind, type) and is_dataclass(kind), (
-        f"{kind} is converted on arrival; use a word of protocol.message"
-    )
+    is_record = isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, StepShape))
+    assert is_record, f"{kind} is converted on arrival; use a word of protocol.message"
     hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
+    return st.builds(kind, **{name: values_of(hints[name]) for name in names})
 
 
 BOUNDARIES: list[tuple[Boundary[Any], tuple[type[Any], ...]]] = [

@@ -138,8 +138,8 @@ def _move(schema: dict[str, Any], keywords: tuple[str, str], away: int, last: Fr
 
     moved = end.numerator if end.denominator == 1 else float(end)
     if exact(moved) == end and len(str(abs(end) * 10 ** places(end))) <= MAX_DIGITS:
-        for keyword in keywords:
-            schema.pop(keyword, None)
+        for other in keywords:
+            schema.pop(other, None)
         schema[keyword] = moved
 
 
