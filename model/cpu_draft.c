@@ -82,22 +82,20 @@ static void propose(const draft *t, const act *given, float eps, int64_t *tokens
     for (int64_t row = 0; row < rows; row++) tokens[row] = likeliest(t, logits + row * t->head.outputs);
 }
 
-// The decodes `wanted` of d. `room` has as many numbers for each as a row of the tables has, and three more.
+// The decodes `wanted` of d. `room` has as many numbers for each as a row of the tables has, and one more. They have no trees.
 static decodes chosen(const decodes *d, const int64_t *wanted, int64_t num_wanted, int64_t *room) {
     decodes some = *d;
-    int64_t *lengths = room, *starts = lengths + num_wanted, *bits = starts + num_wanted, *tables = bits + num_wanted;
+    int64_t *lengths = room, *tables = lengths + num_wanted;
     int64_t longest = 0;
     for (int64_t i = 0; i < num_wanted; i++) {
         lengths[i] = d->lengths[wanted[i]];
         longest = lengths[i] > longest ? lengths[i] : longest;
-        if (d->tree_starts) starts[i] = d->tree_starts[wanted[i]], bits[i] = d->tree_bits[wanted[i]];
     }
 
     const int64_t num_pages = (longest + d->page_size - 1) / d->page_size;
     for (int64_t i = 0; i < num_wanted; i++)
         memcpy(tables + i * num_pages, d->tables + wanted[i] * d->table_stride, num_pages * sizeof *tables);
     some.lengths = lengths, some.tables = tables, some.table_stride = num_pages;
-    if (d->tree_starts) some.tree_starts = starts, some.tree_bits = bits;
     return some;
 }
 

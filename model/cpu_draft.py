@@ -100,11 +100,12 @@ class CpuDraft:
     def likeliest(self, inp: ModelInput, hidden_TE: Tensor, kv: PagedKv, plan: CpuPlan) -> tuple[Tensor, Tensor]:
         """What `run` gives at the wanted rows (L, E), and before that the likeliest tokens (L,) behind them. Of the
         other rows only K and V are computed."""
+        assert inp.tree_mask is None
         num_rows, wanted_L, num_wanted = inp.input_ids_T.shape[0], inp.logit_indices_L, inp.logit_indices_L.shape[0]
         assert wanted_L.is_contiguous()
         tokens_L = torch.empty(num_wanted, dtype=torch.int64)
         kept_LE = torch.empty((num_wanted, hidden_TE.shape[1]), dtype=self.dtype)
-        room = torch.empty(num_wanted * (3 + inp.page_table_BP.shape[1]), dtype=torch.int64)
+        room = torch.empty(num_wanted * (1 + inp.page_table_BP.shape[1]), dtype=torch.int64)
         outputs = (wanted_L.data_ptr(), num_wanted, tokens_L.data_ptr(), kept_LE.data_ptr(), room.data_ptr())
         scratch = num_rows * (kept_LE.shape[1] + self._of_a_row)
         scratch += num_wanted * (self._of_a_row + self.in_c.head.outputs)

@@ -121,8 +121,9 @@ def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
 def places_in_c(kernels: CpuKernels, inp: ModelInput, inv_freq_F: Tensor) -> tuple[_TokenPlaces, Tensor]:
     """Where the tokens of `inp` lie, for C, and the memory that C needs for it. Valid as long as the tensors live."""
     positions_T, slots_T = inp.positions_T, inp.slots_T
-    assert positions_T.is_contiguous() and slots_T.is_contiguous()
+    assert all(each.is_contiguous() and each.dtype == torch.int64 for each in (positions_T, slots_T))
     assert inv_freq_F.is_contiguous() and inv_freq_F.dtype == torch.float32
+    assert inv_freq_F.shape == (kernels.head_dim // 2,)
     room = torch.empty(positions_T.shape[0] * (4 + kernels.head_dim))
     addresses = (each.data_ptr() for each in (positions_T, slots_T, inv_freq_F, room))
     return _TokenPlaces(*addresses), room

@@ -1,7 +1,9 @@
 """A mixture of experts: a router sends each token to a few experts, each a small MLP, and the results are summed.
 
-Scores, choice and weights are float32, and so is the sum: the experts of a token are added in the order of their
-numbers, whatever other tokens there are, the shared expert last. Of equal scores the lower expert is chosen.
+Scores, choice and weights are float32, and so is the sum. A router's product is computed in float64, because float32
+products round differently on other numbers of threads and beside other rows, and all ranks of a group must choose the
+same experts. The experts of a token are added in the order of their numbers, whatever other tokens there are, the
+shared expert last. Of equal scores the lower expert is chosen.
 Shapes: T tokens, E hidden, X experts, K experts of a token, G groups of experts, R tokens of one expert.
 """
 
@@ -25,12 +27,12 @@ class Router:
     """Chooses the experts of each token. `choice_bias_X` is None for routers without one."""
 
     config: RouterConfig
-    weight_XE: Tensor  # float32
+    weight_XE: Tensor  # float64
     choice_bias_X: Tensor | None  # float32
 
     def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token, ascending, and their weights: (T, K) each."""
-        scores_TX = self._scores(F.linear(x_TE.float(), self.weight_XE))
+        scores_TX = self._scores(F.linear(x_TE.double(), self.weight_XE).float())
         ranked_TX = scores_TX if self.choice_bias_X is None else scores_TX + self.choice_bias_X
         if self.config.num_groups > 1:
             ranked_TX = self._within_groups(ranked_TX)

@@ -158,7 +158,7 @@ class Weights:
         bias = f"{prefix}.{names.choice_bias}"
         router = Router(
             feed.router,
-            self.tensor(f"{prefix}.gate.weight", feed.count, self.config.hidden_size, as_dtype=float32),
+            self.tensor(f"{prefix}.gate.weight", feed.count, self.config.hidden_size, as_dtype=float32).double(),
             self.tensor(bias, feed.count, as_dtype=float32) if feed.router.has_choice_bias else None,
         )
         return Experts(

@@ -46,7 +46,7 @@ class CallPrompts:
 
     @property
     def num_cached(self) -> int:
-        """PreparedPrompt tokens that workers have not computed, because they had their KV."""
+        """Prompt tokens that workers have not computed, because they had their KV."""
         return sum(record.num_cached for record in self.records)
 
 

@@ -2,7 +2,8 @@
 
 The response is one JSON body, or a stream of events. What is long goes out in parts (parts.py), which long_answers.py
 encodes in turn with those of others. The status line waits for the first token, so that a request that fails before it
-gets the right status. write.py and write.py say how an answer is written.
+gets the right status. The write.py of each dialect says how an answer is
+written.
 """
 
 import asyncio

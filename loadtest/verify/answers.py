@@ -54,6 +54,12 @@ class Choice:
             return self
         return Choice(self.tokens[place:], self.finish, "", self.logprobs[place:], self.tops[place:])
 
+    def before(self, place: int) -> "Choice":
+        """Its first `place` tokens. Their text is not known."""
+        if place >= len(self.tokens):
+            return self
+        return Choice(self.tokens[:place], self.finish, "", self.logprobs[:place], self.tops[:place])
+
 
 Answer = Mapping[int, Choice]
 

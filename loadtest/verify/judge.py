@@ -80,6 +80,8 @@ def judge(
     if strangers := [place for place in answer if place not in known]:
         return Judged(Verdict.WRONG, f"a choice {strangers[0]} that nobody asked for")
 
+    if heard.left:  # who leaves has asked for more tokens than the known answer may have had
+        answer = {place: _until(choice, known[place]) for place, choice in answer.items()}
     found = [_compare(place, choice, known[place], tau, may_stop) for place, choice in answer.items()]
     worst = _worst(found)
     if heard.done:
@@ -175,6 +177,11 @@ def _judged_by(distance: float, tau: float, place: int, told: str, choice: int =
         return Judged(Verdict.EXACT)
     verdict = Verdict.SUSPECT if distance <= 2 * tau else Verdict.WRONG
     return Judged(verdict, told, choice, place, distance)
+
+
+def _until(choice: Choice, known: Choice) -> Choice:
+    """What can be compared of a choice that may go on behind a known end that its length has set."""
+    return choice.before(len(known.tokens)) if known.finish == "length" else choice
 
 
 def _compare(number: int, choice: Choice, known: Choice, tau: float | None, may_stop: bool) -> Judged:

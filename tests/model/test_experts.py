@@ -78,7 +78,7 @@ def test_a_router_chooses_and_weights_by_its_formula(
     else:
         logits_TX, bias_X = (torch.randn(*shape, generator=generator) for shape in ((num_tokens, count), (count,)))
 
-    router = Router(config, torch.eye(count), bias_X if config.has_choice_bias else None)
+    router = Router(config, torch.eye(count).double(), bias_X if config.has_choice_bias else None)
     chosen_TK, weights_TK = router(logits_TX)
     scores_TX = logits_TX.softmax(-1) if config.scores == "softmax" else logits_TX.sigmoid()
     bias = bias_X.tolist() if config.has_choice_bias else [0.0] * count
@@ -90,21 +90,36 @@ def test_a_router_chooses_and_weights_by_its_formula(
 
 
 def test_of_equal_scores_the_lower_expert_is_chosen() -> None:
-    router = Router(RouterConfig(3), torch.zeros(200, HIDDEN), None)
+    router = Router(RouterConfig(3), torch.zeros(200, HIDDEN).double(), None)
     chosen_TK, weights_TK = router(torch.randn(50, HIDDEN))
     assert chosen_TK.tolist() == [[0, 1, 2]] * 50
     assert torch.equal(weights_TK, torch.full((50, 3), 1 / 3))
 
 
+@pytest.mark.parametrize("num_tokens", [5, 6, 7, 9, 10])
+def test_a_router_has_the_same_bits_on_any_number_of_threads(num_tokens: int) -> None:
+    """Ranks of a group may have different numbers of them, and each chooses the experts of all tokens."""
+    router = Router(RouterConfig(8), numbers(128, 2048, seed=5).double(), None)
+    x_TE, before = numbers(num_tokens, 2048, seed=6), torch.get_num_threads()
+    try:
+        chosen = []
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            chosen.append(router(x_TE))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, first) for each in chosen[1:] for one, first in zip(each, chosen[0], strict=True))
+
+
 def test_a_bias_changes_the_choice_but_no_weight() -> None:
     config = RouterConfig(1, "sigmoid", has_choice_bias=True, normalised=False)
     logits_TX = torch.tensor([[1.0, 0.0, -1.0]])
-    chosen_TK, weights_TK = Router(config, torch.eye(3), torch.tensor([0.0, 0.0, 5.0]))(logits_TX)
+    chosen_TK, weights_TK = Router(config, torch.eye(3).double(), torch.tensor([0.0, 0.0, 5.0]))(logits_TX)
     assert chosen_TK.tolist() == [[2]] and torch.equal(weights_TK[0], logits_TX[0, 2:].sigmoid())
 
 
 def test_scores_are_float32_whatever_the_tokens_are() -> None:
-    router = Router(RouterConfig(2), torch.randn(COUNT, HIDDEN), None)
+    router = Router(RouterConfig(2), torch.randn(COUNT, HIDDEN).double(), None)
     x_TE = torch.randn(9, HIDDEN).bfloat16()
     chosen_TK, weights_TK = router(x_TE)
     assert weights_TK.dtype == torch.float32
@@ -137,7 +152,7 @@ def mlp_of(seed: int, ranks: MetCollectives | None = None, *, whole: bool = Fals
 def experts_of(
     config: RouterConfig = SECOND, ranks: MetCollectives | None = None, *, shared: bool = True, whole: bool = False
 ) -> Experts:
-    router = Router(config, numbers(COUNT, HIDDEN, seed=7, whole=whole), None)
+    router = Router(config, numbers(COUNT, HIDDEN, seed=7, whole=whole).double(), None)
     experts = tuple(mlp_of(10 * index, ranks, whole=whole) for index in range(COUNT))
     return Experts(router, experts, mlp_of(100, ranks, whole=whole) if shared else None)
 
@@ -192,14 +207,14 @@ def test_the_order_of_the_sum_is_that_of_the_experts() -> None:
         ((1e8, 0.0, 0.0, 1.0), -1e8, 0.0),
     ):
         experts: tuple[Share, ...] = tuple(map(Constant, values))
-        mixture = Experts(Router(ones, torch.eye(COUNT), None), experts, Constant(shared))
+        mixture = Experts(Router(ones, torch.eye(COUNT).double(), None), experts, Constant(shared))
         x_TX = choosing(*[(0, 1, 2, 3)] * 5)
         assert mixture(x_TX, PASSES).unique().tolist() == [total]
 
 
 def test_only_experts_that_a_token_has_are_computed_for_it() -> None:
     experts = tuple(Constant(float(index)) for index in range(COUNT))
-    mixture = Experts(Router(SECOND, torch.eye(COUNT), None), experts, None)
+    mixture = Experts(Router(SECOND, torch.eye(COUNT).double(), None), experts, None)
     found_TX = mixture(choosing((0, 3), (3, 0), (0, 2)), PASSES)
     assert [expert.seen for expert in experts] == [[3], [], [1], [2]]
     assert found_TX[:, 0].tolist() == pytest.approx([1.5, 1.5, 1.0])
@@ -223,7 +238,7 @@ def test_other_tokens_change_no_bit() -> None:
 def test_results_of_few_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     ones = RouterConfig(4, "sigmoid", normalised=False, scale=1 / float(torch.ones(1).sigmoid()))
     experts: tuple[Share, ...] = tuple(map(Constant, (2048.0, 0.5, 0.5, 0.5)))
-    mixture = Experts(Router(ones, torch.eye(COUNT), None), experts, Constant(0.5))
+    mixture = Experts(Router(ones, torch.eye(COUNT).double(), None), experts, Constant(0.5))
     found_TX = mixture(choosing((0, 1, 2, 3)).to(dtype), PASSES)
     assert found_TX.dtype == dtype and torch.equal(found_TX, torch.full((1, COUNT), 2050.0).to(dtype))
 
@@ -232,7 +247,7 @@ def test_weights_stay_float32_beside_results_of_few_bits() -> None:
     """Rounded before the sum, some of these tokens would end in other bits."""
     values = (251.0, 17.0, 5.0, 129.0)
     experts: tuple[Share, ...] = tuple(map(Constant, values))
-    router = Router(RouterConfig(4), torch.eye(COUNT), None)
+    router = Router(RouterConfig(4), torch.eye(COUNT).double(), None)
     x_TX = numbers(64, COUNT, seed=1).bfloat16()
     _, weights_TK = router(x_TX)
     total_T = sum(weights_TK[:, index] * value for index, value in enumerate(values))

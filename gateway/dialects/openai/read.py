@@ -2,7 +2,14 @@
 
 from dataclasses import fields
 
-from gateway.dialects.openai.fields import AnyRequest, ChatMessage, ChatRequest, CompletionRequest, GenerationRequest
+from gateway.dialects.openai.fields import (
+    DEFAULT_COMPLETION_TOKENS,
+    AnyRequest,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
 from gateway.dialects.shared.grammar_fields import only_grammar
 from gateway.words.places import (
     FIRST_PROMPT,
@@ -21,7 +28,6 @@ from gateway.words.places import (
 )
 from gateway.words.request import Ask, Conversation, PromptIds, Prompts, PromptScores, PromptText, Sampling, Turn
 
-DEFAULT_COMPLETION_TOKENS = 16
 NAMES: Origins = {
     **{(*SAMPLING, each.name): field(each.name) for each in fields(Sampling)},
     NUM_CHOICES: field("n"),

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from gateway.dialects.shared.documents import Moment
 from gateway.dialects.shared.sampling_fields import told
 
-TokenScore = tuple[float, int, str | None]  # [log-probability, token id, its text or null]
+TokenScore = tuple[float | None, int, str | None]  # [log-probability, token id, its text or null]
 
 
 class Meta(BaseModel):
@@ -28,17 +28,19 @@ class Meta(BaseModel):
     weight_version: Annotated[str, told("Always default.", "default")]
     e2e_latency: Annotated[float | None, told("At the end: seconds since the request arrived.", 0.25)] = None
     input_token_logprobs: Annotated[
-        list[TokenScore], Field(max_length=0), told("With `return_logprob`: always empty.", [])
+        list[TokenScore],
+        told("With `return_logprob` and `logprob_start_len`: of each prompt token from there. The first has null.", []),
     ] = []
     output_token_logprobs: Annotated[
         list[TokenScore],
         told("With `return_logprob`: of each token [log-probability, id, text or null].", [[-0.25, 314, None]]),
     ] = []
     input_top_logprobs: Annotated[
-        list[list[TokenScore]], Field(max_length=0), told("With `top_logprobs_num`: always empty.", [])
+        list[list[TokenScore] | None],
+        told("With `top_logprobs_num`, too: the likeliest tokens at each of these places. The first has null.", []),
     ] = []
     output_top_logprobs: Annotated[
-        list[list[TokenScore]],
+        list[list[TokenScore] | None],
         told("With `top_logprobs_num`: the likeliest tokens at each place.", [[[-0.25, 314, None]]]),
     ] = []
     timeline: Annotated[list[Moment], told("Of the last choice: where the time went, with `timeline`.")] = []

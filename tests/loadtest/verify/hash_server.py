@@ -14,7 +14,6 @@ from tests.loadtest.openai_stand_in import STREAM, StandIn, chunked, standing_in
 
 FIRST, VOCAB = 5, 250
 FROZEN = b"frozen"
-SWAP_S = 0.2  # a stream without a partner by then is told as it is
 Events = list[dict[str, Any]]
 Lie = Callable[[Events], Events]
 
@@ -135,13 +134,19 @@ class LyingProxy:
     told: int = 0
     num_streams: int = 0
     num_asked: int = 0
-    _held: "asyncio.Future[tuple[Events, asyncio.Future[Events]]] | None" = None
+    _held: "tuple[Events, asyncio.Future[Events]] | None" = None  # a stream that waits for another one
     serving: set["asyncio.Task[None]"] = field(default_factory=set)
     has_lied: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called by the listener."""
-        self.serving.add(asyncio.create_task(self._serve(reader, writer)))
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.serving.add(task)
+        task.add_done_callback(self._served)
+
+    def _served(self, task: "asyncio.Task[None]") -> None:
+        self.serving.discard(task)
+        self._go_on_alone()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -176,32 +181,32 @@ class LyingProxy:
         self.num_streams += 1
         if self.num_asked < self.honest or self.num_streams % self.every:
             return lines
+        events = [json.loads(line[5:]) for line in lines if line.startswith(b"data: {")]
         self.told += 1
         self.has_lied.set()
         if self.freezes:
             return [*lines[: len(lines) // 2], FROZEN]
-        events = [json.loads(line[5:]) for line in lines if line.startswith(b"data: {")]
         events = await self._swapped(events) if self.swaps else (self.lie or repeated)(events)
         return [*(b"data: %b" % json.dumps(each).encode() for each in events), b"data: [DONE]"]
 
     async def _swapped(self, events: Events) -> Events:
         """The events of another stream that comes to this point, for these."""
         if self._held is None:
-            mine: asyncio.Future[Events] = asyncio.get_running_loop().create_future()
-            self._held = asyncio.get_running_loop().create_future()
-            self._held.set_result((events, mine))
-            try:
-                async with asyncio.timeout(SWAP_S):
-                    return await mine
-            except TimeoutError:
-                self._held = None
-                self.told -= 1  # nobody came
-                return events
-        others, waiting = self._held.result()
-        self._held = None
+            waiting: asyncio.Future[Events] = asyncio.get_running_loop().create_future()
+            self._held = (events, waiting)
+            self._go_on_alone()
+            return await waiting
+        (others, waiting), self._held = self._held, None
         self.told -= 2 * (others == events)  # answers to the same request
         waiting.set_result(events)
         return others
+
+    def _go_on_alone(self) -> None:
+        """Ends the wait of a stream beside which no other is served."""
+        if self._held is not None and len(self.serving) <= 1:
+            (events, waiting), self._held = self._held, None
+            self.told -= 1
+            waiting.set_result(events)
 
 
 @asynccontextmanager
@@ -212,7 +217,8 @@ async def lying(proxy: LyingProxy) -> AsyncIterator[Server]:
         yield Server("127.0.0.1", listener.sockets[0].getsockname()[1])
     finally:
         listener.close()
-        for task in proxy.serving:
+        left = [*proxy.serving]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*proxy.serving, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0)  # transports close a turn later

@@ -134,6 +134,19 @@ def test_without_an_end(change: dict[str, Any], verdict: Verdict) -> None:
     assert judge_alone(replace(said, **change), 6, may_stop=False).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    "tokens, known, verdict",
+    [
+        ([*RIGHT.tokens, 11, 12], RIGHT, Verdict.LEFT),  # one event may have more tokens than the known answer
+        ([*RIGHT.tokens, 11, 12], replace(RIGHT, finish="stop"), Verdict.WRONG),
+        ([*RIGHT.tokens[:-1], 99, 11], RIGHT, Verdict.WRONG),
+    ],
+)
+def test_who_leaves_may_have_got_more_than_the_known_length(tokens: list[int], known: Choice, verdict: Verdict) -> None:
+    said = replace(heard(choice(tokens), done=False), left=True)
+    assert judge(said, {0: known}, TAU).verdict == verdict
+
+
 def test_a_known_cause_excuses_a_cut_and_no_wrong_token() -> None:
     cut = replace(heard(choice([5]), done=False), broken="cut off")
     assert judge(cut, {0: RIGHT}, TAU, is_excused=True).verdict == Verdict.CUT
