@@ -59,8 +59,8 @@ class CpuKernels:
 
     def rotation(self, positions_T: Tensor, inv_freq_F: Tensor) -> Rotation:
         """(T, F) each; see Passes."""
-        assert positions_T.is_contiguous() and positions_T.dtype == torch.int64
-        assert inv_freq_F.is_contiguous() and inv_freq_F.dtype == torch.float32
+        positions_T = positions_T.contiguous()
+        assert positions_T.dtype == torch.int64 and inv_freq_F.dtype == torch.float32 and inv_freq_F.is_contiguous()
         assert inv_freq_F.shape == (self.head_dim // 2,)
         tokens = positions_T.shape[0]
         both_2TF = torch.empty((2, tokens, inv_freq_F.shape[0]))

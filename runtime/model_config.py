@@ -155,6 +155,7 @@ def config_facts(config: ModelConfig) -> dict[str, str]:
     for number, kind in enumerate(kinds):
         content |= _flat(f"layer{number or ''}", asdict(kind))
     runs = groupby(map(kinds.index, config.layers))
+    content["num_layers"] = len(config.layers)
     content["layers"] = [[kind, len(list(equal))] for kind, equal in runs]
     texts = {name: json.dumps(value) for name, value in content.items()}
     return {name: text if len(text) <= MAX_FACT_CHARS else _digest(text) for name, text in texts.items()}

@@ -143,7 +143,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "config.json: rope_scaling: got [1], expected an object",
     ),
     "layers more": (config(num_hidden_layers=2), "tensor model.layers.1."),
-    "layers huge": (config(num_hidden_layers=2**39), "tensor model.layers.1."),
+    "layers huge": (config(num_hidden_layers=2**39), "config.json: num_hidden_layers: got 549755813888"),
     # generation_config.json
     "generation list": (file("generation_config.json", "[]"), "/generation_config.json: got a JSON list"),
     "generation eos": (

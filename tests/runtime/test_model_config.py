@@ -268,7 +268,7 @@ def test_context_length_is_bounded_by_the_model(tmp_path: Path, length: int) -> 
 
 def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path) -> None:
     facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
-    named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"}
+    named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"} | {"num_layers"}
     parts = {"rope": RopeConfig, "layer.mixer": AttentionConfig, "layer.feed": MlpConfig}
     assert set(facts) == named | {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
     assert (facts["rope.theta"], facts["layer.feed.width"], facts["layers"]) == ("5.0", "96", "[[0, 2]]")

@@ -67,7 +67,7 @@ FROM_MEMBER: dict[str, bytes] = {  # what a boundary refuses, tests/protocol tel
     "longer": TO_GATEWAY.encode(TOKENS) + b"\x00",
     "4 MiB and more": packed("Heartbeat", "x" * 4 * 1024 * 1024),
     "deep in a field": changed(BEAT, "worker_id", DEEP),
-    "version 2": packed("Heartbeat", fields_of(BEAT), 2),
+    "version 1": packed("Heartbeat", fields_of(BEAT), 1),
     "name of another boundary": packed("PrefillJob", {}),
     "name long": packed("x" * 100_000, {}),
     "fields nothing": packed("Heartbeat", {}),
