@@ -309,7 +309,9 @@ class Control:
         for to, message in change.outgoing:
             self._send(to, message, session_number)
             if isinstance(message, Refused):
-                log.warning("worker refused", worker=to.worker_id, why=message.reason)
+                loss = self.membership.losses.get(to)
+                has_left = loss is not None and loss.how is HowLost.LEFT  # a rank whose group has left ends, too
+                (log.info if has_left else log.warning)("worker refused", worker=to.worker_id, why=message.reason)
             elif isinstance(message, DeclaredLost):
                 log.info("lost worker is heard again", worker=to.worker_id, instance=to.instance)
 
