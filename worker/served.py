@@ -85,7 +85,7 @@ class Served(Generic[A]):
                 self.fail(request, error)
 
     def drop(self, request: A) -> None:
-        """Ends a request for which nobody waits any more."""
+        """Ends a request without an error, because no process waits for it any more."""
         self._end(request, None)
 
     def drop_all(self) -> None:

@@ -17,7 +17,7 @@ ASK: Final = Ask([PromptIds([0])], max_tokens=1, sampling=Sampling(temperature=0
 
 
 class Probe:
-    """Of one gateway."""
+    """Asks the workers of one gateway for a token."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -224,8 +224,9 @@ def group_of(bench: ControlBench, size: int) -> None:
         bench.say(f"g.{rank}", register(f"g.{rank}", 1, Role.UNIFIED, backend="", place=place))
 
 
-def test_a_group_leaves_as_one() -> None:
+def test_a_group_leaves_as_one(caplog: pytest.LogCaptureFixture) -> None:
     bench = ControlBench()
+    caplog.set_level(logging.INFO)
     group_of(bench, 2)
     _, assign = bench.ask()
     busy = bench.sent[-1][0]
@@ -245,6 +246,8 @@ def test_a_group_leaves_as_one() -> None:
     bench.say("g.1", Heartbeat("g.1", 1, STATS))
     [refused] = told(bench, "g.1", Refused)
     assert isinstance(refused, Refused) and refused.reason.startswith("its group has left: worker 'g.0' has left")
+    [record] = [each for each in caplog.records if "worker refused" in each.getMessage()]
+    assert record.levelno == logging.INFO, "an orderly end is no warning"
 
 
 def test_who_is_no_member_is_not_let_go() -> None:

@@ -137,7 +137,7 @@ async def test_scores_tell_which_quiet_answer_is_wrong() -> None:
 async def test_a_server_must_be_at_rest_afterwards(
     left: int, verdict: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`left`: requests that it still counts when nobody asks."""
+    """`left`: requests that it still counts when no request is sent."""
     monkeypatch.setattr(running, "REST_S", 0.0)
     counting = Counting(answer, after=20)
 
