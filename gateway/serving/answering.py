@@ -16,13 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.generation.generation import Batch, Generation
+from gateway.generation.generation import Generation
 from gateway.http.errors import error_event, error_response
 from gateway.http.protocol import BACKLOG, backlog_of
 from gateway.serving.gathered import Gathered
 from gateway.serving.long_answers import Held, LongAnswers
 from gateway.serving.parts import KEPT_BYTES, PART_BYTES, next_part, parts_of
 from gateway.words.complaints import short
+from gateway.words.events import Batch
 from protocol.errors import BadRequest, Overloaded
 
 TIMELINE_HEADER = "x-baton-timeline"
@@ -45,7 +46,7 @@ class Body(Protocol):
         ...
 
     def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Any:
-        """The JSON body, in which long values are Laters. `found[i]` is choice i."""
+        """The JSON body, in which long values are Laters. `gathered[i]` is choice i."""
         ...
 
 
@@ -63,7 +64,7 @@ class Chunks(Protocol):
         ...
 
     def last(self, generation: Generation) -> bytes:
-        """What follows the last piece of a generation that is complete."""
+        """What follows the last Step of a generation that is complete."""
         ...
 
 
@@ -116,8 +117,8 @@ class WholeAnswer(Response):
         gathered = [self._shape.gathers() for _ in range(generation.prompts.num_choices)]
         async for batch in generation.batches():
             grown = 0 if held.num_bytes else _num_score_bytes(generation)
-            for index, piece in batch:
-                grown += gathered[index].take(piece)
+            for index, step in batch:
+                grown += gathered[index].take(step)
             if grown and refused is None:
                 try:
                     self._answers.resize(held, held.num_bytes + grown)

@@ -1,10 +1,11 @@
-"""What one choice of an answer has, until the whole answer is written."""
+"""The fold of a choice: what all its Steps add to one another, until the whole answer is written."""
 
 from array import array
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from gateway.words.pieces import Piece, ScoredToken, SharedTokens
+from gateway.words.events import Finish, Step
+from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import packed, unpacked
 
 
@@ -16,28 +17,29 @@ class Gathered:
         self.texts: list[str] = []
         self.num_chars = 0
         self.token_ids = array("i")
-        self.finish_reason: str | None = None
+        self.finish: Finish | None = None
         self.echoed: Collection[ScoredToken] = ()  # tokens of the prompt
         self.scored = PackedTokens()
 
-    def take(self, piece: Piece) -> int:
+    def take(self, step: Step) -> int:
         """Adds what the choice has gained. Returns the bytes of its log-probabilities."""
-        self.texts.append(piece.text)
-        self.num_chars += len(piece.text)
-        self.token_ids.extend(piece.token_ids)
-        self.finish_reason = piece.finish_reason
-        if not piece.logprobs and not piece.scores:  # nearly every call
+        text = step.text
+        self.texts.append(text)
+        self.num_chars += len(text)
+        self.token_ids.extend(step.token_ids)
+        self.finish = step.finish
+        if not step.shown and not step.scores:  # nearly every call
             return 0
 
-        if isinstance(piece.logprobs, SharedTokens):
-            self.echoed = piece.logprobs
+        if isinstance(step.shown, SharedTokens):
+            self.echoed = step.shown
             return 0
         num_before = self.scored.num_bytes
         if self._tells_all:
-            for token_id, scored in zip(piece.token_ids, piece.scores, strict=True):
+            for token_id, scored in zip(step.token_ids, step.scores, strict=True):
                 self.scored.add(ScoredToken(token_id, 0, scored))
         else:
-            for token in piece.logprobs:
+            for token in step.shown:
                 self.scored.add(token)
         return self.scored.num_bytes - num_before
 

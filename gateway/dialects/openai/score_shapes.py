@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.routing.prompt_scores import PromptPart
 from gateway.serving.parts import TOKENS, Kept, Later, finite, items_of, list_of
-from gateway.words.pieces import ScoredToken, SharedTokens
+from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
 
 Fields = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.dialects.openai.score_shapes import LogprobWriter, PromptWriter
-from gateway.generation.generation import Batch, Generation
+from gateway.generation.generation import Generation
 from gateway.serving.answering import DONE
 from gateway.serving.gathered import Gathered
 from gateway.serving.parts import (
@@ -27,7 +27,8 @@ from gateway.serving.parts import (
     parts_of,
     text_json,
 )
-from gateway.words.pieces import Piece, ScoredToken
+from gateway.words.events import Batch, Step, Usage
+from gateway.words.scored import ScoredToken
 
 # OpenAI's messages always have these. Clients with strict types fail without them.
 MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
@@ -76,7 +77,9 @@ class ResponseHead:
         content = text_json(gathered.texts, gathered.num_chars)
         text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
         token_ids = ids_json(gathered.token_ids) if self.with_token_ids else ()
-        return self.choice(index, text, gathered.finish_reason, token_ids, gathered.echoed, gathered.scored)
+        return self.choice(
+            index, text, gathered.finish and gathered.finish.reason, token_ids, gathered.echoed, gathered.scored
+        )
 
     def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Fields:
         """See Body."""
@@ -91,7 +94,7 @@ class ResponseHead:
             self.logprobs is None and sum(len(choice.texts) for choice in gathered) <= TEXTS
         )  # nearly every answer
         told = list(choices()) if is_short else list_with_laters(choices)
-        body = self.fields("chat.completion") | {"choices": told, "usage": _usage(generation)}
+        body = self.fields("chat.completion") | {"choices": told, "usage": usage_fields(generation.usage)}
         timeline = generation.timeline()
         return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
 
@@ -129,65 +132,62 @@ class EventWriter:
             return self.event(*batch[0])
 
         blocks = self._blocks(generation, batch)
-        return blocks if sum(self._size(piece) for _, piece in batch) > LONG_BATCH else b"".join(blocks)
+        return blocks if sum(self._size(step) for _, step in batch) > LONG_BATCH else b"".join(blocks)
 
     def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
         """The events one after another, long ones in blocks."""
         is_last = not self.include_usage and generation.is_drained
-        num_cached = generation.prompts.num_cached
-        for number, (index, piece) in enumerate(batch, start=1):
+        for number, (index, step) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and number == len(batch) else None
-            self._num_sent += len(piece.token_ids)
-            usage = usage_of(generation.prompts.num_tokens, self._num_sent, num_cached) if self.continuous else None
-            if self._is_short(piece):
-                yield self.event(index, piece, usage, timeline)
+            self._num_sent += len(step.token_ids)
+            usage = generation.usage._replace(completion=self._num_sent) if self.continuous else None
+            if self._is_short(step):
+                yield self.event(index, step, usage, timeline)
             else:
                 yield self._start
-                yield from parts_of(self._choice(index, piece))
+                yield from parts_of(self._choice(index, step))
                 yield self._rest(usage, timeline)
 
-    def _size(self, piece: Piece) -> int:
+    def _size(self, step: Step) -> int:
         """As LONG_BATCH counts."""
         per_token = 1 if self._head.logprobs is None else 1 + self._head.logprobs.num_top
-        return 1 + len(piece.text) * LONG_BATCH // CHARS + per_token * len(piece.logprobs)
+        return 1 + len(step.text) * LONG_BATCH // CHARS + per_token * len(step.shown)
 
     @staticmethod
-    def _is_short(piece: Piece) -> bool:
-        return len(piece.logprobs) <= TOKENS and len(piece.text) <= CHARS
+    def _is_short(step: Step) -> bool:
+        return len(step.shown) <= TOKENS and len(step.text) <= CHARS
 
     def last(self, generation: Generation) -> bytes:
         """See Body.events."""
         if not self.include_usage:
             return DONE
-        return self.usage_event(_usage(generation), generation.timeline()) + DONE
+        return self.usage_event(generation.usage, generation.timeline()) + DONE
 
-    def event(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
-        """The event of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
+    def event(self, index: int, step: Step, usage: Usage | None = None, timeline: Timeline | None = None) -> bytes:
+        """The event of one Step of the choice `index`. `usage` counts the tokens up to its last one, if the client
         asked for continuous usage."""
-        text, token_ids, finish_reason, logprobs, _ = piece
-
         frame = self._frames.get(index)
-        is_plain = finish_reason is None and timeline is None and usage is None and not logprobs
+        is_plain = step.finish is None and timeline is None and usage is None and not step.shown
         if frame is not None and is_plain:
             before, after = frame
             if self._head.with_token_ids:
-                ids = orjson.dumps(token_ids)
-                return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, ids, self._end)
-            return before + orjson.dumps(text) + after
+                ids = orjson.dumps(step.token_ids)
+                return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(step.text), after, ids, self._end)
+            return before + orjson.dumps(step.text) + after
 
-        return self._start + orjson.dumps(self._choice(index, piece)) + self._rest(usage, timeline)
+        return self._start + orjson.dumps(self._choice(index, step)) + self._rest(usage, timeline)
 
-    def _choice(self, index: int, piece: Piece) -> Fields:
+    def _choice(self, index: int, step: Step) -> Fields:
         """The choice of an event; a long text or a long list in it is a Later."""
-        text, token_ids, finish_reason, logprobs, _ = piece
+        text, finish_reason = step.text, step.finish and step.finish.reason
         delta: Fields = {}
         if index not in self._frames:
             delta, self._frames[index] = FIRST_DELTA, self._frame(index)
 
         told = text_json((text,), len(text))
         content = {"delta": delta | {"content": told}} if self._head.is_chat else {"text": told}
-        choice = self._head.choice(index, content, finish_reason, token_ids, logprobs)
-        if not logprobs:
+        choice = self._head.choice(index, content, finish_reason, step.token_ids, step.shown)
+        if not step.shown:
             choice["logprobs"] = None  # nothing to tell in this event
         return choice
 
@@ -197,28 +197,23 @@ class EventWriter:
         after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
 
-    def usage_event(self, usage: Fields, timeline: Timeline | None) -> bytes:
+    def usage_event(self, usage: Usage, timeline: Timeline | None) -> bytes:
         """The event without choices that reports usage, after all others."""
         return self._start + self._rest(usage, timeline)
 
-    def _rest(self, usage: Fields | None, timeline: Timeline | None) -> bytes:
+    def _rest(self, usage: Usage | None, timeline: Timeline | None) -> bytes:
         """The end of an event, after its choices: usage and time line, if they belong there."""
-        last: dict[str, Any] = {"usage": usage} if self.include_usage else {}
+        last: dict[str, Any] = {"usage": usage and usage_fields(usage)} if self.include_usage else {}
         if timeline is not None:
             last["timeline"] = timeline
         return b"]" + (b"," + orjson.dumps(last)[1:] if last else b"}") + b"\n\n"
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
+def usage_fields(usage: Usage) -> Fields:
+    """The usage object of OpenAI's API."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-
-
-def _usage(generation: Generation) -> Fields:
-    """The usage object until now."""
-    return usage_of(generation.prompts.num_tokens, generation.num_tokens, generation.prompts.num_cached)

@@ -16,7 +16,7 @@ from gateway.generation.times import Times
 from gateway.generation.translate import PreparedPrompt
 from gateway.serving.answering import StreamedAnswer, WholeAnswer
 from gateway.serving.long_answers import LongAnswers
-from gateway.text.choice_text import Detokenizer
+from gateway.text.detokenizer import Detokenizer
 from protocol.messages_gateway import ChoiceTokens, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from testkit.fake_worker import PATIENCE_S

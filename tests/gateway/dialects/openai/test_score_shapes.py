@@ -1,8 +1,8 @@
 """Log-probabilities as a completion and a chat tell them."""
 
 from gateway.dialects.openai.score_shapes import LogprobWriter
-from gateway.text.choice_text import TokenBytes
-from gateway.words.pieces import ScoredToken
+from gateway.text.detokenizer import TokenBytes
+from gateway.words.scored import ScoredToken
 from protocol.logprobs import TokenLogprob
 from tests.gateway.folders import byte_tokenizer
 
