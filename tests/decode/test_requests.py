@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from decode.requests import TRANSITIONS, DecodeState, Requests
+from decode import requests as decode_requests
+from decode.requests import TRANSITIONS, DecodeState, Requests, reason_to_refuse
 from transfer.states import advance
 
 LEGAL = {
@@ -58,3 +59,15 @@ def test_one_that_has_ended_is_forgotten_once_it_is_copied_and_one_that_waits_de
         assert asked == [7] * (1 + is_kept), "looked at as long as it is staged"
         assert again == ([each] if waits and is_kept else [])
         assert requests.take_staged(lambda _: True) == [] and len(asked) == 1 + is_kept
+
+
+def test_only_a_request_whose_second_token_it_draws_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(assign: Any, planner: Any, num_tokens: int, num_choices: int) -> str:
+        return str(num_tokens)
+
+    monkeypatch.setattr(decode_requests, "assign_fault", needed)
+    tokens = [
+        reason_to_refuse(cast(Any, SimpleNamespace(num_tokens=9, num_left=left, num_choices=1)), cast(Any, None))
+        for left in (1, 2, 3)
+    ]
+    assert tokens == ["0", "9", "9"]

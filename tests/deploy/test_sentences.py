@@ -15,6 +15,7 @@ from deploy.sentences import (
     curl,
     describe_draft,
     describe_end,
+    describe_leaving,
     describe_loss,
     describe_ranks,
     describe_workers,
@@ -200,3 +201,8 @@ def test_the_gateway_says_how_to_join_it() -> None:
 def test_wildcards_are_replaced() -> None:
     assert local_url("http://[::]:80") == "http://[::1]:80"
     assert dialable("tcp://127.0.0.1:5") == "tcp://127.0.0.1:5"
+
+
+def test_who_waits_for_requests_says_how_many() -> None:
+    told = [describe_leaving("gateway", number, 60).split("; ")[0] for number in (0, 1, 2)]
+    assert told == ["gateway: 0 requests run", "gateway: 1 request runs", "gateway: 2 requests run"]
