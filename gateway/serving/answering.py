@@ -2,8 +2,7 @@
 
 The response is one JSON body, or a stream of events. What is long goes out in parts (parts.py), which long_answers.py
 encodes in turn with those of others. The status line waits for the first token, so that a request that fails before it
-gets the right status. The write.py of each dialect says how an answer is
-written.
+gets the right status. The write.py of each dialect says how an answer is written.
 """
 
 import asyncio
@@ -17,14 +16,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation.generation import Generation
-from gateway.http.errors import error_event, error_response
+from gateway.http.errors import error_response
 from gateway.http.protocol import BACKLOG, backlog_of
 from gateway.serving.gathered import Gathered
 from gateway.serving.long_answers import Held, LongAnswers
 from gateway.serving.parts import KEPT_BYTES, PART_BYTES, next_part, parts_of
 from gateway.words.complaints import short
 from gateway.words.events import Batch
-from protocol.errors import BadRequest, Overloaded
+from protocol.errors import BadRequest, BatonError, Overloaded
 
 TIMELINE_HEADER = "x-baton-timeline"
 HEADERS = (
@@ -65,6 +64,10 @@ class Chunks(Protocol):
 
     def last(self, generation: Generation) -> bytes:
         """What follows the last Step of a generation that is complete."""
+        ...
+
+    def failed(self, error: BatonError) -> bytes:
+        """What follows the last Step of a generation that has failed."""
         ...
 
 
@@ -200,7 +203,7 @@ class StreamedAnswer(Response):
     def _last(self) -> bytes:
         generation = self._generation
         if generation.error is not None:
-            return error_event(generation.error)
+            return self._shape.failed(generation.error)
         return self._shape.last(generation) if generation.is_complete else b""
 
 

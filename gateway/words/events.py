@@ -49,10 +49,11 @@ Event = TextDelta | ReasoningDelta | CallBegin | CallDelta | CallEnd
 
 
 class Reason(StrEnum):
-    """Why a choice has ended. The values are those of the metrics."""
+    """Why a choice has ended."""
 
     STOP = "stop"  # EOS, a stop token or a stop string
     LENGTH = "length"  # of the answer, or of the context
+    CALLS = "calls"  # STOP behind calls of tools
     ABORT = "abort"  # another request of the client has ended it; vLLM's name
 
 
@@ -78,6 +79,21 @@ class Step(NamedTuple):
         """What it adds to the answer's text."""
         return "".join(event.text for event in self.events if isinstance(event, TextDelta))
 
+    @property
+    def only_text(self) -> str | None:
+        """Its text, if it adds nothing beside but token ids. That is nearly every Step."""
+        if self.finish is not None or self.shown:
+            return None
+        if not self.events:
+            return ""
+        first = self.events[0]
+        return first.text if len(self.events) == 1 and isinstance(first, TextDelta) else None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of text, thoughts and arguments."""
+        return sum(len(event[-1]) for event in self.events if isinstance(event, TextDelta | ReasoningDelta | CallDelta))
+
 
 Batch = list[tuple[int, Step]]  # what choices have gained, in order; each with its number in the answer
 
@@ -88,3 +104,4 @@ class Usage(NamedTuple):
     prompt: int
     cached: int  # of those, which workers have not computed, because they had their KV
     completion: int  # of all choices
+    reasoning: int = 0  # of those, thoughts

@@ -13,6 +13,7 @@ import orjson
 
 from gateway.dialects.sglang.fields import ONLY_OUTPUTS
 from gateway.generation.generation import Generation
+from gateway.http.errors import error_event
 from gateway.routing.prompt_scores import PromptPart
 from gateway.serving.answering import DONE
 from gateway.serving.gathered import Gathered
@@ -31,6 +32,7 @@ from gateway.serving.parts import (
     text_json,
 )
 from gateway.words.events import Batch, Finish, Reason, Step
+from protocol.errors import BatonError
 from protocol.logprobs import TokenLogprob
 
 WEIGHT_VERSION = "default"  # weights never change while a worker runs; also in /model_info
@@ -171,7 +173,7 @@ class NativeAnswer:
         """What a choice has at the end."""
         tokens, ids = gathered.scored, gathered.token_ids
         return _Told(
-            text_json(gathered.texts, gathered.num_chars),
+            text_json(gathered.text.pieces, gathered.text.num_chars),
             ids_json(ids),
             in_blocks(lambda: (self._pair(token.token_id, _score(token.scored).logprob) for token in tokens), TOKENS),
             in_blocks(lambda: ([self._pair(*top) for top in _score(token.scored).top] for token in tokens), TOKENS),
@@ -184,8 +186,12 @@ class NativeAnswer:
         return blocks if self._is_long(generation, batch) else b"".join(blocks)
 
     def last(self, generation: Generation) -> bytes:
-        """See Body.events."""
+        """See Chunks."""
         return DONE
+
+    def failed(self, error: BatonError) -> bytes:
+        """See Chunks."""
+        return error_event(error)
 
     def _is_long(self, generation: Generation, batch: Batch) -> bool:
         """Whether the events of a batch may have more bytes than a part."""

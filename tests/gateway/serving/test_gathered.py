@@ -36,7 +36,7 @@ def test_steps_are_gathered(tells_all: bool) -> None:
             told += (
                 [ScoredToken(*pair) for pair in zip(new, [0] * len(new), scores, strict=True)] if tells_all else shown
             )
-        assert ("".join(found.texts), found.num_chars, found.token_ids.tolist()) == (text, len(text), ids)
+        assert ("".join(found.text.pieces), found.text.num_chars, found.token_ids.tolist()) == (text, len(text), ids)
         assert (list(found.scored), found.finish, found.scored.num_bytes) == (told, Finish(Reason.STOP, 7), num_bytes)
         assert found.num_bytes >= len(text.encode()) + 4 * len(ids)
 
@@ -49,4 +49,4 @@ def test_an_echo_is_kept_as_it_is() -> None:
     shown = (ScoredToken(7, 2, scored(1)[0]),)
     found.take(Step((TextDelta("c"),), (7,), Finish(Reason.LENGTH), shown, scored(1)))
     assert found.echoed is echoed and [each.token_id for each in found.scored] == [7]
-    assert found.texts == ["ab", "c"]
+    assert found.text.pieces == ["ab", "c"]
