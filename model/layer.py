@@ -4,7 +4,7 @@ The mixer is `Attention`, the feed is `Mlp`, or a share of one (`model/mlp.py`).
 Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from model.linear import AnyLinear, ParallelLinears
 from model.mlp import Feed
 from model.paged_kv import PagedKv
 from model.passes import Passes, Rotation, Rows
+from model.scoring import PLAIN, Scoring
 from protocol.messages_group import StepShape
 
 
@@ -29,6 +30,7 @@ class Attention:
     output: AnyLinear
     qk_norm_ND: Tensor | None = None  # N = H + K: the q norm for every query head, then the k norm for every kv head
     norms_of_all: tuple[Tensor, Tensor] | None = None  # of all query heads (H * D), and of all kv heads (K * D)
+    scoring: Scoring = PLAIN
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -44,7 +46,8 @@ class Attention:
 
     def attend(self, q_THD: Tensor, through: "LayerPass", index: int) -> Tensor:
         """(T, H * D), over the K and V of layer `index`."""
-        return through.attention.attend(q_THD, through.kv.layer(index), through.plan).flatten(1)
+        plan = through.plans[self.scoring.window]
+        return through.attention.attend(q_THD, through.kv.layer(index), plan, self.scoring).flatten(1)
 
 
 def _normed(qkv: tuple[Tensor, ...], norms: tuple[Tensor, Tensor], passes: Passes) -> tuple[Tensor, ...]:
@@ -75,7 +78,7 @@ class DecoderLayer:
         products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
         if len(products) < len(linears):
             return None
-        return CLayer.of(self.input_norm_E, self.mixer.qk_norm_ND, self.feed_norm_E, products)
+        return CLayer.of(self.input_norm_E, self.mixer.qk_norm_ND, self.feed_norm_E, self.mixer.scoring, products)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class LayerPass:
     on_layer: Callable[[int], None] | None
     rotation: Rotation
     rows: Rows
-    plan: Any  # the attention backend's; None: the layers write K and V, and compute nothing else
+    plans: Mapping[int, Any]  # the attention backend's, by window; empty: the layers only write K and V
     step: StepShape | None  # of the group's ranks
 
     @classmethod
@@ -100,14 +103,16 @@ class LayerPass:
         kv: PagedKv,
         inv_freq_F: Tensor,
         on_layer: Callable[[int], None] | None,
+        layers: Iterable[DecoderLayer],
         first_layer: int = 0,
         *,
         attends: bool = True,
     ) -> "LayerPass":
-        """The pass of `inp` through layers of the group that `first_layer` is in."""
-        rotation = passes.rotation(inp.positions_T, inv_freq_F)
-        plan = attention.plan(inp, kv.layout.layer(first_layer)) if attends else None
-        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan, inp.step)
+        """The pass of `inp` through `layers`, whose first one is `first_layer` in KV."""
+        rotation, layout = passes.rotation(inp.positions_T, inv_freq_F), kv.layout.layer(first_layer)
+        windows = sorted({layer.mixer.scoring.window for layer in layers}) if attends else ()
+        plans = {window: attention.plan(inp, layout, window) for window in windows}
+        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plans, inp.step)
 
     def run(
         self,
@@ -131,7 +136,7 @@ class LayerPass:
         q_THD = mixer.place(inputs_TI, self, index)
         if self.on_layer is not None:
             self.on_layer(index)
-        if self.plan is None:
+        if not self.plans:
             return x_TE, x_TE
 
         attended_TN = mixer.attend(q_THD, self, index)

@@ -89,7 +89,7 @@ class LoadedDraft:
         at = self.first_layer + index
         if attends and (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
             return self.at_once[index].run(inp, hidden_TE, kv, plan)
-        own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
+        own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, self.layers[index : index + 1], at)
         through = LayerPass.begin(*own, attends=attends)
         return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
 

@@ -93,7 +93,7 @@ class Decoder:
             x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
             return self.passes.rms_norm(x_LE, self.final_norm_E), inputs
 
-        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
+        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer, self.layers)
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and self.layers[last].feed.is_alone
         next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)

@@ -21,6 +21,7 @@ from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
 from model.mlp import Feed, Mlp, Sharded
 from model.passes import rotation_order
+from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 from runtime.model_parts import (
     DEFAULT_NAMES,
@@ -109,8 +110,9 @@ class Weights:
             q, k = (_ordered_outputs(linear, order) for linear in (q, k))
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
+        scoring = Scoring(window=mixer.window if mixer.window < self.config.context_length else 0)
         if mixer.qk_norm == "none":
-            return Attention(joined, finished)
+            return Attention(joined, finished, scoring=scoring)
 
         size_of = sizes if mixer.qk_norm == "all" else dict.fromkeys(sizes, mixer.head_dim)
         norms = [self.tensor(f"{prefix}.{name}_norm.weight", size) for name, size in size_of.items()]
@@ -119,9 +121,9 @@ class Weights:
             self._note_copies(f"{prefix}.{name}_norm.weight" for name in sizes)
         q_norm, k_norm = norms
         if mixer.qk_norm == "all":
-            return Attention(joined, finished, norms_of_all=(q_norm, k_norm))
+            return Attention(joined, finished, norms_of_all=(q_norm, k_norm), scoring=scoring)
         both = q_norm.expand(mixer.num_heads, -1), k_norm.expand(mixer.num_kv_heads, -1)
-        return Attention(joined, finished, torch.cat(both))
+        return Attention(joined, finished, torch.cat(both), scoring=scoring)
 
     def _note_copies(self, names: Iterable[str]) -> None:
         """These tensors are no views over the file."""

@@ -7,7 +7,7 @@ the gateway and the launcher call `read_basics`, which takes any model.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import xxhash
 
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
-from runtime.families import Family, find_family
+from runtime.families import Family, find_family, layer_types
 from runtime.files import JsonFields, read_fields
 from runtime.model_parts import AttentionConfig, LayerConfig, RopeConfig
 
@@ -39,7 +39,7 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    layers: tuple[LayerConfig, ...]  # their mixers are equal
+    layers: tuple[LayerConfig, ...]  # their mixers have the same heads
     max_position_embeddings: int
     context_length: int
     rms_norm_eps: float
@@ -60,7 +60,7 @@ class ModelConfig:
 
     @property
     def attention(self) -> AttentionConfig:
-        """The mixer of every layer."""
+        """The mixer of the first layer. Those of others have the same heads."""
         return self.layers[0].mixer
 
     @property
@@ -120,11 +120,10 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
             raise config.refuse(name, f"none ({what} not supported)")
     if config.text("hidden_act", "silu") != "silu":
         raise config.refuse("hidden_act", "'silu'")
-    _refuse_sliding_window(config, family, served)
 
     max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
-    layers = family.layers(config)
+    layers = _layers(config, family)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -204,18 +203,13 @@ def served_context(context_length: int | None, max_position_embeddings: int) -> 
     return longest
 
 
-def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> None:
-    """CheckpointError if a served request can be longer than the model's sliding window."""
-    layer_types = config.text_list("layer_types")
-    if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
-        raise config.refuse("layer_types", "full_attention in every layer")
-
-    window = family.window(config)
-    if window is not None and window < served:
-        raise CheckpointError(
-            f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
-            f" {served} tokens; supported: null, or a context length of at most {window}"
-        )
+def _layers(config: JsonFields, family: Family) -> tuple[LayerConfig, ...]:
+    """The layers of the family, each with its window."""
+    layer_types(config)
+    return tuple(
+        replace(layer, mixer=replace(layer.mixer, window=window)) if window else layer
+        for layer, window in zip(family.layers(config), family.windows(config), strict=True)
+    )
 
 
 def _read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:

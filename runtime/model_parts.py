@@ -32,6 +32,7 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: str = "none"  # none | head: of each head by itself | all: of all heads together
+    window: int = 0  # tokens that a token sees, itself and those before it; 0: all
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,23 @@ from transformers import (
 
 from testkit.router_margins import router_margin
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "minimax_m2", "glm4_moe"]
+Architecture = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "minimax_m2",
+    "glm4_moe",
+    "mistral_window",
+    "qwen3_window",
+]
 DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
 OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe")
-ARCHITECTURES = (*DENSE, *OF_EXPERTS)
+WITH_WINDOWS: tuple[Architecture, ...] = ("mistral_window", "qwen3_window")
+ARCHITECTURES = (*DENSE, *OF_EXPERTS, *WITH_WINDOWS)
+WINDOW = 24
 
 MIN_ROUTER_MARGIN = 1e-5  # some ten times what rounding moves a score
 
@@ -48,6 +61,8 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "mistral_window": (MistralConfig, MistralForCausalLM),
+    "qwen3_window": (Qwen3Config, Qwen3ForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": 307,
@@ -88,6 +103,13 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "use_qk_norm": True,
         "attention_bias": True,
+    },
+    "mistral_window": {"head_dim": 16, "sliding_window": WINDOW},  # in every layer
+    "qwen3_window": {  # in two layers of three
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }
 

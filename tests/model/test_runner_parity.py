@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from model.runner import ModelRunner
-from testkit.checkpoints import ARCHITECTURES, Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import (
+    ARCHITECTURES,
+    WINDOW,
+    WITH_WINDOWS,
+    Architecture,
+    greedy_reference,
+    make_checkpoint,
+)
 from tests.model.driving import Lane, Lanes, random_prompt
 from tests.selecting import first
 
@@ -96,6 +103,21 @@ def test_mixed_batches_change_no_token(case: tuple[ModelRunner, Reference]) -> N
         assert tuple(lane.tokens[len(prompt) :]) == continuation
 
 
+@pytest.mark.parametrize("arch", WITH_WINDOWS)
+def test_prompts_about_the_edge_of_a_window(tmp_path: Path, arch: Architecture) -> None:
+    """Prompts that end before it, on it and behind it, and continuations across it."""
+    folder = make_checkpoint(tmp_path, arch, seed=1)
+    expected = reference(folder, (WINDOW - 9, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 1), 40)
+    full = reference(make_checkpoint(tmp_path / "full", arch, seed=1, sliding_window=512), (WINDOW - 9, 49), 40)
+    assert full.continuations[0] != expected.continuations[0], "the window changes the tokens"
+    for cpu_kernels in (True, False):
+        runner = ModelRunner.load(folder, device="cpu", cpu_kernels=cpu_kernels)
+        for page_size, chunk in ((1, 7), (16, None), (16, 23), (48, 25)):
+            lanes = Lanes(runner, page_size, poison=True)
+            for prompt, continuation in zip(expected.prompts, expected.continuations, strict=True):
+                assert tuple(lanes.generate(prompt, 40, chunk)) == continuation
+
+
 @pytest.mark.parametrize("spelling", ["new", "old"])
 @pytest.mark.parametrize("kind", list(SPELLINGS))
 def test_rope_scalings(tmp_path: Path, kind: str, spelling: str) -> None:
@@ -124,6 +146,10 @@ def test_rope_scalings(tmp_path: Path, kind: str, spelling: str) -> None:
         ("qwen3_moe", {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True}),
         ("qwen3_moe", {"num_experts": 7, "num_experts_per_tok": 7, "mlp_only_layers": []}),
         ("mixtral", {"num_experts_per_tok": 1, "sliding_window": 512, "tie_word_embeddings": True}),
+        ("mixtral", {"sliding_window": 24}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 24}),
         ("minimax_m2", {"rotary_dim": 16, "num_key_value_heads": 1}),
         ("minimax_m2", {"rotary_dim": 2, "num_local_experts": 33, "num_experts_per_tok": 9}),
         ("glm4_moe", {"n_group": 1, "topk_group": 1, "use_qk_norm": False, "n_shared_experts": 2}),

@@ -98,15 +98,27 @@ def test_end_of_sequence_ids(tmp_path: Path) -> None:
     assert load_config(tmp_path).eos_token_ids == (7, 9)
 
 
-def test_windows_that_change_nothing_are_accepted(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, "mistral", sliding_window=8192)).context_length == 8192
-    assert load_config(write(tmp_path, "mistral", sliding_window=4096), context_length=4096).context_length == 4096
-    assert load_config(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)).num_layers == 2
-    beyond: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
-    assert load_config(write(tmp_path, "qwen2", **beyond)).num_layers == 2
-    assert load_config(write(tmp_path, "llama", sliding_window=64)).num_layers == 2  # a Llama has no window
-    full: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
-    assert load_config(write(tmp_path, "qwen3", **full)).num_layers == 2
+def windows(folder: Path) -> list[int]:
+    return [layer.mixer.window for layer in load_config(folder).layers]
+
+
+def test_windows_by_layer(tmp_path: Path) -> None:
+    assert windows(write(tmp_path, "mistral")) == [0, 0]
+    assert windows(write(tmp_path, "mistral", without=("sliding_window",))) == [4096, 4096]
+    assert windows(write(tmp_path, "mistral", sliding_window=8192)) == [8192, 8192]
+    assert windows(write(tmp_path, "mixtral", sliding_window=64, num_local_experts=4)) == [64, 64]
+    assert windows(write(tmp_path, "llama", sliding_window=64)) == [0, 0]  # a Llama has no window
+    assert windows(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)) == [0, 0]
+
+    used: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True}
+    assert [windows(write(tmp_path, "qwen2", **used, max_window_layers=first)) for first in (0, 1, 2)] == [
+        [64, 64], [0, 64], [0, 0],
+    ]  # fmt: skip
+    assert windows(write(tmp_path, "qwen2", use_sliding_window=True, max_window_layers=1)) == [0, 4096]
+    types = ["sliding_attention", "full_attention"]
+    assert windows(write(tmp_path, "qwen3", **used, layer_types=types)) == [64, 0]
+    assert windows(write(tmp_path, "qwen3", **used, layer_types=["full_attention"] * 2)) == [0, 0]
+    assert windows(write(tmp_path, "qwen3_moe", **used, num_experts=16)) == [64, 64]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -141,14 +153,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
     ("llama", {"eos_token_id": [2, -(2**70)]}, "eos_token_id: got [2, -1180591620717411303424], expected a token id"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype: got 'float8_e4m3fn'"),
-    ("mistral", {"sliding_window": 4096}, "sliding_window: got 4096, which would change results"),
-    ("mistral", {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window: got 64"),
-    ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, "sliding_window: got 64"),
-    ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 4096"),
+    ("mistral", {"sliding_window": 8193}, "sliding_window: got 8193, expected at most max_position_embeddings, which"),
+    ("mistral", {"sliding_window": 0}, "sliding_window: got 0, expected an integer of at least 1"),
+    ("mixtral", {"num_local_experts": 4, "sliding_window": -1}, "sliding_window: got -1, expected an integer"),
+    ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, "layer_types: got ['sliding_attention"),
+    ("qwen2", {"sliding_window": 9000, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 9000"),
     (
         "qwen3",
-        {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
-        "sliding_window: got 64",
+        {"layer_types": ["full_attention"] * 3},
+        "full_attention or sliding_attention for each of",
     ),
     ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: got"),
     (
@@ -162,10 +175,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"num_experts": 16, "mlp_only_layers": [True]}, "mlp_only_layers: got [True]"),
     ("qwen3_moe", {"num_experts": 16, "decoder_sparse_step": 0}, "decoder_sparse_step: got 0"),
     ("qwen3_moe", {"num_experts": 16, "moe_intermediate_size": -4}, "moe_intermediate_size: got -4"),
-    ("qwen3_moe", {"num_experts": 16, "use_sliding_window": True}, "sliding_window: got 4096, which would change"),
+    (
+        "qwen3_moe",
+        {"num_experts": 16, "use_sliding_window": True, "sliding_window": 1 << 20},
+        "got 1048576",
+    ),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts: got 0"),
     ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "at most num_local_experts, which is 2"),
-    ("mixtral", {"num_local_experts": 4, "sliding_window": 4096}, "sliding_window: got 4096, which would change"),
     ("minimax_m2", {"num_local_experts": 8, "scoring_func": "softmax"}, "scoring_func: got 'softmax', expected"),
     ("minimax_m2", {"num_local_experts": 8, "qk_norm_type": "per_head"}, "qk_norm_type: got 'per_head', expected"),
     ("minimax_m2", {"num_local_experts": 8, "shared_intermediate_size": 64}, "shared_intermediate_size: got 64"),
@@ -243,11 +259,6 @@ def test_what_families_with_experts_take_for_absent_fields(tmp_path: Path) -> No
 def test_missing_fields_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         load_config(write(tmp_path, without=(name,)))
-
-
-def test_mistral_without_the_field_has_a_window(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="sliding_window: got 4096"):
-        load_config(write(tmp_path, "mistral", without=("sliding_window",)))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from model.kv_sizing import graph_bytes
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import BatonError, ConfigError, GroupBroken, InternalError
 from protocol.messages_gateway import Role
+from runtime.model_config import ModelConfig
 from runtime.native_stack import STACK_BYTES
 from runtime.process_life import EXIT_BROKEN, EXIT_CONFIG, StatusPipe
 from runtime.settings import WorkerSettings
@@ -86,6 +87,40 @@ def test_more_proposals_than_a_drafts_own_vocabulary_are_refused(tmp_path: Path)
     wanted = settings(Role.UNIFIED, speculative_eagle_topk=5, speculative_num_draft_tokens=9)
     with pytest.raises(ConfigError, match="got 5, expected at most 4, the tokens of its draft"):
         speculation_of(ModelRunner.load(target, device="cpu", draft=source), cast(Executor, None), wanted)
+
+
+@dataclass(frozen=True)
+class WithWindow(FakeRunner):
+    """The layers of the fake model, the last one with a window of 4 tokens."""
+
+    @property
+    def config(self) -> ModelConfig:
+        config = super().config
+        last = replace(config.layers[-1], mixer=replace(config.attention, window=4))
+        return replace(config, layers=(*config.layers[:-1], last))
+
+
+def test_trees_deeper_than_a_window_are_refused() -> None:
+    """A tree mask has slots and no positions, so all of a tree must lie within the window."""
+    runner, unused = WithWindow(draft_seed=1), cast(Executor, None)
+    for topk, num_steps, is_refused in ((2, 3, False), (2, 4, True), (1, 4, False)):
+        wanted = settings(
+            Role.UNIFIED, speculative_eagle_topk=topk, speculative_num_steps=num_steps, speculative_adaptive=False
+        )
+        if is_refused:
+            with pytest.raises(ConfigError, match="--speculative-num-steps: got 4, expected fewer than 4"):
+                speculation_of(runner, unused, wanted)
+        else:
+            assert speculation_of(runner, unused, wanted) is not None
+
+
+def test_the_start_tells_how_much_kv_lies_before_windows(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "baton")
+    for fake in (FakeRunner(num_layers=4, context_length=64), WithWindow(num_layers=4, context_length=64)):
+        executor, _ = build_executor(fake, settings(Role.UNIFIED, max_total_tokens=64), lambda: None)
+        executor.close()
+    told = [each.__dict__["baton_fields"] for each in caplog.records if "before windows" in each.getMessage()]
+    assert [fields["share"] for fields in told] == [0.23], "60 of 64 tokens in one layer of 4"
 
 
 def test_more_proposals_than_draft_layers_are_refused() -> None:

@@ -19,6 +19,7 @@ from bench.records import Goal
 from bench.step.decoding import PAGE_SIZE
 from model.attention_cpu import CpuAttention
 from model.graphs import Lanes
+from model.scoring import PLAIN, Scoring
 from tests.bench.gpu.sheets import faults_in, rows_in, sheet_in
 from tests.model.attention_cases import plain_attention
 
@@ -62,9 +63,9 @@ class Wrong(CpuAttention):
 
     calls = 0
 
-    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any) -> Tensor:
+    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any, scoring: Scoring = PLAIN) -> Tensor:
         self.calls += 1
-        out_THD = super().attend(q_THD, kv_layer, plan)
+        out_THD = super().attend(q_THD, kv_layer, plan, scoring)
         return out_THD * self.factor(plan)
 
     def factor(self, plan: Any) -> float:
