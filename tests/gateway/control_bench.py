@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import cast
 
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.members import WorkerKey
 from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules

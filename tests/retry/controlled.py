@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.members import WorkerKey
 from gateway.routing.membership import Membership
 from gateway.routing.requests import Delivery

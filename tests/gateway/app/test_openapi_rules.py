@@ -187,7 +187,7 @@ of_native: dict[str, st.SearchStrategy[Any]] = {
     **{name: fields[name] for name in "model cache_salt priority timeline stream add_special_tokens".split()},
     "text": texts,
     "input_ids": prompts,
-    "rid": texts | some(["a", "a"]),
+    "rid": texts | some(["a", "a"], "x___decode_addr_b", ["x___prefill_addr_b"]),
     "return_logprob": flags | some([True], [False, True]),
     "top_logprobs_num": numbers | some([1], [21]),
     "logprob_start_len": numbers | some([-1], [0]),

@@ -233,7 +233,7 @@ natives = st.fixed_dictionaries(
 )
 
 
-def check(
+def asked_twice(
     service: Service,
     drawn: st.DataObject,
     body: Fields,
@@ -241,15 +241,15 @@ def check(
     fold: Callable[[str, int], Any],
     read: Callable[[str], Any],
     more: Fields,
-) -> None:
-    """Asks for the same twice, and compares."""
+) -> tuple[Any, Any]:
+    """What clients make of a stream, and of the whole answer to the same request."""
     calls = [parse(json.dumps({**body, **added}).encode(), LIMITS, HttpLimits()) for added in ({}, more)]
     num_choices = sum(len(ask.prompts) * ask.num_choices for ask in calls[0].asks)
     choices = drawn.draw(st.lists(a_choice, min_size=num_choices, max_size=num_choices))
     written = [drawn.draw(turns), drawn.draw(turns)]
     whole = asyncio.run(body_of(service, calls[0], choices, False, written[0]))
     stream = asyncio.run(body_of(service, calls[1], choices, True, written[1]))
-    assert fold(stream, num_choices) == read(whole)
+    return fold(stream, num_choices), read(whole)
 
 
 OF_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -257,14 +257,21 @@ OF_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 @given(drawn=st.data(), body=completions)
 def test_a_completion(service: Service, drawn: st.DataObject, body: Fields) -> None:
-    check(service, drawn, body, partial(openai_call, COMPLETIONS), folded_openai, plain_openai, OF_STREAM)
+    folded, whole = asked_twice(
+        service, drawn, body, partial(openai_call, COMPLETIONS), folded_openai, plain_openai, OF_STREAM
+    )
+    assert folded == whole
 
 
 @given(drawn=st.data(), body=chats)
 def test_a_chat(service: Service, drawn: st.DataObject, body: Fields) -> None:
-    check(service, drawn, body, partial(openai_call, CHATS), folded_openai, plain_openai, OF_STREAM)
+    folded, whole = asked_twice(
+        service, drawn, body, partial(openai_call, CHATS), folded_openai, plain_openai, OF_STREAM
+    )
+    assert folded == whole
 
 
 @given(drawn=st.data(), body=natives)
 def test_a_native_answer(service: Service, drawn: st.DataObject, body: Fields) -> None:
-    check(service, drawn, body, native_call, folded_native, plain_native, {"stream": True})
+    folded, whole = asked_twice(service, drawn, body, native_call, folded_native, plain_native, {"stream": True})
+    assert folded == whole
