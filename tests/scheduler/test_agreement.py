@@ -57,22 +57,6 @@ def test_a_step_is_agreed_when_all_ranks_have_announced_it() -> None:
     assert first.shape is not None and first.shape.padded == 5
 
 
-def test_a_rank_may_be_one_step_ahead() -> None:
-    """It has launched; this one has not, and keeps the row for later."""
-    first, second = ranks = group(2)
-    first.announce(1, wants_graph=True)
-    second.announce(1, wants_graph=True)
-    deliver(ranks, 1, 0, 0)
-    first.launched()
-    first.announce(3)
-    deliver(ranks, 0, 1, 0)
-    deliver(ranks, 0, 1, 1)
-    assert second.shape == StepShape(1, (1, 1), graphs=True)
-    second.launched()
-    assert second.is_called and second.missing == (1,)
-    assert second.step == 2
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [

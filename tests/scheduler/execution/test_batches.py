@@ -102,13 +102,6 @@ def test_what_a_launch_in_flight_holds_does_not_change(change: str) -> None:
     assert [each.row for each in draws] == [4, 2, 9]
 
 
-def test_filter_keeps_and_orders() -> None:
-    batch = batch_of([4, 2, 9])
-    batch.filter([2, 0])
-    assert (rows_of(batch), batch.input_ids_B.tolist()) == ([9, 4], [900, 400])
-    batch.check_mirrors()
-
-
 def test_rows_leave_before_others_join_behind_them() -> None:
     batch = batch_of([4, 2, 9])
     batch.change((2,), relayed([7, 5]))

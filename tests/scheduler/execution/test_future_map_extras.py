@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.errors import InternalError
 from scheduler.execution.future_map import NO_PROPOSAL, DraftExtras, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT
 from tests.scheduler.building import CPU, ids
@@ -126,15 +125,6 @@ def test_proposals_are_those_of_one_step(debug: bool) -> None:
     assert proposals(future_map, [2, 3]) == [NO_PROPOSAL, 30]
     stashed(future_map, {2: 22})
     assert proposals(future_map, [2]) == [22]
-
-
-def test_a_bonus_token_of_a_row_reused_since_is_caught(future_map: FutureMap) -> None:
-    """The redundant launch of a former owner stashes after the row was given away: all it leaves is its own."""
-    stashed(future_map, {2: 20, 3: 30}, owner_number=2)
-    stashed(future_map, {2: 19}, owner_number=1)
-    assert proposals(future_map, [2, 3], owner_number=2) == [NO_PROPOSAL, 30]
-    with pytest.raises(InternalError, match="row 2 of owner 2 holds a token of owner 1"):
-        future_map.resolve_future(ids(-2, -3), of(2, 2))
 
 
 def test_prebuilt_rows_are_given_extras_and_no_token(future_map: FutureMap) -> None:

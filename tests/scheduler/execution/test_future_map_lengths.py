@@ -61,12 +61,6 @@ def test_published_lengths_replace_those_on_the_device_and_on_the_host_and_the_l
     assert (held[0].tolist(), held[1].tolist()) == ([30, 70], [30, 70])  # a launch in flight may hold the old ones
 
 
-def test_lengths_may_become_shorter_than_the_scheduler_thought() -> None:
-    bench, batch = Bench(), batch_of(3, 7)
-    bench.publish({3: 31, 7: 5})
-    assert bench.resolve(batch) == [31, 5] and batch.longest == 31
-
-
 @pytest.mark.parametrize("lengths", [torch.tensor([[34]], dtype=torch.int32), torch.tensor([34])])
 def test_lengths_of_any_integer_dtype_and_of_shape_n_1(lengths: Tensor) -> None:
     bench, batch = Bench(), batch_of(3)

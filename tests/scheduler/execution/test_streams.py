@@ -80,17 +80,6 @@ def test_one_stream_waits_for_an_event_of_another() -> None:
     second.close()
 
 
-def test_waiting_for_what_is_done_costs_nothing() -> None:
-    stream = HostStream("test")
-    event = stream.record()
-    event.synchronize()
-    stream.wait(event)
-    stream.wait(InlineStream().record())
-    stream.record().synchronize()
-    assert event.done()
-    stream.close()
-
-
 def test_events_and_marks_wake_the_polling_loop() -> None:
     calls: list[str] = []
     stream = HostStream("test", on_event=lambda: calls.append("wake"))

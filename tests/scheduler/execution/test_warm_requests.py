@@ -205,19 +205,6 @@ def test_page_0_alone_is_written_and_holds_zeros_and_no_row_is_left(shape: str) 
     assert not executor.page_table.req_to_page.any()
 
 
-def test_the_answers_of_requests_behind_them_are_those_of_the_model() -> None:
-    executor = started()
-    warm_requests(executor, EVERYTHING)
-    planner, prompt = planner_of(executor, "plain"), (1, 2, 3)
-    req = admitted(planner, prompt, SamplingParams(max_tokens=5, temperature=0.0))
-    for step in range(5):
-        planner.launch((), planner.decodes()) if step else planner.launch([ExtendChunk(req, 0, 3, (req,))])
-        take(planner)
-        if not step:
-            planner.join([req])
-    assert req.outputs == FakeRunner(97, context_length=64).expected_tokens(list(prompt), 5)
-
-
 def test_all_ranks_of_a_group_run_the_same_forwards() -> None:
     seen: list[list[tuple[int, StepShape | None]]] = []
     for rank in range(2):

@@ -216,19 +216,6 @@ class Books(RuleBasedStateMachine):
         self.in_use = [each for each in self.in_use if each[1] > self.over or each[2].writes]
 
 
-def test_a_context_grows_by_whole_pages_and_only_when_it_needs_them() -> None:
-    kv_manager = make_kv_manager(num_pages=5)
-    (holding,) = admitted(kv_manager, 3, 4)
-    first = list(holding.pages)
-    assert kv_manager.grow(holding, 4) == []
-    added = kv_manager.grow(holding, 9)
-    assert added is not None and len(added) == 2 and holding.pages == first + added
-    assert kv_manager.grow(holding, 17) is None  # 2 pages more, and one is free
-    assert holding.pages == first + added and kv_manager.counts().free == 1
-    kv_manager.release(holding)
-    assert kv_manager.counts().free == 4
-
-
 def test_only_who_holds_a_row_grows_in_it() -> None:
     kv_manager = make_kv_manager()
     (holding,) = admitted(kv_manager, 3, 4)
@@ -264,15 +251,6 @@ def test_every_row_is_handed_out_once_and_row_zero_never() -> None:
     with pytest.raises(AssertionError, match="num_free"):
         rows.allocate()
     assert rows.num_free == 0
-
-
-def test_a_reused_row_has_a_new_owner_number() -> None:
-    rows = RowPool(3)
-    first = rows.allocate()
-    before = rows.owner_number(first)
-    rows.reuse([first])
-    assert rows.allocate() == first
-    assert rows.owner_number(first) == before + 1
 
 
 def test_double_free_is_refused() -> None:

@@ -154,20 +154,6 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     expect_rest(cluster)
 
 
-def test_job_credit_is_granted_once() -> None:
-    cluster = make_cluster()
-    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
-    cluster.ask("r", list(PROMPT), PARAMS)
-    drive_to(cluster, "r", Phase.REQUESTED)
-    peer = decode._peers.by_instance.get(prefill)
-    assert peer is not None
-    before = peer.granted
-    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.planner.layout))
-    assert peer.granted == before
-    cluster.run()
-    expect_rest(cluster)
-
-
 @pytest.mark.parametrize(
     "refuse",
     [
