@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import GroupBroken
-from protocol.messages_group import StepRow
-from tests.worker.ranks import EPOCH, Group, Rank
-from worker.group_watch import ANNOUNCE_S, SILENCE_S
+from tests.worker.ranks import Group, Rank
+from worker.group_watch import SILENCE_S
 from worker.loop import HEARTBEAT_S
 from worker.parts import WorkerBroken
 
@@ -168,37 +167,6 @@ def test_a_silent_rank_ends_the_others_with_its_name_and_they_leave_the_gateway(
         assert group.router.socket.poll(60_000)
         group._hear()
     assert sorted(group.left) == ["u.0", "u.2"]
-
-
-def test_a_rank_that_lives_but_announces_nothing_ends_the_group_with_its_name_and_step(make: Make) -> None:
-    group = make(2)
-    group.assign(0, "a", (5, 6), 3)
-    stuck = group.ranks[1]
-    stuck.core.turn = lambda: False  # type: ignore[method-assign]
-    while not group.ranks[0].sockets.sent["StepRow"]:
-        group.ranks[0].loop.turn()
-    began = group.clock.now()
-    found = broken(group, ())
-    assert ANNOUNCE_S <= group.clock.now() - began <= ANNOUNCE_S + 4 * HEARTBEAT_S
-    for error in found.values():
-        assert "rank 1 has not announced step 1 for 10 s, although it runs no launch" in error.message
-
-
-@pytest.mark.parametrize(
-    "row, named",
-    [
-        (StepRow(EPOCH - 1, 1, 1, 5), "rank 1 of epoch 3 has sent StepRow to rank 0 of 2 of epoch 4"),
-        (StepRow(EPOCH, 7, 1, 5), "rank 1 announced step 7, but the next one here is 1"),
-    ],
-)
-def test_a_row_that_cannot_be_true_ends_the_group(row: StepRow, named: str, make: Make) -> None:
-    group = make(2)
-    mine, other = group.ranks
-    group.settle(mine)
-    other.sockets.send(row)
-    assert mine.sockets.inbox.poll(60_000)
-    with pytest.raises(WorkerBroken, match=named):
-        mine.loop.turn()
 
 
 def test_a_launch_that_fails_within_a_collective_ends_the_rank(make: Make) -> None:

@@ -106,18 +106,6 @@ def test_its_bound_ends_it(context: Any) -> None:
     assert told.seen[-1] == Left("unified-0", 5)
 
 
-def test_a_second_signal_ends_it_at_once(context: Any) -> None:
-    class Gateway(Told):
-        def after(self, bench: Bench) -> None:
-            if self.turns_after == 5:
-                bench.stop()
-
-    told = Gateway()
-    bench, _ = run(context, told, running=1)
-    assert told.turns_after <= 6 and bench.clock.now() < BOUND_S
-    assert told.seen[-1] == Left("unified-0", 5)
-
-
 @pytest.mark.parametrize(
     "message",
     [Refused("its group has left"), DeclaredLost("it was silent"), RegisterAgain(1), RegisterAgain(2)],
