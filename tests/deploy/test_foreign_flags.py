@@ -7,7 +7,6 @@ from deploy.model_folder import PROJECT
 from deploy.options import OPTIONS, options_for
 
 PAGE = (PROJECT / "docs" / "flags.md").read_text()
-OURS = (PROJECT / "docs" / "options.md").read_text()
 
 
 def rows(text: str, heading: str) -> set[tuple[str, ...]]:
