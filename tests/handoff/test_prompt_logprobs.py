@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from model.inputs import ModelInput
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FirstToken, PromptLogprobs, ToGateway, Tokens
 from tests.cluster import Cluster
@@ -85,35 +84,3 @@ def test_one_that_asks_does_not_wait_for_the_cache(topology: str) -> None:
     cluster.close()
     check(cluster, "b")
     assert "ab" in together and "abc" not in together
-
-
-@both
-def test_a_launch_fails_and_the_next_one_does_not(topology: str) -> None:
-    """With overlap the next chunk is on its way. It is not told, because the tokens before it are missing."""
-    seen = list[int]()
-
-    def failing(inp: ModelInput) -> None:
-        seen.append(len(seen))
-        if len(seen) == 2:
-            raise RuntimeError("a forward fails")
-
-    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=failing)
-    cluster = make_cluster(topology, runner)
-    cluster.assign("a", PROMPT, PARAMS, prompt_logprobs=ASKED)
-    cluster.run()
-    cluster.close()
-    assert "a forward fails" in cluster.failures["a"].message
-    assert sorted(cluster.prompts["a"].found) == list(range(1, 8)), "those of the first chunk"
-
-
-@both
-def test_a_client_that_leaves(topology: str) -> None:
-    cluster = make_cluster(topology)
-    cluster.assign("a", PROMPT, PARAMS, 2, prompt_logprobs=ASKED)
-    cluster.assign("b", PROMPT, PARAMS, 1, prompt_logprobs=ASKED)
-    cluster.run(until=lambda: len(cluster.prompts["a"].found) > 7)
-    cluster.cancel("a")
-    cluster.run()
-    cluster.close()
-    check(cluster, "b")
-    assert not cluster.failures
