@@ -78,7 +78,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Driven, clock: Virtu
     cluster.turn()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]
     assert answers == [JobStopped(reservation)]
-    prefill.outbox.decode = [each for each in prefill.outbox.decode if each[1] not in answers]
+    prefill.outbox.decode = [sent for sent in prefill.outbox.decode if sent[1] not in answers]
     cluster.steps(3)
     assert quarantined(decode) > 0
     clock.advance(ASK_AGAIN_S)

@@ -33,7 +33,7 @@ def test_a_lost_acknowledgement_does_not_keep_prefills_pages() -> None:
     drive_to(cluster, "r", Phase.SENDING)
     while decode_phase(cluster, "r") is not Phase.RUNNING:
         decode.turn()
-        decode.outbox.prefill[:] = [each for each in decode.outbox.prefill if not isinstance(each[1], KvDelivered)]
+        decode.outbox.prefill[:] = [sent for sent in decode.outbox.prefill if not isinstance(sent[1], KvDelivered)]
     cluster.run(lambda: bool(cluster.answers["r", 0].finish))
     cluster.clock.advance(DELIVERY_DEADLINE_S - 1)
     cluster.steps(30)

@@ -21,8 +21,8 @@ def names(flag: ForeignFlag) -> str:
 
 
 def test_no_name_stands_twice() -> None:
-    found = [name for flag in FOREIGN for name in flag.names]
-    assert len(found) == len(set(found))
+    names = [name for flag in FOREIGN for name in flag.names]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])

@@ -42,8 +42,8 @@ def test_every_move_from_every_state(state: State, move: str) -> None:
         with pytest.raises(AssertionError, match=f"{move} while {state}"):
             TRANSITIONS[move](life)
     else:
-        found = TRANSITIONS[move](life)
-        assert (found.state, found.since) == (LEGAL[state][move], 201.0)
+        moved = TRANSITIONS[move](life)
+        assert (moved.state, moved.since) == (LEGAL[state][move], 201.0)
 
 
 def fail_again_and_again(most: int, max_restarts: int | None, ready: bool) -> list[float]:

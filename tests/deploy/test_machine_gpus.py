@@ -19,8 +19,8 @@ def test_workers_and_roles_are_spread_evenly(count: int) -> None:
         wanted = roles(f"{prefill}P{decode}D{unified}U")
         shares = share_gpus(range(count), wanted)
         together = Counter(shares)
-        for each in (wanted, *([role] for role in set(wanted))):
-            spread = [sum(gpu == here and role in each for gpu, role in zip(shares, wanted, strict=True))
+        for counted in (wanted, *([role] for role in set(wanted))):
+            spread = [sum(gpu == here and role in counted for gpu, role in zip(shares, wanted, strict=True))
                       for here in range(count)]  # fmt: skip
             assert max(spread) - min(spread) <= 1, (count, wanted, shares)
         if len(wanted) <= count:

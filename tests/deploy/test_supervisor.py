@@ -207,8 +207,8 @@ def pair(rules: Rules) -> Stage:
 def told(stage: Stage) -> list[UnitNews]:
     """What the gateway was told since the last call."""
     gateway = stage.processes.children["gateway"]
-    found, gateway.told = gateway.told, []
-    return found
+    told_now, gateway.told = gateway.told, []
+    return told_now
 
 
 def test_the_states_that_are_told_are_those_of_a_life() -> None:
@@ -230,7 +230,7 @@ def test_the_gateway_is_told_each_change_once_in_the_words_of_the_console(capsys
         if state != "starting":  # that one was started again at once
             assert describe_unit(news, "it", news.since) in said(capsys)[0]
         stage.turns(1.0)
-        later = [each.state for each in told(stage)]
+        later = [change.state for change in told(stage)]
         assert later == (["starting"] if state == "backing off" else [])
 
 

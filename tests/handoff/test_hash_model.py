@@ -50,7 +50,7 @@ SIZES = [(4, 4), (16, 4), (3, 5), (1, 8)]  # of pages at prefill and at decode
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mirrored", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sizes", [(4, 16), *(pytest.param(each, marks=pytest.mark.slow) for each in SIZES)])
+@pytest.mark.parametrize("sizes", [(4, 16), *(pytest.param(pair, marks=pytest.mark.slow) for pair in SIZES)])
 def test_pages_of_different_sizes_at_prefill_and_decode(sizes: tuple[int, int], mirrored: bool, in_place: bool) -> None:
     network = InprocNetwork(in_place=in_place)
     options: dict[str, Any] = {

@@ -19,8 +19,8 @@ both = pytest.mark.parametrize("topology", ["1U", "1P1D"])
 
 
 def check(cluster: Cluster, name: str, asked: PromptLogprobsAsked = ASKED) -> None:
-    found = cluster.prompts[name].found
-    check_prompt_logprobs([found[place] for place in sorted(found)], tuple(PROMPT), asked, is_whole=True)
+    logprobs_at = cluster.prompts[name].found
+    check_prompt_logprobs([logprobs_at[index] for index in sorted(logprobs_at)], tuple(PROMPT), asked, is_whole=True)
 
 
 @both
@@ -33,7 +33,9 @@ def test_each_chunk_is_told_before_the_answer(topology: str) -> None:
     check(cluster, "a")
     expect_exact(cluster, "a", PROMPT, PARAMS, 2)
     firsts = [
-        isinstance(each, PromptLogprobs) for each in told if isinstance(each, PromptLogprobs | FirstToken | Tokens)
+        isinstance(message, PromptLogprobs)
+        for message in told
+        if isinstance(message, PromptLogprobs | FirstToken | Tokens)
     ]
     assert firsts[:6] == [True] * 5 + [False] and firsts.count(True) == 5, (
         "30 tokens in chunks of 7, once for 2 choices"

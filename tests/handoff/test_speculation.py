@@ -59,7 +59,7 @@ class Served:
 
     def expect_kept(self, at_least: int) -> None:
         """So many proposals were right, and nothing is left in memory. Ends the cluster."""
-        assert sum(each.num_kept for each in self.proposals) >= at_least
+        assert sum(proposal.num_kept for proposal in self.proposals) >= at_least
         expect_rest(self.cluster)
 
 
@@ -172,7 +172,7 @@ def test_kv_that_lacks_the_drafts_is_found_by_nobody() -> None:
     cluster.assign("blind", prompt, params)
     cluster.run()
     assert tuple(cluster.answers["blind", 0].ids) == tokens
-    assert sum(each.num_checked for each in it.proposals) == 0, "nothing was proposed"
+    assert sum(proposal.num_checked for proposal in it.proposals) == 0, "nothing was proposed"
 
     del cluster.prefills[150]
     cluster.prefills[100] = whole

@@ -64,7 +64,7 @@ class Traffic:
                 self.cluster.assign(arrival.name, arrival.prompt, arrival.sampling, arrival.n)
                 leaving.extend((turn + cancel.steps, arrival, cancel) for cancel in arrival.cancels)
                 next_turn = turn + (coming[-1].pause if coming else 0)
-            leaving = [each for each in leaving if not self._cancel_if_due(turn, *each)]
+            leaving = [leaver for leaver in leaving if not self._cancel_if_due(turn, *leaver)]
             idle = 0 if self.cluster.turn() else idle + 1
             if idle:
                 self._wait_for_a_launch()

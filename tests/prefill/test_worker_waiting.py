@@ -20,11 +20,11 @@ def crowded(policies: Policies = DEFAULTS) -> Bench:
 
 def order(bench: Bench) -> list[int]:
     """The reservations of those that wait, in their order, as the first of the line leaves one by one."""
-    line, found = bench.worker.prompts.waiting, list[int]()
+    line, keys = bench.worker.prompts.waiting, list[int]()
     while (job := line.first()) is not None:
-        found.append(job.destination.reservation)
+        keys.append(job.destination.reservation)
         bench.worker.on_peer(7, CancelJob(job.destination.reservation))
-    return found
+    return keys
 
 
 def test_jobs_that_are_refused_leave_nothing_behind() -> None:

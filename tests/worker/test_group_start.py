@@ -44,7 +44,7 @@ class Bench:
         self.cuda, self.clock = cuda, VirtualClock()
         self.executor = SimpleNamespace(running_step=7, replayed_step=0)
         self.collectives = TorchCollectives(Queues(), PLACES[0], torch.device("cuda", 0))
-        self.own, self.other = (RankSockets(place, str(folder)) for place in PLACES)
+        self.own, self.other = (RankSockets(index, str(folder)) for index in PLACES)
         agreement = Agreement(4, 0, 2)
         executor: Any = self.executor
         sees = Sees(self.collectives, executor)
@@ -85,8 +85,8 @@ def test_a_device_that_waits_for_a_rank_which_waits_elsewhere_is_noticed_within_
     bench.cuda.hold()
     bench.queue_step(7)
     bench.cuda.reach(5)  # gather 0, exchange 0, and the event before gather 1
-    after_s, why = bench.broken_after_s(RankBeat(4, 1, 7, 7, "exchange 0 of step 7", waits=True))
-    assert why == "rank 0 has been in gather 1 of step 7 for 2 s; rank 1 is in exchange 0 of step 7"
+    after_s, reason = bench.broken_after_s(RankBeat(4, 1, 7, 7, "exchange 0 of step 7", waits=True))
+    assert reason == "rank 0 has been in gather 1 of step 7 for 2 s; rank 1 is in exchange 0 of step 7"
     assert STUCK_S <= after_s <= 3.0 and bench.cuda.waits == []
 
 

@@ -42,22 +42,22 @@ def assert_sleeps(group: Group) -> None:
 
 def broken(group: Group, victims: tuple[Rank, ...]) -> dict[str, WorkerBroken]:
     """What each rank but the victims ends with, when time goes on."""
-    found: dict[str, WorkerBroken] = {}
+    error_of: dict[str, WorkerBroken] = {}
     survivors = [rank for rank in group.ranks if rank not in victims]
     for _ in range(60):
         group.clock.advance(HEARTBEAT_S)
         for rank in survivors:
-            if rank.name in found:
+            if rank.name in error_of:
                 continue
             try:
                 rank.loop.turn()
             except WorkerBroken as error:
-                found[rank.name] = error
+                error_of[rank.name] = error
         for rank in survivors:  # before time goes on
             group.settle(rank)
-        if len(found) == len(survivors):
+        if len(error_of) == len(survivors):
             break
-    return found
+    return error_of
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -157,10 +157,10 @@ def test_a_silent_rank_ends_the_others_with_its_name_and_they_leave_the_gateway(
     group = make(3)
     assert_sleeps(group)
     began = group.clock.now()
-    found = broken(group, (group.ranks[1],))
+    error_of = broken(group, (group.ranks[1],))
     assert group.clock.now() - began <= SILENCE_S + HEARTBEAT_S
-    assert set(found) == {"u.0", "u.2"}
-    for error in found.values():
+    assert set(error_of) == {"u.0", "u.2"}
+    for error in error_of.values():
         assert error.at_device and error.message == "the ranks cannot go on together: rank 1 has been silent for 1.8 s"
         assert isinstance(error.__cause__, GroupBroken)
     while len(group.left) < 2:

@@ -78,7 +78,7 @@ def test_it_says_that_it_leaves_and_goes_on_until_the_gateway_lets_it_go(context
     assert events == [(4, BOUND_S)]
     assert told.said(Leaving) == [Leaving("unified-0", 5)] and told.seen[-1] == Left("unified-0", 5)
     between = told.seen[told.seen.index(Leaving("unified-0", 5)) :]
-    assert len([each for each in between if isinstance(each, Heartbeat)]) >= 10, "it is alive all the time"
+    assert len([message for message in between if isinstance(message, Heartbeat)]) >= 10, "it is alive all the time"
     assert bench.clock.now() < BOUND_S
 
 

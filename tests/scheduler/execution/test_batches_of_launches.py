@@ -18,7 +18,7 @@ class Context:
         self.draw, self.prompt, self.pages, self.outputs = draw, prompt, pages, outputs
 
     def chunk(self, start: int, end: int, draws: Sequence["Context"] = ()) -> Chunk:
-        return Chunk(self.draw.row, start, self.prompt[start:end], tuple(each.draw for each in draws))
+        return Chunk(self.draw.row, start, self.prompt[start:end], tuple(drawn.draw for drawn in draws))
 
     @property
     def join(self) -> Join:
@@ -106,10 +106,10 @@ def test_n_choices_read_the_same_logits(pool: Pool) -> None:
     chunks = [a.chunk(2, 6, choices)]
     batch = pool.launch(chunks)
     assert batch.input.logit_indices_L.tolist() == [3, 3, 3]
-    assert draws_of(chunks) == [each.draw for each in choices]
+    assert draws_of(chunks) == [one.draw for one in choices]
     assert batch.sampling.params.choice_L.tolist() == [0, 1, 2]
     assert batch.sampling.position_L.tolist() == [6, 6, 6]
-    assert pool.relay(chunks, running_of()).rows_L.tolist() == [each.draw.row for each in choices]
+    assert pool.relay(chunks, running_of()).rows_L.tolist() == [one.draw.row for one in choices]
 
 
 def test_mixed(pool: Pool) -> None:
@@ -132,7 +132,7 @@ def test_mixed(pool: Pool) -> None:
     assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [b.draw.owner_number, c.draw.owner_number]
     relay = pool.relay(chunks, running)
     assert relay.rows_L.tolist() == [a.draw.row, b.draw.row, c.draw.row]
-    assert relay.owners_L.tolist() == [each.draw.owner_number << OWNER_SHIFT for each in (a, b, c)]
+    assert relay.owners_L.tolist() == [request.draw.owner_number << OWNER_SHIFT for request in (a, b, c)]
     assert relay.seq_lens_L.tolist() == [9, 31, 5]
 
 
@@ -192,5 +192,5 @@ def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) ->
         table = pool.launch([a.chunk(0, chunk_len, [a])], running_of(b)).input.page_table_BP
         ends = (-(-chunk_len // pool.page_size), -(-(length + 1) // pool.page_size))
         assert table.shape == (2, max(ends))
-        for row, (each, end) in enumerate(zip((a, b), ends, strict=True)):
-            assert table[row].tolist() == each.pages[:end] + [0] * (max(ends) - end)
+        for row, (request, end) in enumerate(zip((a, b), ends, strict=True)):
+            assert table[row].tolist() == request.pages[:end] + [0] * (max(ends) - end)

@@ -102,7 +102,7 @@ def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_
 
     executor, planner = make_pair(ManualStream(), runner=NanAtSecond(vocab_size=97, context_length=64))
     reqs = [admitted(planner, (index, 2, 3), name=f"r{index}") for index in range(3)]
-    planner.launch([each for req in reqs for each in prompt_chunk(req)])
+    planner.launch([chunk for req in reqs for chunk in prompt_chunk(req)])
     planner.join(reqs)
     decode(planner)  # reads what the first has stashed: no token that the model does not have
     result, after = finish_all(planner, executor)

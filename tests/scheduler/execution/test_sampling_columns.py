@@ -69,8 +69,8 @@ def test_the_rows_that_ask_are_named(field: str, value: float) -> None:
     of_plain = SamplingColumns.of([plain, plain], CPU).asking._asdict()
     assert [of_plain[name] for name in names] == [None, None, None]
     of_both = SamplingColumns.of([plain, asks, plain, asks], CPU).asking._asdict()
-    found = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
-    assert found == {f"{field}_N": [1, 3]}
+    rows = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
+    assert rows == {f"{field}_N": [1, 3]}
     columns = SamplingColumns.of([plain, asks], CPU).take([1])
     rows_N = getattr(columns.input(torch.tensor([4]), np.array([4])).asking, f"{field}_N")
     assert rows_N.tolist() == [0]

@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name not in (*NO_KERNEL, *VIEWS):
-            dtypes = tuple(str(each.dtype) for each in tensors_in(args))
+            dtypes = tuple(str(tensor.dtype) for tensor in tensors_in(args))
             self.called.add((name, *dtypes))
         return func(*args, **(kwargs or {}))
 
@@ -154,8 +154,8 @@ def test_a_later_request_calls_nothing_that_the_first_ones_have_not_called(shape
         warm_requests(executor, EVERYTHING, SHAPES[shape])
     planner = planner_of(executor, shape)
     for kind in LATER:
-        found = served(planner, kind, 3)
-        assert len(found) > 10 and found - recorder.called == set(), kind
+        called = served(planner, kind, 3)
+        assert len(called) > 10 and called - recorder.called == set(), kind
     executor.close()
 
 
@@ -181,8 +181,8 @@ def test_each_kind_is_drawn_with_one_row_and_with_the_most(shape: str, monkeypat
     def noted(logits_LV: Tensor, sampling: SamplingInput, *rest: Any) -> Sampled:
         drawn_with.update((name, len(rows_N)) for name, rows_N in names_of(sampling).items())
         drawn_with.add(("greedy" if sampling.asking.all_greedy else "drawn", logits_LV.shape[0]))
-        found: Sampled = sample_scored(logits_LV, sampling, *rest)
-        return found
+        sampled: Sampled = sample_scored(logits_LV, sampling, *rest)
+        return sampled
 
     executor = started(shape)
     for module in (launches, mode, warm_requests_module):
@@ -253,8 +253,8 @@ def test_a_cpu_computes_one_request_that_draws_in_all_ways(shape: str, monkeypat
 
     def noted(logits_LV: Tensor, sampling: SamplingInput, *rest: Any) -> Sampled:
         drawn_with.update(names_of(sampling))
-        found: Sampled = sample_scored(logits_LV, sampling, *rest)
-        return found
+        sampled: Sampled = sample_scored(logits_LV, sampling, *rest)
+        return sampled
 
     num_layers = 2 if shape == "layers" else 1
     seed = 1 if SHAPES[shape].num_steps else None

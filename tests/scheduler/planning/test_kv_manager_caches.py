@@ -28,8 +28,8 @@ def test_a_conversation_adds_its_outputs() -> None:
     kv_manager.keep(holding, prompt_of(1, 5))
     kv_manager.keep(holding, prompt_of(1, 13))
     kv_manager.release(holding)
-    found = kv_manager.admit(14, 14, 1, OWNED, prompt_of(1, 14))
-    assert found is not None and found[0].num_cached == 12
+    again = kv_manager.admit(14, 14, 1, OWNED, prompt_of(1, 14))
+    assert again is not None and again[0].num_cached == 12
 
 
 def test_what_choices_that_share_less_need_is_refused_if_it_never_fits() -> None:

@@ -189,7 +189,7 @@ def test_every_choice_has_the_prompt_after_the_copies(prompt: int, outputs: int,
     pool = PageAllocator(1000)
     first, *others = allocate_choices(pool, (), prompt, prompt + outputs, n, size, ahead, PageState.OWNED) or []
     sources, targets = prompt_copies(first, others, prompt, size, ahead)
-    holds = {page: place for place, page in enumerate(first[: -(-prompt // size)])}
+    holds = {page: index for index, page in enumerate(first[: -(-prompt // size)])}
     assert not set(targets) & set(first) and len(set(targets)) == len(targets), "no other request's KV is overwritten"
     holds |= {target: holds[source] for source, target in zip(sources, targets, strict=True)}
     for pages in others:

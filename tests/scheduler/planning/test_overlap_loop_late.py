@@ -28,7 +28,7 @@ KINDS = {
     "an ambiguous one": LLMatcher.grammar_from_lark(f'start: e\ne: e e e | e e | "{A}"\n'),
     "one that is ambiguous at its end": LLMatcher.grammar_from_lark(f'start: "{A}" e\ne: e? e | "{A}" e | "{A}"\n'),
     "many texts": LLMatcher.grammar_from_lark(
-        "start: " + " | ".join(json.dumps(spelt([1, place % 70, place // 70]) * 9) for place in range(300))
+        "start: " + " | ".join(json.dumps(spelt([1, index % 70, index // 70]) * 9) for index in range(300))
     ),
 }
 

@@ -40,7 +40,7 @@ def test_one_request_from_its_prompt_to_its_end() -> None:
     assert executor.plan == Plan(5, leaves=(req.held.row,))
     planner.launch()
     assert executor.plan == Plan(6)
-    assert [each.ticket for each in planner.in_flight] == [1, 2, 3, 4, 5, 6]
+    assert [launched.ticket for launched in planner.in_flight] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_chunk_draws_choices_and_those_without_a_row_are_drawn_at_the_prompts() -> None:
@@ -131,7 +131,7 @@ def test_a_context_that_grows_sends_what_was_added_for_its_row() -> None:
     reqs = [make_req((1, 2, 3), greedy(30), name=f"r{index}") for index in range(2)]
     for req in reqs:
         assert planner.admit([req], 3)
-    planner.launch([each for req in reqs for each in prompt_chunk(req)])
+    planner.launch([chunk for req in reqs for chunk in prompt_chunk(req)])
     planner.join(reqs)
     planner.launch((), planner.decodes())  # in flight, as all that follow
 

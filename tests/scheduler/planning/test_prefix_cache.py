@@ -63,10 +63,10 @@ class Tree(RuleBasedStateMachine):
     @rule(ids=IDS, salt=SALTS, reads=st.booleans())
     def match(self, ids: list[int], salt: str, reads: bool) -> None:
         assert self.tree.num_known(packed(ids), salt) == len(self.known(ids, salt))
-        found = self.tree.match(packed(ids), salt)
-        assert found == self.known(ids, salt)
-        if reads and found:
-            self.readers.append(found)
+        pages = self.tree.match(packed(ids), salt)
+        assert pages == self.known(ids, salt)
+        if reads and pages:
+            self.readers.append(pages)
 
     @precondition(lambda self: self.readers)
     @rule()

@@ -61,11 +61,11 @@ def test_the_gateway_knows_what_the_cache_holds(page_size: int, lookahead: int) 
             kv_manager.flush()
         if rng.random() < 0.3:
             known.learn(kv_manager.news.take())
-            for each, salt in prompts[-30:]:
+            for prompt, salt in prompts[-30:]:
                 assert kv_manager._cache is not None
-                held = len(kv_manager._cache.match(packed(each), salt)) * page_size // told_tokens * told_tokens
+                held = len(kv_manager._cache.match(packed(prompt), salt)) * page_size // told_tokens * told_tokens
                 # A hash names tokens alone. A page that looks ahead to others than this prompt's is told all the same.
-                assert held <= believed(known, each, salt) <= held + told_tokens * (lookahead > 0)
+                assert held <= believed(known, prompt, salt) <= held + told_tokens * (lookahead > 0)
                 num_held += held > 0
     assert num_held > 5, "the test would show nothing"
     known.learn(kv_manager.news.take())

@@ -92,7 +92,7 @@ def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     size, later = prefill.planner.kv_manager.page_size, 2**62
     prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
     prefill.turn()
-    failed = [each for _, each in prefill.outbox.decode if isinstance(each, JobFailed)]
+    failed = [message for _, message in prefill.outbox.decode if isinstance(message, JobFailed)]
     begins = f"begins a page of {size} and one of {size} tokens"
     says = f"start: got 1, expected a token that {begins}, and at most {len(PROMPT)}"
     assert failed == [JobFailed(later, "wire_error", says)]

@@ -100,7 +100,7 @@ def test_any_order_of_rows_gives_the_executor_all_operations_in_theirs(size: int
         rank = min(rows, key=rows.__getitem__)
         hear(rank)()
 
-    without_steps = [replace(each, step=None) if isinstance(each, Plan) else each for each in sent]
+    without_steps = [replace(operation, step=None) if isinstance(operation, Plan) else operation for operation in sent]
     assert without_steps == submitted
     plans = [operation for operation in sent if isinstance(operation, Plan)]
     for number, plan in enumerate(plans, start=1):

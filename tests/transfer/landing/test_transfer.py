@@ -156,7 +156,7 @@ def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "last,why",
+    "last,reason",
     [
         (replace(LAST, digest=LAST.digest ^ 1), "digest"),
         (replace(LAST, num_frames=LAYOUT.num_layers + 1), "4 frames were announced; 3 landed"),
@@ -164,14 +164,14 @@ def test_a_frame_is_claimed_before_its_copy_has_ended() -> None:
         (replace(LAST, num_frames=0), "0 frames were announced; 0 landed"),
     ],
 )
-def test_an_announcement_that_does_not_agree_fails_the_transfer(last: LastMessage, why: str) -> None:
+def test_an_announcement_that_does_not_agree_fails_the_transfer(last: LastMessage, reason: str) -> None:
     transfer, events = reserved(), list[ReceiverEvent]()
     events += given(transfer, LAST_HEADER, last)
     for header in FRAMES:
         events += given(transfer, header)
     assert transfer.state is TransferState.FAILED
     (failed,) = (event for event in events if isinstance(event, TransferFailed))
-    assert why in failed.reason
+    assert reason in failed.reason
 
 
 def test_nothing_lands_after_release_or_failure() -> None:
