@@ -17,7 +17,7 @@ from model.cpu_build import MACROS, NoKernels, built_library, macros
 from model.cpu_products import CLinear, Threads
 from model.cpu_structs import check_struct
 from model.paged_kv import PagedKv
-from model.passes import Rotation, Rows
+from model.passes import Rotation, Rows, rms_norm
 from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 
@@ -78,6 +78,8 @@ class CpuKernels:
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """See Passes."""
+        if weight_E.dtype != x_TE.dtype:  # the kernel reads weights of the rows' type
+            return rms_norm(x_TE, weight_E, self.eps)
         assert x_TE.is_contiguous()
         out_TE = torch.empty_like(x_TE)
         rows, width = x_TE.shape

@@ -5,7 +5,7 @@ A family also has the windows of its layers, and what transformers takes for fie
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from runtime.files import JsonFields
@@ -49,6 +49,12 @@ class Family:
     layers: Callable[[JsonFields], Layers]
     windows: Callable[[JsonFields], Windows] = no_windows
     rotated_share: Callable[[JsonFields], float] | None = None  # by default, of a head; None: whole heads only
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the field, and the only value
+    absent: Mapping[str, Any] = field(default_factory=dict)  # other fields that may be absent, and their defaults
+    norm_offset: float = 0.0  # added to the weights of norms
+    scales_embeddings: bool = False  # by sqrt(hidden_size)
+    caps_logits: bool = False  # if final_logit_softcapping says so
+    default_local_theta: float | None = None  # of layers with a window; None: all layers have one rope
     default_eos: tuple[int, ...] = ()
     default_theta: float = 10_000.0
     default_eps: float = 1e-6
@@ -139,6 +145,17 @@ def glm4_moe(config: JsonFields) -> Layers:
     return (*dense, *(LayerConfig(attention, experts),) * (num_layers - num_dense))
 
 
+def gemma3(config: JsonFields) -> Layers:
+    """Four norms a layer, a norm of q and k of each head, and a rope of its own for layers with a window."""
+    if config.boolean("use_bidirectional_attention", False):
+        raise config.refuse("use_bidirectional_attention", "false (only causal attention is supported)")
+    bias, scalar = config.boolean("attention_bias", False), config.positive_number("query_pre_attn_scalar", 256.0)
+    attention = AttentionConfig(*_heads(config), qkv_bias=bias, output_bias=bias, qk_norm="head", scale=scalar**-0.5)
+    layer = LayerConfig(attention, replace(_mlp(config), gate="gelu_tanh"), has_outer_norms=True)
+    local = replace(layer, mixer=replace(attention, rope=1))
+    return tuple(local if window else layer for window in gemma3_windows(config))
+
+
 def _experts(
     config: JsonFields,
     field: str,
@@ -227,6 +244,14 @@ def qwen3_moe_windows(config: JsonFields) -> Windows:
     return (_window(config) if config.boolean("use_sliding_window", False) else 0,) * num_layers_of(config)
 
 
+def gemma3_windows(config: JsonFields) -> Windows:
+    """Of the layers that layer_types names, or else of all but every sixth."""
+    pattern, indices = config.integer("sliding_window_pattern", 6), range(num_layers_of(config))
+    types = layer_types(config) or tuple(SLIDING if (index + 1) % pattern else FULL for index in indices)
+    window = _window(config) if SLIDING in types else 0
+    return tuple(window if kind == SLIDING else 0 for kind in types)
+
+
 def layer_types(config: JsonFields) -> tuple[str, ...]:
     """The type of each layer; none if the field is absent. CheckpointError if one is not known."""
     types, count = config.text_list("layer_types"), num_layers_of(config)
@@ -252,6 +277,30 @@ def minimax_m2_rotated(config: JsonFields) -> float:
     return rotary_dim / head_dim
 
 
+GEMMA3: Final = Family(
+    "gemma3_text",
+    gemma3,
+    gemma3_windows,
+    default_eos=(1,),
+    default_theta=1e6,
+    default_local_theta=10_000.0,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    norm_offset=1.0,
+    scales_embeddings=True,
+    caps_logits=True,
+    absent={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family("llama", llama, default_eos=(2,)),
     "MistralForCausalLM": Family("mistral", mistral, mistral_windows, default_eos=(2,)),
@@ -266,7 +315,26 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "minimax_m2", minimax_m2, rotated_share=minimax_m2_rotated, default_eos=(200_020,), default_theta=5e6
     ),
     "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, default_eps=1e-5),
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(GEMMA3, name="gemma3"),
 }
+OF_THE_WHOLE: Final = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+
+
+def text_fields(config: JsonFields) -> JsonFields:
+    """The fields of the model of texts: those of text_config if there are other parts beside it, and what transformers
+    takes for absent ones."""
+    names = config.values.get("architectures")
+    family = FAMILIES.get(names[0]) if isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES else None
+    if family is None or not family.absent:
+        return config
+    values, where = config.values, config.where
+    if config.has("text_config"):
+        inner = config.nested("text_config")
+        values = {name: values[name] for name in OF_THE_WHOLE if name in values} | inner.values
+        values["architectures"], where = names, inner.where
+    written = {name: value for name, value in values.items() if value is not None or name not in family.absent}
+    return JsonFields({**family.absent, **written}, where)
 
 
 def find_family(config: JsonFields) -> Family:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     LlamaConfig,
@@ -43,10 +45,11 @@ Architecture = Literal[
     "glm4_moe",
     "mistral_window",
     "qwen3_window",
+    "gemma3",
 ]
 DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
 OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe")
-WITH_WINDOWS: tuple[Architecture, ...] = ("mistral_window", "qwen3_window")
+WITH_WINDOWS: tuple[Architecture, ...] = ("mistral_window", "qwen3_window", "gemma3")
 ARCHITECTURES = (*DENSE, *OF_EXPERTS, *WITH_WINDOWS)
 WINDOW = 24
 
@@ -63,6 +66,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "mistral_window": (MistralConfig, MistralForCausalLM),
     "qwen3_window": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": 307,
@@ -111,6 +115,17 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "gemma3": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "final_logit_softcapping": 20.0,
+    },
 }
 
 
@@ -138,7 +153,8 @@ def make_checkpoint(
             if name.endswith("bias"):
                 parameter.data.normal_(0.0, 0.2)
             elif "norm" in name:
-                parameter.data.uniform_(0.6, 1.4)
+                least = -0.4 if arch == "gemma3" else 0.6  # there 1 is added
+                parameter.data.uniform_(least, least + 0.8)
             elif name.endswith(".gate.weight"):
                 parameter.data.normal_(0.0, 0.6)
         for name, buffer in model.named_buffers():

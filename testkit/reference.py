@@ -28,6 +28,7 @@ _SEEDS: dict[Architecture, int] = {
     "glm4_moe": 1,
     "mistral_window": 0,
     "qwen3_window": 0,
+    "gemma3": 0,
 }
 
 

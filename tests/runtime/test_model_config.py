@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config
+from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, read_basics
 from runtime.model_parts import (
     AttentionConfig,
     ExpertNames,
@@ -121,8 +121,44 @@ def test_windows_by_layer(tmp_path: Path) -> None:
     assert windows(write(tmp_path, "qwen3_moe", **used, num_experts=16)) == [64, 64]
 
 
+def test_what_gemma_3_has(tmp_path: Path) -> None:
+    """Fields as released folders have them: much is absent."""
+    text: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "sliding_window": 32}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    outer: dict[str, Any] = {"text_config": text, "eos_token_id": [1, 106], "torch_dtype": "bfloat16"}
+    config = load_config(write(tmp_path, "Gemma3ForConditionalGeneration", without=tuple(BASE), **outer))
+    assert [layer.mixer.window for layer in config.layers] == [32] * 5 + [0, 32]
+    assert [layer.mixer.rope for layer in config.layers] == [1] * 5 + [0, 1]
+    assert config.ropes == (RopeConfig(1e6, "linear", 8.0), RopeConfig(10_000.0))
+    assert config.attention == AttentionConfig(8, 4, 256, qk_norm="head", window=32, scale=1 / 16, rope=1)
+    assert (config.vocab_size, config.max_position_embeddings) == (262_208, 131_072)
+    assert config.tie_word_embeddings and config.norm_offset == 1 and config.scales_embeddings
+    assert config.logit_cap is None and config.eos_token_ids == (1, 106) and config.checkpoint_dtype == "bfloat16"
+    assert all(layer.has_outer_norms and layer.feed == MlpConfig(96, gate="gelu_tanh") for layer in config.layers)
+    basics = read_basics(tmp_path)
+    assert (basics.context_length, basics.vocab_size, basics.eos_token_ids) == (131_072, 262_208, (1, 106))
+    local = load_config(write(tmp_path, "Gemma3ForCausalLM", rope_local_base_freq=5e3, final_logit_softcapping=30.0))
+    assert local.local_rope == RopeConfig(5e3) and local.logit_cap == 30
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("Gemma3ForCausalLM", {}, "architectures: got ['Gemma3ForCausalLM'], expected one of LlamaForCausalLM"),
+    ("GPT2LMHeadModel", {}, "architectures: got ['GPT2LMHeadModel'], expected one of LlamaForCausalLM"),
+    ("Gemma3ForCausalLM", {"hidden_activation": "silu"}, "hidden_activation: got 'silu', expected 'gelu"),
+    (
+        "Gemma3ForCausalLM",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention: got True",
+    ),
+    ("Gemma3ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0"),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
+    ("Gemma3ForCausalLM", {"final_logit_softcapping": -1}, "final_logit_softcapping: got -1"),
+    ("Gemma3ForCausalLM", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: rope_type: got 'dynamic'"),
+    ("Gemma3ForCausalLM", {"rope_parameters": {"chunked_attention": {}}}, "chunked_attention: got {}"),
+    (
+        "Gemma3ForConditionalGeneration",
+        {"text_config": {"num_hidden_layers": 0}},
+        "text_config: num_hidden_layers: got",
+    ),
     ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
@@ -130,7 +166,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
     ("qwen3", {"final_logit_softcapping": 30}, "final_logit_softcapping: got 30, expected none"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type: got 'yarn'"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling: factor is missing"),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}},
+        "beta_fast: got 1, expected",
+    ),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate: got 1"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}}, "attention_factor: got 0"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling: type: got 'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters: rope_type: got 'longrope'"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
@@ -281,6 +324,7 @@ def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path)
     facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
     named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"} | {"num_layers"}
     parts = {"rope": RopeConfig, "layer.mixer": AttentionConfig, "layer.feed": MlpConfig}
+    named |= {"layer.has_outer_norms"}
     assert set(facts) == named | {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
     assert (facts["rope.theta"], facts["layer.feed.width"], facts["layers"]) == ("5.0", "96", "[[0, 2]]")
     assert len(facts["eos_token_ids"]) == 32  # a digest
