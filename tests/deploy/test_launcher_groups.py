@@ -157,15 +157,6 @@ def test_the_pause_of_another_unit_is_no_reason(launcher: Launcher, base: Path) 
     stopped.resume()  # or it does not hear that it is told to end
 
 
-def test_a_group_that_breaks_by_itself_says_why(launcher: Launcher, base: Path) -> None:
-    go = base / "go"
-    os.mkfifo(go)
-    launcher.start(group(WAITS, WAITS, READY + f"read < {go}; {BROKEN}"))
-    go.write_text("now\n")
-    go.unlink()
-    assert end_of(launcher) == Ended("d.2", 4, "", "rank 1 is gone", "group_broken")
-
-
 LEAVES = "trap 'exit 0' TERM; " + READY + "sleep 1000 & wait"
 
 
@@ -206,10 +197,11 @@ def test_a_rank_that_is_killed_for_its_silence_is_named(launcher: Launcher) -> N
     assert (ended.name, ended.killed_because) == ("d.1", "gave no sign of life for 11 s")
 
 
-def test_each_start_has_its_epoch_and_its_folder(launcher: Launcher) -> None:
-    specs, seen = group(WAITS, WAITS, WAITS), set()
+def test_each_start_has_its_epoch_and_its_folder_and_keeps_no_descriptor(launcher: Launcher) -> None:
+    specs, seen, num_open = group(WAITS, WAITS, WAITS), set(), set()
     launcher.start(specs)
-    for epoch in (1, 2, 3):
+    for epoch in range(1, 6):
+        num_open.add(num_open_files())
         all_settings = [settings_of(psutil.Process(launcher.children[spec.name].popen.pid)) for spec in specs]
         assert [
             (settings.group, settings.group_rank, settings.group_size, settings.group_epoch)
@@ -222,6 +214,7 @@ def test_each_start_has_its_epoch_and_its_folder(launcher: Launcher) -> None:
         end_of(launcher)
         assert not Path(folder).exists()
         launcher.start_again(specs, epoch + 1)
+    assert len(num_open) == 1
 
 
 def test_a_later_command_has_later_epochs(base: Path) -> None:
@@ -231,17 +224,6 @@ def test_a_later_command_has_later_epochs(base: Path) -> None:
         settings = settings_of(psutil.Process(launcher.children["d.1"].popen.pid))
         assert settings.group_epoch == 501
     assert list(base.iterdir()) == []
-
-
-def test_restarts_of_a_group_keep_no_descriptor(launcher: Launcher) -> None:
-    specs, counts = group(WAITS, WAITS), set()
-    launcher.start(specs)
-    for epoch in range(2, 12):
-        launcher.kill("d.0", "is in the way")
-        end_of(launcher)
-        launcher.start_again(specs, epoch)
-        counts.add(num_open_files())
-    assert len(counts) == 1
 
 
 @pytest.mark.parametrize(
