@@ -21,7 +21,6 @@ LONG = "9" * 5000
 EAGLE = "serve --speculative-algorithm eagle"
 UNIFIED = f"{EAGLE} --prefill 0 --decode 0 --unified 1"
 TREE = f"{UNIFIED} --speculative-eagle-topk 2"
-INTEGER = "expected an integer"
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,7 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(ids: Sequence[int]) -> str:
-    return "".join({7: " a", 12: " fox", 9: " ran"}[each] for each in ids)
+    return "".join({7: " a", 12: " fox", 9: " ran"}[token] for token in ids)
 
 
 @pytest.mark.usefixtures("coloured")

@@ -27,8 +27,8 @@ def serve(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def ranks(running: Serve) -> dict[int, psutil.Process]:
-    found = [child for child in running.children() if '"group": "decode-0"' in " ".join(command_line(child))]
-    return {settings_of(child).group_rank: child for child in found}
+    of_group = [child for child in running.children() if '"group": "decode-0"' in " ".join(command_line(child))]
+    return {settings_of(child).group_rank: child for child in of_group}
 
 
 def test_one_rank_is_killed_and_all_start_again(serve: Starter, base: Path) -> None:
@@ -49,7 +49,7 @@ def test_one_rank_is_killed_and_all_start_again(serve: Starter, base: Path) -> N
     assert {settings_of(child).group_epoch for child in after.values()} == {epoch + 1}
     folders = {settings_of(child).group_folder for child in after.values()}
     assert len(first) == len(folders) == 1 and [path for root in base.iterdir() for path in root.iterdir()] == [
-        Path(each) for each in folders - first
+        Path(folder) for folder in folders - first
     ]
     ends = [line for line in running.stderr().splitlines() if " error baton " in line]
     assert [line.partition(" error baton ")[2] for line in ends] == [

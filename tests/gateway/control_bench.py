@@ -22,8 +22,8 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from tests.doubles.clock import VirtualClock
+from tests.gateway.client import Client
 from tests.gateway.worker_ends import WorkerEnds, register
-from tests.retry.controlled import Client
 
 PROMPT = (1, 2, 3)
 
