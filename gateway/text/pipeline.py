@@ -69,6 +69,7 @@ class Pipeline:
         if scored is not None:
             self._held.read(token_id, scored, len(characters), is_whole=self._detokenizer.is_whole)
 
+        # All characters are text of the answer. What tells thoughts and calls from it belongs here.
         text = self._without_stops(characters)
         if self._has_stops and not is_stop_token and not self.is_cut:
             text += self._without_stops(self._detokenizer.hidden_text(token_id), is_hidden=True)

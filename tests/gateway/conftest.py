@@ -97,7 +97,7 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
     workers: list[FakeWorker] = []
-    with patch("gateway.routing.control.TICK_S", LOOK_S):
+    with patch("gateway.routing.punctuality.TICK_S", LOOK_S):
         serving = asyncio.create_task(gateway.serve())
         try:
             async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S, verify=False) as client:
