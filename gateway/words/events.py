@@ -16,24 +16,24 @@ class ReasoningDelta(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A call of a tool begins. `index` counts the calls of a choice from 0."""
+    """A call of a tool begins. `call` counts the calls of a choice from 0."""
 
-    index: int
+    call: int
     id: str
     name: str
 
 
 class CallDelta(NamedTuple):
-    """More of the arguments of call `index`, as JSON text."""
+    """More of the arguments of call number `call`, as JSON text."""
 
-    index: int
+    call: int
     json: str
 
 
 class CallEnd(NamedTuple):
-    """Call `index` is over: its arguments are whole, or the answer ended within them."""
+    """Call number `call` is over: its arguments are whole, or the answer ended within them."""
 
-    index: int
+    call: int
 
 
 Event = TextDelta | ReasoningDelta | CallBegin | CallDelta | CallEnd
