@@ -141,15 +141,12 @@ class Channels:
     def _read_call(self, reader: CallReader, text: str) -> str:
         """Text between the markers of calls. Returns what is behind the end of a call."""
         arguments, rest = reader.read(text)
-        is_too_many = reader.name is not None and self._num_calls == MAX_CALLS
-        if reader.name is None or is_too_many:
+        if reader.name is None or not self._begins(reader.name):
             self._held.append(text)
-            if reader.is_broken or is_too_many:
+            if reader.name is not None or reader.is_broken:
                 self._give_up()
             return ""
 
-        if not self._is_begun:
-            self._begin_call(reader.name)
         self._add_arguments(arguments)
         if reader.is_over or reader.is_broken:
             self._end_call()
@@ -157,8 +154,13 @@ class Channels:
                 self._reader = self._calls.reader(self._tools)
         return rest
 
-    def _begin_call(self, name: str) -> None:
-        assert self._calls is not None
+    def _begins(self, name: str) -> bool:
+        """Tells that the call has begun, unless it was told or is one too many."""
+        if self._is_begun:
+            return True
+        if self._calls is None or self._num_calls == MAX_CALLS:
+            return False
+
         digest = hashlib.sha256(f"{self._answer} {self._num_calls}".encode()).hexdigest()[:24]
         call_id = self._calls.id_shape.format(digest=digest, name=name, index=self._num_calls)
         self._events.append(CallBegin(self._num_calls, call_id, name))
@@ -166,6 +168,7 @@ class Channels:
         self._held = []
         self._home, self._drops_breaks, self._is_start = _Home.TEXT, False, False
         self._is_begun = self._has_called = True
+        return True
 
     def _add_arguments(self, json: str) -> None:
         if json:
@@ -178,10 +181,10 @@ class Channels:
 
     def _break_off(self, reader: CallReader) -> None:
         """A marker stands where the reader takes none."""
-        if not self._is_begun:
+        arguments, rest = reader.break_off()
+        if reader.name is None or not self._begins(reader.name):
             self._give_up()
             return
-        arguments, rest = reader.break_off()
         self._add_arguments(arguments)
         self._end_call()
         self._plain(rest)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gateway.text.channels.channels import Channels
 from gateway.text.channels.fold import fold
-from gateway.text.channels.formats import CALL_FORMATS, THINK
+from gateway.text.channels.formats import CALL_FORMATS, SEED_THINK, THINK
 from gateway.text.channels.json_value import whole_json
 from gateway.text.channels.markers import Markers
 from gateway.text.channels.readers import CallFormat, Format, ReasoningTags
@@ -25,11 +25,11 @@ Render = Callable[
 
 NAME: Final = "baton_probe_tool"
 KEY: Final = "baton_probe_key"
-ARGUMENTS: Final[Mapping[str, Any]] = {KEY: "probe of a value", f"{KEY}_2": {"deep": [1, True]}}
+ARGUMENTS: Final[Mapping[str, Any]] = {KEY: "probe of a value", f"{KEY}_2": 7}
 THOUGHT: Final = "probe of a thought"
 SCHEMA: Final[Message] = {
     "type": "object",
-    "properties": {KEY: {"type": "string"}, f"{KEY}_2": {"type": "object"}},
+    "properties": {KEY: {"type": "string"}, f"{KEY}_2": {"type": "integer"}},
     "required": [KEY],
 }
 TOOL: Final[Message] = {
@@ -93,7 +93,9 @@ def _reasoning(render: Render) -> ReasoningTags | None:
     rendered = _rendered(render, [USER, thoughtful], [])
     prompt = _rendered(render, [USER], [])
 
-    opening, closing = re.escape(THINK.opening), re.escape(THINK.closing)
-    if re.search(rf"{opening}\s*{re.escape(THOUGHT)}\s*{closing}", rendered):
-        return THINK
-    return THINK if re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", prompt) else None
+    for tags in (THINK, SEED_THINK):
+        opening, closing = re.escape(tags.opening), re.escape(tags.closing)
+        is_written = re.search(rf"{opening}\s*{THOUGHT}\s*{closing}", rendered)
+        if is_written or re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", prompt):
+            return tags
+    return None

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.text.channels.json_calls import JsonCalls
 from gateway.text.channels.readers import CallFormat, ReasoningTags
-from gateway.text.channels.tagged_calls import TaggedCalls
+from gateway.text.channels.tag_patterns import PairedCalls, TaggedCalls
 
 HERMES: Final = JsonCalls()
 QWEN3_CODER: Final = TaggedCalls()
@@ -20,8 +20,13 @@ MINIMAX_M2: Final = TaggedCalls(
     key_closing='">',
     pad="",
 )
+SEED: Final = TaggedCalls(opening="<seed:tool_call>", closing="</seed:tool_call>", pad="")
+GLM: Final = PairedCalls()
+MINIMAX_M1: Final = JsonCalls(opening="<tool_calls>", closing="</tool_calls>")
+
 THINK: Final = ReasoningTags()
 THINK_FIRST: Final = ReasoningTags(is_assumed=True)
+SEED_THINK: Final = ReasoningTags(opening="<seed:think>", closing="</seed:think>")
 
 # what --tool-call-parser takes: vLLM's names and SGLang's
 CALL_FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
@@ -34,6 +39,11 @@ CALL_FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
         "mimo": QWEN3_CODER,
         "minimax_m2": MINIMAX_M2,
         "minimax-m2": MINIMAX_M2,
+        "minimax": MINIMAX_M1,
+        "seed_oss": SEED,
+        "glm": GLM,
+        "glm45": GLM,
+        "glm47": GLM,
     }
 )
 
@@ -43,6 +53,8 @@ REASONING_FORMATS: Final[Mapping[str, ReasoningTags]] = MappingProxyType(
         "qwen3": THINK,
         "mimo": THINK,
         "glm45": THINK,
+        "glm47": THINK,
+        "seed_oss": SEED_THINK,
         "deepseek_r1": THINK_FIRST,
         "deepseek-r1": THINK_FIRST,
         "qwen3-thinking": THINK_FIRST,

@@ -30,7 +30,8 @@ class CallReader(Protocol):
         """What the text adds to the arguments, as JSON, and the text behind the end of the call or behind its break."""
 
     def break_off(self) -> tuple[str, str]:
-        """What is still to be told when a marker ends the call: JSON of the arguments, and text that is not of them."""
+        """What is still to be told when a marker ends the call: JSON of the arguments, and text that is not of them. If
+        there is no name yet, the marker may make the header whole."""
 
     def end(self) -> str:
         """What is still to be told of the arguments when the answer ends within the call."""

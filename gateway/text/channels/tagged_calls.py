@@ -1,73 +1,32 @@
-"""Calls with a tag for the tool and one for each parameter. Qwen3-Coder and MiniMax write these. Pure.
+"""Reads calls that have a tag for each parameter, such as <parameter=KEY>. tag_patterns.py has their formats. Pure.
 
-<function=NAME>           a parameter's value is plain text: its JSON is that of the type in the tool's schema.
-<parameter=KEY>           Strings are told while they are written, other values when they are whole.
-VALUE                     A closing tag counts only before another tag, so that a value may have such tags in it.
-</parameter>
-</function>
+A parameter's value is plain text: its JSON is that of the type in the tool's schema. Strings are told while they are
+written, other values when they are whole. A closing tag counts only before another tag, so that a value may have such
+tags in it.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cached_property
 
-from gateway.text.channels.held import Ends, beginnings
-from gateway.text.channels.readers import MAX_HEADER, CallReader, Tools
+from gateway.text.channels.held import Ends
+from gateway.text.channels.readers import MAX_HEADER, Tools
 from gateway.text.channels.value_types import STRING, STRING_OR_NULL, escaped, json_of, may_be_null, value_types
-
-MAX_GAP = 64  # characters of white space between two tags
 
 
 @dataclass(frozen=True)
-class TaggedCalls:
-    """A format of calls with tags. `pad`: what stands around each value, once, and is not of it."""
-
-    opening: str = "<tool_call>"
-    closing: str = "</tool_call>"
-    id_shape: str = "call_{digest}"
-    name_opening: str = "<function="
-    name_closing: str = ">"
-    call_closing: str = "</function>"
-    key_opening: str = "<parameter="
-    key_closing: str = ">"
-    value_closing: str = "</parameter>"
-    pad: str = "\n"
-
-    def reader(self, tools: Tools) -> CallReader:
-        """A reader for one call."""
-        return TaggedCall(self, tools)
-
-    @cached_property
-    def patterns(self) -> "Patterns":
-        """What finds these tags."""
-        return Patterns(self)
-
-
-class Patterns:
+class TagPatterns:
     """What finds the tags of a format. It never changes; all calls share it."""
 
-    def __init__(self, form: TaggedCalls) -> None:
-        quoted = {name: re.escape(tag) for name, tag in asdict(form).items()}
-        self.header = re.compile(r"\s*{name_opening}([^<>\n]+?){name_closing}".format(**quoted))
-        self.tag = re.compile(r"\s*(?:{key_opening}([^\n]+?){key_closing}|{call_closing})".format(**quoted))
-
-        names, keys = beginnings([form.name_opening]), beginnings([form.key_opening, form.call_closing])
-        self.header_begins = re.compile(rf"\s*(?:{names}|{quoted['name_opening']}[^<>\n]*)?\Z")
-        self.tag_begins = re.compile(rf"\s*(?:{keys}|{quoted['key_opening']}[^\n]*)?\Z")
-
-        # a value ends with its closing tag before the next tag, or, without one, with that of the call before another
-        pad, gap = (f"(?:{quoted['pad']})?", rf"\s{{0,{MAX_GAP}}}")
-        value, call = f"{pad}{quoted['value_closing']}{gap}", f"{pad}{quoted['call_closing']}{gap}"
-        following = f"(?={quoted['key_opening']}|{quoted['call_closing']})"
-        self.value_end = re.compile(f"{value}{following}|(?P<call>{call})(?={quoted['name_opening']})")
-        self.closed = re.compile(f"{value}|{call}")
-
-        closings = [tag for closing in (form.value_closing, form.call_closing) for tag in (closing, form.pad + closing)]
-        self.held = Ends(
-            f"{value}(?:{keys})?|{call}(?:{names})?|{beginnings(closings)}",
-            MAX_GAP + 2 * max(map(len, (*closings, form.key_opening, form.name_opening))),
-        )
+    header: re.Pattern[str]  # all before the first parameter; group 1 is the name
+    header_begins: re.Pattern[str]  # a text of which more may make a header
+    bare_header: re.Pattern[str]  # a header behind which the closing marker ends the call
+    tag: re.Pattern[str]  # before a value, group 1 is its key; without a key it ends the call
+    tag_begins: re.Pattern[str]
+    value_end: re.Pattern[str]  # the closing tag of a value before another tag; group "call": it ends the call, too
+    closed: re.Pattern[str]  # the closing tag of a value, if a marker follows
+    held: Ends  # the end of a value that may become its closing tag
+    pad: str  # what stands before a value and is not of it
 
 
 class _Expect(Enum):
@@ -81,9 +40,9 @@ class _Expect(Enum):
 class TaggedCall:
     """One call."""
 
-    def __init__(self, form: TaggedCalls, tools: Tools) -> None:
+    def __init__(self, patterns: TagPatterns, tools: Tools) -> None:
         self.name: str | None = None
-        self._format, self._patterns, self._tools = form, form.patterns, tools
+        self._patterns, self._tools = patterns, tools
         self._expect = _Expect.HEADER
         self._part = ""  # text whose meaning the next text tells
         self._keys: set[str] = set()
@@ -121,6 +80,11 @@ class TaggedCall:
     def break_off(self) -> tuple[str, str]:
         """See CallReader. A marker behind the closing tag of a value ends this and the call, too."""
         part, self._part = self._part, ""
+        if self.name is None:
+            bare = self._patterns.bare_header.fullmatch(part)
+            if bare is None or bare[1] not in self._tools:
+                return "", part
+            self.name, part = bare[1], ""
         if self._value is not None:
             part = ""
             self._end_value(self._value)
@@ -159,7 +123,7 @@ class TaggedCall:
         else:
             self._told.append(f'{", " if self._keys else "{"}"{escaped(key)}": ')
             self._keys.add(key)
-            self._value = Value(value_types(self._tools[self.name or ""], key), self._format.pad)
+            self._value = Value(value_types(self._tools[self.name or ""], key), self._patterns.pad)
             self._expect = _Expect.VALUE
         return matched.end()
 
@@ -180,7 +144,7 @@ class TaggedCall:
         if ended is not None:
             self._told.append(value.add(text[at : ended.start()]))
             self._end_value(value)
-            if ended["call"] is not None:
+            if ended.lastgroup == "call":
                 self._end_call()
             return ended.end()
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gateway.text.channels.channels import Channels
 from gateway.text.channels.fold import Whole, fold
-from gateway.text.channels.formats import HERMES, MINIMAX_M2, QWEN3_CODER, THINK
+from gateway.text.channels.formats import GLM, HERMES, MINIMAX_M2, QWEN3_CODER, THINK
 from gateway.text.channels.markers import Markers
 from gateway.text.channels.readers import Format
 from gateway.words.events import Event
@@ -15,7 +15,8 @@ from gateway.words.events import Event
 JSON = Format(HERMES, THINK)
 TAGS = Format(QWEN3_CODER, THINK)
 MINIMAX = Format(MINIMAX_M2, THINK)
-FORMATS = {"json": JSON, "tags": TAGS, "minimax": MINIMAX}
+PAIRS = Format(GLM, THINK)
+FORMATS = {"json": JSON, "tags": TAGS, "minimax": MINIMAX, "pairs": PAIRS}
 FIRST_ID = 100  # of the markers of a format, where they have ids
 
 TOOLS: Mapping[str, Any] = {
@@ -132,8 +133,12 @@ PARTS_OF_MINIMAX = (
     *('<invoke name="f">\n<parameter name="text">', "</parameter>", "</invoke>", "<invoke", '<parameter name="'),
     *('"', ">", "7", "\n"),
 )
+PARTS_OF_PAIRS = (
+    *("f", "g.h-1", "unknown", "<arg_key>text</arg_key>", "<arg_key>count</arg_key>\n<arg_value>", "</arg_value>", "7"),
+    *("f\n<arg_key>text</arg_key>\n<arg_value>", "<arg_key>", "</arg_key>", "<arg_value>", "<arg_", "</arg_v", "key"),
+)
 PARTS_OF_TEXT = ("a", " ", "\n", "\n\n", "é", "<", "<tool", "x" * 70, " " * 70, "<think", "</")
-PARTS = {"json": PARTS_OF_JSON, "tags": PARTS_OF_TAGS, "minimax": PARTS_OF_MINIMAX}
+PARTS = {"json": PARTS_OF_JSON, "tags": PARTS_OF_TAGS, "minimax": PARTS_OF_MINIMAX, "pairs": PARTS_OF_PAIRS}
 
 
 @st.composite

@@ -46,6 +46,18 @@ MINIMAX_CALLS = """
 {%- endfor %}{{- '</invoke>\n' }}{%- endfor %}{{- '</minimax:tool_call>' }}{%- endif %}"""
 MINIMAX = JSON_TOOLS + FOR + ROLE + THOUGHTS + CONTENT + MINIMAX_CALLS + END + END_FOR + PROMPT + "{{- '<think>\n' }}"
 
+PAIR_CALLS = """
+{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>' ~ call.function.name ~ '\n' }}
+{%- for key, value in call.function.arguments | items %}{{- '<arg_key>' ~ key ~ '</arg_key>\n<arg_value>' }}
+{{- value if value is string else value | tojson }}{{- '</arg_value>\n' }}{%- endfor %}
+{{- '</tool_call>' }}{%- endfor %}"""
+GLM = JSON_TOOLS + FOR + ROLE + THOUGHTS + CONTENT + PAIR_CALLS + END + END_FOR + PROMPT
+SEED = (
+    QWEN_CODER.replace("tool_call>", "seed:tool_call>")
+    .replace("key ~ '>\n'", "key ~ '>'")
+    .replace("'\n</parameter>\n'", "'</parameter>\n'")
+)
+
 R1 = """
 {%- for m in messages %}{%- if m.tool_calls %}{%- for call in m.tool_calls %}
 {{- '<|Assistant|><|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>' + call.function.name + '\n```json\n' }}

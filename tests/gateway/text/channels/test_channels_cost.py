@@ -5,7 +5,7 @@ import pytest
 from gateway.text.channels.readers import MAX_HEADER
 from gateway.text.channels.tagged_calls import TaggedCall
 from tests.counting import instructions
-from tests.gateway.text.channels.reading import JSON, MINIMAX, TAGS, channels, deliver
+from tests.gateway.text.channels.reading import JSON, MINIMAX, PAIRS, TAGS, channels, deliver
 
 LONG = 240  # characters
 TEXTS = {
@@ -25,6 +25,8 @@ TEXTS = {
     "closing tags of calls within a value": (TAGS, "</function>\n", "<tool_call><function=f><parameter=text>"),
     "white space behind a closing tag": (TAGS, "\n", "<tool_call><function=f><parameter=text></parameter>"),
     "a key without an end": (MINIMAX, "k", '<minimax:tool_call><invoke name="f"><parameter name="'),
+    "a name without an end": (PAIRS, "f", "<tool_call>"),
+    "closing tags of a pair's value": (PAIRS, "</arg_value>\n", "<tool_call>f<arg_key>text</arg_key><arg_value>"),
     "calls": (MINIMAX, '<invoke name="f"></invoke>', "<minimax:tool_call>"),
 }
 

@@ -13,10 +13,19 @@ from tests.gateway.text.channels.reading import FORMATS, cut, markers, read
 from tests.gateway.text.channels.templates import assistant, renderer
 
 USER = {"role": "user", "content": "question"}
-TEMPLATES = {"json": templates.QWEN, "tags": templates.QWEN_CODER, "minimax": templates.MINIMAX}
-TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=text>", "</parameter>", "</invoke>"]
+TEMPLATES = {"json": templates.QWEN, "tags": templates.QWEN_CODER, "minimax": templates.MINIMAX, "pairs": templates.GLM}
+TAGS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<function=f>",
+    "</function>",
+    "<parameter=text>",
+    "</parameter>",
+    "</invoke>",
+    "</arg_value>",
+]
 # a closing tag right before another tag ends a value
-AMBIGUOUS = re.compile(r"(</parameter>|</function>|</invoke>)\s*<[^>]*>")
+AMBIGUOUS = re.compile(r"(</parameter>|</function>|</invoke>|</arg_value>)\s*<[^>]*>")
 
 words = st.one_of(st.text(max_size=12), st.sampled_from(["\n", " ", "null", "5", "<", "é"]))
 texts = st.lists(words, max_size=5).map("".join)

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.text.channels.detection import ArgumentsForm, Message, detect
-from gateway.text.channels.formats import HERMES, MINIMAX_M2, QWEN3_CODER, THINK
+from gateway.text.channels.formats import GLM, HERMES, MINIMAX_M2, QWEN3_CODER, SEED, SEED_THINK, THINK
 from gateway.text.channels.readers import Format
 from tests.gateway.text.channels import templates
 from tests.gateway.text.channels.templates import renderer
@@ -15,11 +15,24 @@ from tests.gateway.text.channels.templates import renderer
         (templates.QWEN_OF_TEXT, Format(HERMES), "text"),
         (templates.QWEN_CODER, Format(QWEN3_CODER), "object"),
         (templates.MINIMAX, Format(MINIMAX_M2, THINK), "object"),
+        (templates.GLM, Format(GLM, THINK), "object"),
+        (templates.SEED, Format(SEED), "object"),
         (templates.R1, Format(None, THINK), "object"),
         (templates.CHAT_ONLY, Format(), "object"),
         ("{{ messages[0].content }}", Format(), "object"),
     ],
-    ids=["hermes", "qwen", "qwen of text", "qwen-coder", "minimax", "r1", "refuses calls", "shows no calls"],
+    ids=[
+        "hermes",
+        "qwen",
+        "qwen of text",
+        "qwen-coder",
+        "minimax",
+        "glm",
+        "seed",
+        "r1",
+        "refuses calls",
+        "shows no calls",
+    ],
 )
 def test_the_format_of_a_template(source: str, form: Format, arguments: ArgumentsForm) -> None:
     assert detect(renderer(source)) == (form, arguments)
@@ -48,6 +61,11 @@ def test_a_template_that_writes_part_of_a_call_has_no_format() -> None:
 def test_thoughts_have_several_names(field: str) -> None:
     source = templates.QWEN.replace("reasoning_content", field)
     assert detect(renderer(source)).format.reasoning == THINK
+
+
+def test_thoughts_have_several_tags() -> None:
+    source = templates.QWEN.replace("think>", "seed:think>")
+    assert detect(renderer(source)).format.reasoning == SEED_THINK
 
 
 @pytest.mark.parametrize(

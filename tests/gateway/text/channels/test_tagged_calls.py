@@ -6,17 +6,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.text.channels.formats import MINIMAX_M2, QWEN3_CODER
+from gateway.text.channels.formats import GLM, MINIMAX_M2, QWEN3_CODER
 from gateway.text.channels.readers import MAX_HEADER
-from gateway.text.channels.tagged_calls import MAX_GAP, TaggedCall
+from gateway.text.channels.tag_patterns import MAX_GAP, PairedCalls, TaggedCalls
+from gateway.text.channels.tagged_calls import TaggedCall
 from tests.gateway.text.channels.reading import TOOLS
 
-FORMATS = {"tags": QWEN3_CODER, "minimax": MINIMAX_M2}
+FORMATS: dict[str, TaggedCalls | PairedCalls] = {"tags": QWEN3_CODER, "minimax": MINIMAX_M2, "pairs": GLM}
 
 
 def read(text: str, size: int = 1 << 20, name: str = "tags", tools: Any = TOOLS) -> tuple[str, str, TaggedCall]:
     """The arguments, the text that is not of the call, and its reader."""
-    reader, told = TaggedCall(FORMATS[name], tools), ""
+    reader, told = TaggedCall(FORMATS[name].patterns, tools), ""
     for at in range(0, len(text), size):
         arguments, rest = reader.read(text[at : at + size])
         told += arguments
@@ -84,7 +85,7 @@ def test_a_value_without_its_closing_tag_ends_with_that_of_the_call(size: int) -
 
 
 def test_strings_are_told_while_they_are_written() -> None:
-    reader = TaggedCall(QWEN3_CODER, TOOLS)
+    reader = TaggedCall(QWEN3_CODER.patterns, TOOLS)
     assert reader.read("<function=f><parameter=text>") == ('{"text": ', "")
     assert reader.read('\n"a') == ('"\\"a', "")
     assert reader.read("\n") == ("", "")
@@ -94,14 +95,14 @@ def test_strings_are_told_while_they_are_written() -> None:
 
 
 def test_a_string_that_may_be_null_is_told_when_it_is_none() -> None:
-    reader = TaggedCall(QWEN3_CODER, TOOLS)
+    reader = TaggedCall(QWEN3_CODER.patterns, TOOLS)
     reader.read("<function=f><parameter=note>")
     assert [reader.read(char)[0] for char in "nul"] == ["", "", ""]
     assert reader.read("ls") == ('"nulls', "")
 
 
 def test_other_values_are_told_when_they_are_whole() -> None:
-    reader = TaggedCall(QWEN3_CODER, TOOLS)
+    reader = TaggedCall(QWEN3_CODER.patterns, TOOLS)
     reader.read("<function=f><parameter=items>")
     assert reader.read("[1, 2") == ("", "")
     assert reader.read("]</parameter><parameter=count>") == ('[1, 2], "count": ', "")
@@ -167,3 +168,33 @@ def test_a_marker_ends_a_call_between_its_tags(text: str, takes: bool, ended: tu
 )
 def test_what_the_end_of_the_answer_adds(text: str, held: str) -> None:
     assert read(text)[2].end() == held
+
+
+class TestPairs:
+    """Calls with the bare name of the tool, whose end is the closing marker."""
+
+    @pytest.mark.parametrize("gap", ["", "\n", " \n"])
+    @pytest.mark.parametrize("size", [1, 5, 1000])
+    def test_keys_and_values(self, gap: str, size: int) -> None:
+        pairs = [("text", "a</arg_value>\nb"), ("count", "5"), ("other", "")]
+        text = "f" + "".join(
+            f"{gap}<arg_key>{key}</arg_key>{gap}<arg_value>{value}</arg_value>" for key, value in pairs
+        )
+        told, rest, reader = read(text + gap, size, "pairs")
+        ended, left = reader.break_off()
+        assert json.loads(told + ended) == {"text": "a</arg_value>\nb", "count": 5, "other": ""}
+        assert (rest, left, reader.name, reader.is_over) == ("", "", "f", True)
+
+    @pytest.mark.parametrize(
+        ("text", "name"), [("f", "f"), ("\ng.h-1\n", "g.h-1"), ("unknown", None), ("f g", None), ("", None)]
+    )
+    @pytest.mark.parametrize("size", [1, 1000])
+    def test_a_call_without_arguments_is_a_name_before_the_marker(self, text: str, name: str | None, size: int) -> None:
+        told, _, reader = read(text, size, "pairs")
+        assert (told, reader.name, reader.takes_markers) == ("", None, False)
+        ended = reader.break_off()
+        assert reader.name == name and (name is None or ended == ("{}", ""))
+
+    @pytest.mark.parametrize("text", ["f and", "<arg_key>", "f<arg_value>", "f f<arg_key>", "f</arg_key>"])
+    def test_what_is_no_header(self, text: str) -> None:
+        assert read(text, name="pairs")[2].is_broken and read(text, 1, "pairs")[2].is_broken
