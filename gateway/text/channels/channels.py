@@ -128,7 +128,7 @@ class Channels:
             self._held.append(text[len(shown) :])
 
     def _begin_reasoning(self) -> None:
-        if not self._is_start:
+        if not (self._is_start or self._is_behind_call):
             self._tell("".join(self._held))
         self._held = []
         self._home, self._drops_breaks = _Home.THINK, True
@@ -141,7 +141,7 @@ class Channels:
     def _read_call(self, reader: CallReader, text: str) -> str:
         """Text between the markers of calls. Returns what is behind the end of a call."""
         arguments, rest = reader.read(text)
-        if reader.name is None or not self._begins(reader.name):
+        if reader.name is None or not self._begin_call(reader.name):
             self._held.append(text)
             if reader.name is not None or reader.is_broken:
                 self._give_up()
@@ -154,8 +154,8 @@ class Channels:
                 self._reader = self._calls.reader(self._tools)
         return rest
 
-    def _begins(self, name: str) -> bool:
-        """Tells that the call has begun, unless it was told or is one too many."""
+    def _begin_call(self, name: str) -> bool:
+        """Tells that the call has begun, if it was not told. Returns whether it was: it is not one too many."""
         if self._is_begun:
             return True
         if self._calls is None or self._num_calls == MAX_CALLS:
@@ -182,7 +182,7 @@ class Channels:
     def _break_off(self, reader: CallReader) -> None:
         """A marker stands where the reader takes none."""
         arguments, rest = reader.break_off()
-        if reader.name is None or not self._begins(reader.name):
+        if reader.name is None or not self._begin_call(reader.name):
             self._give_up()
             return
         self._add_arguments(arguments)

@@ -16,6 +16,7 @@ STRING_OR_NULL = frozenset({"string", "null"})
 NULLS = ("null", "None")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # some templates print values as Python does
 MAX_LOOKS = 200  # at schemas of one parameter
+_TYPES = {str: "string", dict: "object", list: "array", bool: "boolean", type(None): "null"}
 _KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
 
 
@@ -73,7 +74,7 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     values = schema["enum"] if isinstance(schema.get("enum"), list) else []
     if "const" in schema:
         values = [schema["const"]]
-    return {_KINDS.get(json.dumps(value)[0], "number") for value in values[:MAX_LOOKS]}
+    return {_TYPES.get(type(value), "number") for value in values[:MAX_LOOKS]}
 
 
 def _referred(schema: Any, reference: Any) -> Any:

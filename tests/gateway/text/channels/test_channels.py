@@ -234,6 +234,7 @@ class TestReasoning:
     def test_a_token_opens_it_again(self) -> None:
         pieces = by_ids(JSON, "<think>a</think>b <think>\nc</think>d")
         assert read(JSON, pieces) == Whole("b d", "ac", ())
+        assert read(JSON, by_ids(JSON, f"{FIRST_CALL['json']}\n<think>a</think>")).text == ""
 
     def test_a_format_without_it_shows_its_tags(self) -> None:
         form = Format(JSON.calls, None)

@@ -13,7 +13,8 @@ from tests.gateway.text.channels.reading import FORMATS, cut, markers, read
 from tests.gateway.text.channels.templates import assistant, renderer
 
 USER = {"role": "user", "content": "question"}
-TEMPLATES = {"json": templates.QWEN, "tags": templates.QWEN_CODER, "minimax": templates.MINIMAX, "pairs": templates.GLM}
+SOURCES = {"json": templates.QWEN, "tags": templates.QWEN_CODER, "minimax": templates.MINIMAX, "pairs": templates.GLM}
+TEMPLATES = {name: renderer(source) for name, source in SOURCES.items()}
 TAGS = [
     "<tool_call>",
     "</tool_call>",
@@ -53,7 +54,7 @@ def arguments_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(data=st.data(), content=texts, reasoning=texts, places=st.lists(st.integers(1, 9), max_size=40))
 def test_what_was_read_is_written_again(name: str, data: Any, content: str, reasoning: str, places: list[int]) -> None:
-    render = renderer(TEMPLATES[name])
+    render = TEMPLATES[name]
     content, reasoning = content.strip(), reasoning.strip("\r\n") if name != "tags" else ""
     calls = data.draw(st.lists(st.tuples(st.just("f"), arguments_of(name)), max_size=3))
     assume(name == "json" or not any(is_ambiguous(value) for _, arguments in calls for value in arguments.values()))
@@ -84,6 +85,6 @@ def answer_of(written: str, empty: str) -> str:
 def test_arguments_are_written_as_the_template_writes_them() -> None:
     """With the spaces of `tojson`, so that the next prompt has the same tokens."""
     arguments = {"text": "é\n", "count": 1, "items": [1, {"a": None}]}
-    for name, source in TEMPLATES.items():
-        written = renderer(source)([assistant("", "", [("f", arguments)])], [])
+    for name, render in TEMPLATES.items():
+        written = render([assistant("", "", [("f", arguments)])], [])
         assert read(FORMATS[name], [written]).calls[0].arguments == json.dumps(arguments, ensure_ascii=False)
