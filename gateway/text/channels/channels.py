@@ -91,6 +91,7 @@ class Channels:
             text = self._read_call(self._reader, text)
 
     def _mark(self, marker: str, has_id: bool) -> None:
+        """A marker: within an argument it is text, else it ends the call that is being read, and then counts."""
         calls, tags = self._calls, self._reasoning
         if self._reader is not None and self._reader.takes_markers:
             self._take(marker)

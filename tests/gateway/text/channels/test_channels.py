@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 
 from gateway.text.channels.channels import MAX_CALLS, Channels
 from gateway.text.channels.fold import Whole, WholeCall
+from gateway.text.channels.formats import HERMES
 from gateway.text.channels.readers import MAX_HEADER, Format
 from gateway.words.events import CallBegin, CallDelta, CallEnd, ReasoningDelta, TextDelta
 from tests.gateway.text.channels.reading import (
@@ -182,6 +184,11 @@ def test_ids_of_calls_are_those_of_their_answer() -> None:
     ids = [call.id for call in whole.calls]
     assert len(set(ids)) == 2 and all(len(call_id) == 29 and call_id.startswith("call_") for call_id in ids)
     assert read(TAGS, [FIRST_CALL["tags"]]).calls[0].id == ids[0]
+
+
+def test_ids_have_the_shape_of_their_format() -> None:
+    form = Format(replace(HERMES, id_shape="functions.{name}:{index}"))
+    assert [call.id for call in read(form, [FIRST_CALL["json"] * 2]).calls] == ["functions.f:0", "functions.f:1"]
 
 
 def test_calls_of_two_choices_have_different_ids() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.text.channels.detection import ArgumentsForm, Message, detect
-from gateway.text.channels.formats import GLM, HERMES, MINIMAX_M2, QWEN3_CODER, SEED, SEED_THINK, THINK
+from gateway.text.channels.formats import GLM, HERMES, MINIMAX_M1, MINIMAX_M2, QWEN3_CODER, SEED, SEED_THINK, THINK
 from gateway.text.channels.readers import Format
 from tests.gateway.text.channels import templates
 from tests.gateway.text.channels.templates import renderer
@@ -17,6 +17,7 @@ from tests.gateway.text.channels.templates import renderer
         (templates.MINIMAX, Format(MINIMAX_M2, THINK), "object"),
         (templates.GLM, Format(GLM, THINK), "object"),
         (templates.SEED, Format(SEED), "object"),
+        (templates.HERMES.replace("tool_call>", "tool_calls>"), Format(MINIMAX_M1), "object"),
         (templates.R1, Format(None, THINK), "object"),
         (templates.CHAT_ONLY, Format(), "object"),
         ("{{ messages[0].content }}", Format(), "object"),
@@ -29,6 +30,7 @@ from tests.gateway.text.channels.templates import renderer
         "minimax",
         "glm",
         "seed",
+        "minimax m1",
         "r1",
         "refuses calls",
         "shows no calls",
