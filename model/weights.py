@@ -16,6 +16,8 @@ from torch import Tensor, device, dtype
 
 from model.checkpoint import Checkpoint, Part
 from model.collectives import Collectives
+from model.cpu_experts import CpuExperts
+from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
@@ -52,6 +54,7 @@ class Weights:
     device: device
     pack: Pack | None
     collectives: Collectives | None = None  # of the ranks that share the feeds; None: all of them are whole
+    kernels: CpuKernels | None = None  # in which experts are computed, if C has products with their weights
 
     def tensor(self, name: str, *shape: int, cut: Cut = Cut.WHOLE, as_dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, or this rank's share of it. `shape` is that of the whole tensor.
@@ -79,11 +82,11 @@ class Weights:
 
     def finished(self, linear: Linear) -> AnyLinear:
         """`linear`, packed if that is wanted."""
-        return self.pack(linear) if self.pack else linear
+        return self.pack.make(linear) if self.pack else linear
 
     def joined(self, linears: Sequence[Linear]) -> ParallelLinears:
         """Linears of one input, merged if weights are copied anyway."""
-        merge = self.device.type != "cpu" or self.pack is not None
+        merge = self.device.type != "cpu" or (self.pack is not None and self.pack.copies)
         return parallel_linears(linears, merge=merge, pack=self.pack)
 
     def head(self, outputs: int) -> AnyLinear:
@@ -170,7 +173,7 @@ class Weights:
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
         return Mlp(self.joined((gate, up)), self.finished(down), mlp.gate)
 
-    def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts:
+    def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
         """Every rank has the whole router, and a share of each expert."""
         names, float32 = feed.names, torch.float32
         bias = f"{prefix}.{names.choice_bias}"
@@ -179,11 +182,13 @@ class Weights:
             self.tensor(f"{prefix}.gate.weight", feed.count, self.config.hidden_size, as_dtype=float32).double(),
             self.tensor(bias, feed.count, as_dtype=float32) if feed.router.has_choice_bias else None,
         )
-        return Experts(
+        mixture = Experts(
             router,
             tuple(self._mlp(f"{prefix}.experts.{index}", feed.expert, names) for index in range(feed.count)),
             self._mlp(f"{prefix}.shared_experts", feed.shared) if feed.shared else None,
         )
+        in_c = CpuExperts.of(self.kernels, mixture) if self.kernels else None
+        return in_c or mixture
 
 
 def _ordered_outputs(linear: Linear, order: Sequence[int]) -> Linear:
