@@ -30,16 +30,16 @@ def timed(costs: LaunchCosts, rows: object, num_steps: int, seconds: float, coun
 def test_until_a_few_launches_are_timed_costs_are_those_of_the_start() -> None:
     costs = LaunchCosts(FLAT)
     now = timed(costs, "a", 0, 0.5, FEW - 1)
-    assert not costs.is_known(1, proposes=False) and costs.launch_s(1) == [1.0, 2.0, 3.0]
+    assert not costs.is_known(1, 0) and costs.launch_s(1) == [1.0, 2.0, 3.0]
     costs.over("a", 0, now + 0.5)
-    assert costs.is_known(1, proposes=False) and not costs.is_known(1, proposes=True)
+    assert costs.is_known(1, 0) and not costs.is_known(1, 1)
     assert costs.launch_s(1) == pytest.approx([0.5, 2.0, 3.0])
 
 
 def test_what_some_proposals_cost_tells_of_other_numbers_of_them() -> None:
     costs = LaunchCosts(FLAT)
     timed(costs, "a", 2, 6.0, FEW)
-    assert costs.launch_s(1) == pytest.approx([1.0, 4.0, 6.0]) and costs.is_known(1, proposes=True)
+    assert costs.launch_s(1) == pytest.approx([1.0, 4.0, 6.0]) and costs.is_known(1, 1)
     timed(costs, "a", 1, 3.0, FEW)
     assert costs.launch_s(1) == pytest.approx([1.0, 3.0, 6.0])
 
@@ -49,7 +49,7 @@ def test_the_nearest_size_tells_of_sizes_that_were_not_timed() -> None:
     timed(costs, "a", 0, 0.5, FEW)
     timed(costs, "a" * 9, 0, 0.25, FEW)
     assert [costs.launch_s(rows)[0] for rows in (1, 3, 4, 7, 8, 15, 100)] == pytest.approx([0.5] * 2 + [0.25] * 5)
-    assert [costs.is_known(rows, proposes=False) for rows in (1, 2, 8, 15, 16)] == [True, False, True, True, False]
+    assert [costs.is_known(rows, 0) for rows in (1, 2, 8, 15, 16)] == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize("others", [("b", 1), ("a", 2), ("", 0), ("", 1)])

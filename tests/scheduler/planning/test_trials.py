@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from scheduler.draft_shape import DraftShape
-from scheduler.planning.launch_costs import StepCosts
+from scheduler.planning.launch_costs import PLAIN, StepCosts
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.trials import FIRST_WAIT, LONGEST_WAIT, MARGIN, SETTLE, TRIAL, Rates, Trials
 from tests.doubles.clock import VirtualClock
@@ -64,11 +64,11 @@ class World:
         """Tokens a second of so many launches."""
         num_tokens, began = 0, self.clock.now()
         for _ in range(num_launches):
-            num_steps = self.speculation.next_steps(len(self.rows))
+            num_steps = self.speculation.next_steps(len(self.rows), len(self.rows))
             noise = self.rng.lognormvariate(0.0, 0.1) * (10.0 if self.rng.random() < 0.01 else 1.0)
             self.clock.advance(self.cost(len(self.rows), num_steps) * noise)
             runs = [self._run(num_steps) for _ in self.rows]
-            self.speculation.over(self.rows, num_steps)
+            self.speculation.over(self.rows, PLAIN if self.speculation.rests else num_steps)
             if num_steps:
                 self.speculation.count(num_steps, runs)
             num_tokens += sum(map(len, runs))
@@ -118,7 +118,7 @@ def test_proposals_that_lose_are_left_within_50_launches_and_tried_rarely(num_ro
     world = World(COSTS["the host hides behind launches without proposals"], 0.5, num_rows, seed=3)
     assert world.expected(STEPS) < 0.8 * world.expected(0)
     world.run(50)
-    assert world.speculation.next_steps(num_rows) == 0
+    assert world.speculation.next_steps(num_rows, num_rows) == 0
     world.run(4000)
     assert sum(steps > 0 for steps in world.steps[50:]) <= 5 * TRIAL
 
@@ -127,14 +127,14 @@ def test_proposals_that_begin_to_pay_are_taken_up() -> None:
     """Another text, or a host that others use less: the next trial finds it."""
     world = World(COSTS["proposals are dear"], 0.5, 1, seed=5)
     world.run(1000)
-    assert world.speculation.next_steps(1) == 0
+    assert world.speculation.next_steps(1, 1) == 0
     world.cost, world.acceptance = COSTS["proposals cost nothing"], 0.9
-    world.run(LONGEST_WAIT)
+    world.run(2 * LONGEST_WAIT)
     assert world.steps[-20:].count(0) == 0
 
 
 def test_without_a_clock_costs_stay_as_they_were() -> None:
     speculation = Speculation(DraftShape(STEPS), 9, StepCosts((1,), ((1.0, 9.0, 9.0, 9.0, 9.0),)))
     for _ in range(FIRST_WAIT):
-        assert speculation.next_steps(1) == 0
+        assert speculation.next_steps(1, 1) == 0
         speculation.over((1,), 0)
