@@ -176,8 +176,9 @@ class Speculation:
         return list(map(max, self.acceptance, of_all))
 
     def most_tokens(self, num_rows: int) -> int:
-        """Tokens that the next launch computes of so many rows at most: with a draft, all that it verifies of each."""
-        return num_rows * self.shape.num_computed
+        """Tokens that the next launch computes of so many rows at most: with a draft, all that it verifies of each. The
+        first launch behind a rest has no row with a draft."""
+        return num_rows * (1 if self.rests else self.shape.num_computed)
 
     def next_steps(self, num_rows: int, num_drafting: int) -> int:
         """Proposals for each of `num_rows` rows in the next launch. Only the `num_drafting` with a draft keep some. The

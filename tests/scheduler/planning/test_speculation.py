@@ -58,6 +58,23 @@ def test_without_costs_it_is_always_as_many_for_rows_that_decode() -> None:
     assert [Speculation(DraftShape(3), 9).next_steps(num_rows, num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
 
 
+def test_a_launch_is_expected_to_verify_proposals_unless_the_draft_rests() -> None:
+    speculation = Speculation(DraftShape(3), 9)
+    assert speculation.most_tokens(5) == 20
+    speculation.rests = True
+    assert speculation.most_tokens(5) == 5
+
+
+def test_where_no_row_has_a_draft_nothing_is_proposed() -> None:
+    assert Speculation(DraftShape(3), 9).next_steps(4, 0) == 0
+    assert Speculation(DraftShape(3), 9, CHEAP).next_steps(4, 0) == 0
+
+
+def test_rows_without_a_draft_make_proposals_pay_less() -> None:
+    speculation = Speculation(DraftShape(3), 9, StepCosts((1, 64), ((1.0, 1.2, 1.4, 1.6),) * 2))
+    assert [speculation.next_steps(8, num_drafting) > 0 for num_drafting in (8, 6, 1)] == [True, True, False]
+
+
 def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
     speculation = Speculation(DraftShape(2), 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
     assert speculation.next_steps(1, 1) == 2

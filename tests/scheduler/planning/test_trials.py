@@ -47,6 +47,29 @@ def test_what_pays_is_taken_at_once_if_it_pays_clearly(proposes: bool) -> None:
     assert ways(trials, rates(MARGIN + 0.01), 20) == [not proposes] * 20 and trials.proposes != proposes
 
 
+def test_proposals_are_tried_only_where_enough_rows_have_a_draft() -> None:
+    few = Rates(0.5, 1.0, True, True, may_try=False)
+    trials = Trials(proposes=False)
+    assert not any(ways(trials, few, 8 * FIRST_WAIT)) and not trials.has_tried
+    assert ways(trials, Rates(0.5, 1.0, True, True), TRIAL + 1) == [True] * TRIAL + [False] and trials.has_tried
+
+
+def test_a_trial_goes_on_to_its_end() -> None:
+    trials = Trials(proposes=False)
+    trials.retry()
+    seen = [(trials.is_trying, trials.next(Rates(0.5, 1.0, True, True))) for _ in range(TRIAL + 1)]
+    assert seen == [(False, True), *[(True, True)] * (TRIAL - 1), (False, False)]
+
+
+@pytest.mark.parametrize("proposes", [True, False])
+def test_a_trial_that_is_wanted_again_comes_at_once_unless_launches_propose_anyway(proposes: bool) -> None:
+    trials = Trials(proposes)
+    rates = Rates(2.0 if proposes else 0.5, 1.0, True, True)
+    ways(trials, rates, FIRST_WAIT)
+    trials.retry()
+    assert ways(trials, rates, 2) == [True, True]
+
+
 Cost = Callable[[int, int], float]  # rows and proposals -> seconds between two results
 
 
