@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protocol.logprobs import Logprobs
 from scheduler.plan import Owner, StepResult
 from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.launch_costs import PLAIN
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Spills
@@ -22,6 +23,7 @@ class Launched:
     chunks: tuple[ExtendChunk, ...]
     decodes: tuple[Req, ...]
     num_steps: int = 0  # see Plan
+    drafts: bool = True  # see Plan
     layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
     computed_at: float | None = None  # see StepResult
     hidden: tuple[bytes, ...] = ()  # see StepResult
@@ -32,6 +34,11 @@ class Launched:
     def reqs(self) -> list[Req]:
         """All requests of the launch. A request may appear twice."""
         return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
+
+    @property
+    def kind(self) -> int:
+        """How many tokens it proposes, or PLAIN."""
+        return self.num_steps if self.drafts else PLAIN
 
     def next_logprobs(self, req: Req) -> Logprobs | None:
         """Those of the next run of `req`, in the order in which a role takes them; None if it asks for none."""

@@ -265,6 +265,6 @@ def test_a_cpu_computes_one_request_that_draws_in_all_ways(shape: str, monkeypat
         monkeypatch.setattr(module, "sample_scored", noted)
     num_forwards = 0
     warm_requests(executor, WarmUp.of(CPU, 64), SHAPES[shape])
-    assert num_forwards == (3 if SHAPES[shape].num_steps else 2), "weights are read as often as that"
+    assert num_forwards == (4 if SHAPES[shape].num_steps else 2), "weights are read as often as that"
     assert drawn_with == {*NAMES, "masks"}
     executor.close()

@@ -85,6 +85,14 @@ class Tree(RuleBasedStateMachine):
             before = ids[:-PAGE_SIZE]
             assert len(before) == self.ahead or (salt, before) in self.held, "a page is useless without its prefix"
 
+    @rule(ids=IDS, salt=SALTS, num=st.integers(0, 3))
+    def cut(self, ids: list[int], salt: str, num: int) -> None:
+        if num >= len(self.known(ids, salt)):
+            return
+        start = tuple(ids[: (num + 1) * PAGE_SIZE + self.ahead])
+        behind = [prefix for prefix in self.held if prefix[0] == salt and prefix[1][: len(start)] == start]
+        assert sorted(self.tree.cut(packed(ids), salt, num)) == sorted(self.held.pop(prefix) for prefix in behind)
+
     @precondition(lambda self: not self.readers)
     @rule()
     def clear(self) -> None:
