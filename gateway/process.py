@@ -36,7 +36,7 @@ from runtime.address import listen, refuse_exposed, split_endpoint
 from runtime.clock import Clock
 from runtime.keys import read_api_keys, read_keys
 from runtime.log import get_log
-from runtime.model_config import tokenizer_digest
+from runtime.model_config import ModelBasics, tokenizer_digest
 from runtime.settings import GatewaySettings
 
 GRACE_S = 1  # for responses in flight when the gateway stops
@@ -126,7 +126,7 @@ class Gateway:
         sources = read_template_sources(texts)
         if settings.chat_template is not None:
             sources["default"] = read_template(Path(settings.chat_template))
-        templates = ChatTemplates(sources, special_tokens)
+        templates = ChatTemplates(sources, special_tokens, refused=_refused_chats(basics, settings))
 
         lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
@@ -293,3 +293,10 @@ def allow_connections(num_connections: int) -> int | None:
     reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
     return None if reached == wanted else reached
+
+
+def _refused_chats(basics: ModelBasics, settings: GatewaySettings) -> str | None:
+    """Why no chat of this model is answered, whatever its own templates; None: chats are answered."""
+    if not basics.speaks_harmony or settings.chat_template is not None:
+        return None
+    return "chats of this model have the harmony format, which is not parsed yet"

@@ -21,6 +21,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model.quantised import from_fp8
 from protocol.errors import CheckpointError, brief, brief_name
 from runtime.files import read_fields
 
@@ -30,6 +31,7 @@ SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 INTEGER_DTYPES: Final = ("I64", "I32")
+FP8: Final = "F8_E4M3"
 MAX_HEADER_BYTES: Final = 100_000_000  # the package's own limit
 MAX_SAID_CHARS: Final = 200  # of the package's message
 _LENGTH_BYTES: Final = 8
@@ -161,12 +163,19 @@ def _printable(said: str) -> str:
 class Checkpoint:
     """The weights of one folder. A tensor's bytes are read when the model first computes with it."""
 
-    def __init__(self, folder: Path, files: Mapping[str, SafetensorsFile], check_values: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Mapping[str, SafetensorsFile],
+        check_values: bool = False,
+        fp8_block: tuple[int, int] | None = None,
+    ) -> None:
         """`files` maps a tensor's name to its file. `check_values`: `take` reads a whole tensor and refuses NaN and
-        infinities."""
+        infinities. `fp8_block`: outputs and inputs of a fp8 weight that share a scale; None: there are no such."""
         self.folder = folder
         self._files = files
         self._check_values = check_values
+        self._fp8_block = fp8_block
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {  # name -> (dtype as in the header, shape)
             name: file.entries[name] for name, file in files.items()
         }
@@ -198,14 +207,41 @@ class Checkpoint:
         meta no number is read: only `taken` tells what was asked for.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
-        tensor = self._find(name, shape, tuple(SERVED_DTYPES), part)
+        is_fp8 = self._fp8_block is not None and self.tensors.get(name, ("",))[0] == FP8
+        tensor = self._find(name, shape, (*SERVED_DTYPES, FP8) if is_fp8 else tuple(SERVED_DTYPES), part)
         self.taken[name] = Taken(tensor.numel(), dtype, is_view=device.type == "cpu" and tensor.dtype == dtype)
-        if self._check_values and device.type != "meta" and (num_bad := count_not_finite(tensor)):
+        if is_fp8:
+            tensor = self._from_fp8(name, tensor, shape, dtype, part, is_read=device.type != "meta")
+        if device.type != "meta":
+            self._check(name, tensor)
+        return tensor.to(device=device, dtype=dtype)
+
+    def _from_fp8(
+        self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None, *, is_read: bool
+    ) -> Tensor:
+        """The numbers of a part of a fp8 weight, if it `is_read`. Its scales are checked in any case."""
+        assert self._fp8_block is not None
+        rows, columns = self._fp8_block
+        scales_name, (outputs, inputs) = f"{name}_scale_inv", shape
+        scales_RC = self._find(scales_name, (-(-outputs // rows), -(-inputs // columns)), ("F32", "BF16"))
+        self.taken[scales_name] = Taken(0, scales_RC.dtype, is_view=False)
+        if not is_read:
+            return tensor
+        self._check(scales_name, scales_RC)
+        first = (0, 0) if part is None else (part.start, 0) if part.dim == 0 else (0, part.start)
+        return from_fp8(tensor, scales_RC, self._fp8_block, first, dtype)
+
+    def mapped(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...] = tuple(SERVED_DTYPES)) -> Tensor:
+        """A view over the mapped file, of which nothing is read yet. CheckpointError as in `take`, but for values."""
+        return self._find(name, shape, kinds)
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        """CheckpointError if values are checked and one is NaN or infinite."""
+        if self._check_values and (num_bad := count_not_finite(tensor)):
             raise CheckpointError(
                 f"{self._files[name].path}: {name}: {num_bad} of {tensor.numel()} values are NaN or infinite, expected"
                 " finite numbers"
             )
-        return tensor.to(device=device, dtype=dtype)
 
     def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The integers of tensor `name`, int64 in host memory. CheckpointError as in `take`."""
@@ -231,13 +267,13 @@ def count_not_finite(tensor: Tensor) -> int:
     return sum(int(rows.isfinite().logical_not().sum()) for rows in tensor.split(num_rows))
 
 
-def open_checkpoint(folder: Path, check_values: bool = False) -> Checkpoint:
-    """Maps the weights of `folder`. CheckpointError when files are missing or damaged."""
+def open_checkpoint(folder: Path, check_values: bool = False, fp8_block: tuple[int, int] | None = None) -> Checkpoint:
+    """Maps the weights of `folder`. CheckpointError when files are missing or damaged. `fp8_block`: see Checkpoint."""
     if (folder / INDEX_FILE).exists():
-        return Checkpoint(folder, _open_shards(folder), check_values)
+        return Checkpoint(folder, _open_shards(folder), check_values, fp8_block)
     if (folder / SINGLE_FILE).exists():
         file = SafetensorsFile(folder / SINGLE_FILE)
-        return Checkpoint(folder, dict.fromkeys(file.entries, file), check_values)
+        return Checkpoint(folder, dict.fromkeys(file.entries, file), check_values, fp8_block)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     hint = f"; found {', '.join(others[:3])}, but only safetensors weights are read" if others else ""
     if any(name.endswith(".bin") for name in others):

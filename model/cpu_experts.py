@@ -66,7 +66,7 @@ class CpuExperts:
         mlps = [*mixture.experts, *filter(None, [mixture.shared])]
         products = [for_c(mlp.linears or ()) for mlp in mlps if isinstance(mlp, Mlp)]
         own = [linears for linears in products if linears]
-        if len(own) < len(mlps):
+        if len(own) < len(mlps) or mixture.router.bias_X is not None:
             return None
         check_struct(kernels.library, "mlp", CMlp)
         check_struct(kernels.library, "mixture", CMixture)

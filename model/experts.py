@@ -30,10 +30,11 @@ class Router:
     config: RouterConfig
     weight_XE: Tensor  # float64
     choice_bias_X: Tensor | None  # float32
+    bias_X: Tensor | None = None  # float64, of the logits
 
     def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token, ascending, and their weights: (T, K) each."""
-        scores_TX = self._scores(F.linear(x_TE.double(), self.weight_XE).float())
+        scores_TX = self._scores(F.linear(x_TE.double(), self.weight_XE, self.bias_X).float())
         ranked_TX = scores_TX if self.choice_bias_X is None else scores_TX + self.choice_bias_X
         if self.config.num_groups > 1:
             ranked_TX = self._within_groups(ranked_TX)

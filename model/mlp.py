@@ -9,7 +9,9 @@ product may round a row differently beside more rows.
 Shapes: T own tokens, N tokens of all ranks, R ranks, P tokens of each rank, padded; E hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,6 +24,7 @@ from model.passes import Passes
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
 from runtime.model_config import ModelConfig
+from runtime.model_parts import MlpConfig
 
 
 def check_divides(num_ranks: int, config: ModelConfig) -> None:
@@ -30,6 +33,26 @@ def check_divides(num_ranks: int, config: ModelConfig) -> None:
         if mlp.width % num_ranks:
             expected = f"expected a divisor of {mlp.width}, the {mlp.field} of config.json"
             raise ConfigError(f"dp_size: got {num_ranks}, {expected}", param="dp-size")
+
+
+Gating = Callable[[Tensor, Tensor], Tensor]  # of gate and up
+
+
+def gating_of(mlp: MlpConfig) -> Gating | None:
+    """How gate and up become intermediate values. None: silu(gate) * up."""
+    match mlp.gate:
+        case "gelu_tanh":
+            return lambda gate_NI, up_NI: F.gelu(gate_NI, approximate="tanh") * up_NI
+        case "clamped":
+            return partial(clamped, limit=mlp.limit, alpha=mlp.alpha)
+        case _:
+            return None
+
+
+def clamped(gate_NI: Tensor, up_NI: Tensor, *, limit: float, alpha: float) -> Tensor:
+    """The gate of gpt-oss, in transformers' order of operations."""
+    gate_NI, up_NI = gate_NI.clamp(max=limit), up_NI.clamp(min=-limit, max=limit)
+    return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * alpha))
 
 
 class Feed(Protocol):
@@ -75,13 +98,13 @@ class Mlp:
 
     gate_up: ParallelLinears
     down: AnyLinear
-    gate: str = "silu"  # see MlpConfig
+    gating: Gating | None = None  # None: silu, which the passes compute
     is_alone = True
 
     @property
     def linears(self) -> tuple[AnyLinear, ...] | None:
         """See Feed."""
-        return (*self.gate_up.linears, self.down) if self.gate == "silu" else None
+        return (*self.gate_up.linears, self.down) if self.gating is None else None
 
     def __call__(self, x_NE: Tensor, passes: Passes) -> Tensor:
         """The MLP of x."""
@@ -93,10 +116,10 @@ class Mlp:
 
     def _gated(self, x_NE: Tensor, passes: Passes) -> Tensor:
         gate_up = self.gate_up(x_NE)
-        if self.gate == "silu":
+        if self.gating is None:
             return passes.gated(gate_up)
         gate_NI, up_NI = gate_up if len(gate_up) > 1 else gate_up[0].chunk(2, dim=-1)
-        return F.gelu(gate_NI, approximate="tanh") * up_NI
+        return self.gating(gate_NI, up_NI)
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
         """See Feed."""

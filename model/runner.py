@@ -41,6 +41,8 @@ _NOT_NARROW = (
     "norm.weight",
     "bias",
     ".gate.weight",
+    ".router.weight",
+    ".sinks",
 )  # float32 in memory, where linears are bfloat16
 
 
@@ -183,7 +185,9 @@ class ModelRunner:
         config = load_config(folder, context_length=context_length)
         num_ranks = collectives.size if collectives else 1
         check_divides(num_ranks, config)
-        checkpoint = open_checkpoint(folder, check_weights)
+        refuse_sinks(attention, config)
+        block = config.quantised.block if config.quantised and config.quantised.method == "fp8" else None
+        checkpoint = open_checkpoint(folder, check_weights, block)
         name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
 
         weight_bytes, threads = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name], Threads()
@@ -311,11 +315,19 @@ class ModelRunner:
 def _count_held(checkpoint: Checkpoint, config: ModelConfig, collectives: Collectives | None) -> int:
     """The numbers of the whole checkpoint, less those that other ranks have of the model's linears. Reads no weight."""
     whole = {name: math.prod(shape) for name, (_, shape) in checkpoint.tensors.items()}
-    if collectives is not None:
+    if collectives is not None or config.quantised is not None:
         meta, passes = torch.device("meta"), passes_of(config, torch.device("cpu"))
         load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=meta, collectives=collectives)
         whole |= {name: taken.numbers for name, taken in checkpoint.taken.items()}
     return sum(whole.values())
+
+
+def refuse_sinks(attention: str, config: ModelConfig) -> None:
+    """ConfigError if the model has sinks and the backend that was asked for has none."""
+    if attention == "varlen" and any(layer.mixer.has_sinks for layer in config.layers):
+        raise ConfigError(
+            "--attention-backend: got 'varlen', but it has no sinks, which this model needs", param="attention-backend"
+        )
 
 
 def other_parts(checkpoint: Checkpoint) -> list[str]:

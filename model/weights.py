@@ -7,22 +7,23 @@
 Shapes: N = H + K heads, D head_dim, E hidden, I inputs, O outputs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
 from torch import Tensor, device, dtype
 
-from model.checkpoint import Checkpoint, Part
+from model.checkpoint import Checkpoint, Part, Taken
 from model.collectives import Collectives
 from model.cpu_experts import CpuExperts
 from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
-from model.mlp import Feed, Mlp, Sharded
+from model.mlp import Feed, Mlp, Sharded, gating_of
 from model.passes import rotation_order
+from model.quantised import GROUP, from_mxfp4
 from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 from runtime.model_parts import (
@@ -61,11 +62,16 @@ class Weights:
 
         `as_dtype`: of a tensor that stays in this dtype whatever the model computes in.
         """
-        ranks, part = self.collectives, None
-        if ranks is not None and cut is not Cut.WHOLE:
-            size = shape[cut] // ranks.size
-            part = Part(cut, ranks.rank * size, size)
+        part = None
+        if self.collectives is not None and cut is not Cut.WHOLE:
+            part = Part(cut, *self._share(shape[cut]))
         return self.checkpoint.take(name, shape, as_dtype or self.dtype, self.device, part)
+
+    def _share(self, size: int) -> tuple[int, int]:
+        """Where this rank's share of so many numbers begins, and how many it has."""
+        ranks = self.collectives
+        own = size if ranks is None else size // ranks.size
+        return (0 if ranks is None else ranks.rank * own), own
 
     def norm(self, name: str, size: int) -> Tensor:
         """The weight of a norm. With an offset it is float32, because the sum has more bits than the weight."""
@@ -129,7 +135,8 @@ class Weights:
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
         window = mixer.window if mixer.window < self.config.context_length else 0
-        attention = Attention(joined, finished, scoring=Scoring(window, mixer.scale), rope=mixer.rope)
+        sinks_H = self.tensor(f"{prefix}.sinks", mixer.num_heads, as_dtype=torch.float32) if mixer.has_sinks else None
+        attention = Attention(joined, finished, scoring=Scoring(window, mixer.scale, sinks_H), rope=mixer.rope)
         if mixer.qk_norm == "none":
             return attention
 
@@ -171,17 +178,22 @@ class Weights:
             for name in (names.gate, names.up)
         )
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
-        return Mlp(self.joined((gate, up)), self.finished(down), mlp.gate)
+        return Mlp(self.joined((gate, up)), self.finished(down), gating_of(mlp))
 
     def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
         """Every rank has the whole router, and a share of each expert."""
         names, float32 = feed.names, torch.float32
-        bias = f"{prefix}.{names.choice_bias}"
+        bias, router_name = f"{prefix}.{names.choice_bias}", f"{prefix}.{names.router}"
+        weight_XE = self.tensor(f"{router_name}.weight", feed.count, self.config.hidden_size, as_dtype=float32)
+        has_bias = feed.router.has_bias
         router = Router(
             feed.router,
-            self.tensor(f"{prefix}.gate.weight", feed.count, self.config.hidden_size, as_dtype=float32).double(),
+            weight_XE.double(),
             self.tensor(bias, feed.count, as_dtype=float32) if feed.router.has_choice_bias else None,
+            self.tensor(f"{router_name}.bias", feed.count, as_dtype=float32).double() if has_bias else None,
         )
+        if names.is_stacked:
+            return Experts(router, self._stacked(f"{prefix}.experts", feed), None)
         mixture = Experts(
             router,
             tuple(self._mlp(f"{prefix}.experts.{index}", feed.expert, names) for index in range(feed.count)),
@@ -189,6 +201,54 @@ class Weights:
         )
         in_c = CpuExperts.of(self.kernels, mixture) if self.kernels else None
         return in_c or mixture
+
+    def _stacked(self, prefix: str, feed: ExpertsConfig) -> tuple[Mlp, ...]:
+        """Experts of which one tensor has all. The outputs of gate and up alternate. Of all ranks only the first adds
+        the bias of down."""
+        hidden, width, names = self.config.hidden_size, feed.expert.width, feed.names
+        start, own = self._share(width)
+        gate_up = self._stack(f"{prefix}.{names.gate}", feed.count, 2 * width, hidden, 2 * own * hidden)
+        down = self._stack(f"{prefix}.{names.down}", feed.count, hidden, width, hidden * own)
+        biases_X2I = self.tensor(f"{prefix}.{names.gate}_bias", feed.count, 2 * width)
+        biases_XE = self.tensor(f"{prefix}.{names.down}_bias", feed.count, hidden)
+        has_bias = self.collectives is None or self.collectives.rank == 0
+
+        def mlp(index: int) -> Mlp:
+            both_2IE, of_both_2I = gate_up(index), biases_X2I[index]
+            gate, up = (
+                Linear(
+                    self._moved(both_2IE[first::2][start : start + own]),
+                    of_both_2I[first::2][start : start + own].contiguous(),
+                )
+                for first in (0, 1)
+            )
+            down_EI = self._moved(down(index)[:, start : start + own])
+            joined, bias_E = self.joined((gate, up)), biases_XE[index].contiguous() if has_bias else None
+            return Mlp(joined, self.finished(Linear(down_EI, bias_E)), gating_of(feed.expert))
+
+        return tuple(mlp(index) for index in range(feed.count))
+
+    def _moved(self, weight_OI: Tensor) -> Tensor:
+        return weight_OI.to(device=self.device, dtype=self.dtype).contiguous()
+
+    def _stack(self, name: str, count: int, outputs: int, inputs: int, own: int) -> Callable[[int], Tensor]:
+        """Gives the weight (O, I) of an expert, of which this rank has `own` numbers. Each is read when it is asked
+        for: as MXFP4, or with inputs before outputs."""
+        checkpoint, is_meta = self.checkpoint, self.device.type == "meta"
+        quantised = self.config.quantised
+        if quantised is None or quantised.method != "mxfp4":
+            weight_XIO = checkpoint.mapped(name, (count, inputs, outputs))
+            checkpoint.taken[name] = Taken(count * own, self.dtype, is_view=False)
+            return lambda index: weight_XIO[index].T
+
+        groups, names = inputs // GROUP, (f"{name}_blocks", f"{name}_scales")
+        blocks_XOGB = checkpoint.mapped(names[0], (count, outputs, groups, GROUP // 2), ("U8",))
+        scales_XOG = checkpoint.mapped(names[1], (count, outputs, groups), ("U8",))
+        checkpoint.taken[names[0]] = Taken(count * own, self.dtype, is_view=False)
+        checkpoint.taken[names[1]] = Taken(0, self.dtype, is_view=False)
+        if is_meta:
+            return lambda _: torch.empty((outputs, inputs), device="meta")
+        return lambda index: from_mxfp4(blocks_XOGB[index], scales_XOG[index], self.dtype)
 
 
 def _ordered_outputs(linear: Linear, order: Sequence[int]) -> Linear:

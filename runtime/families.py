@@ -52,6 +52,7 @@ class Family:
     activation: tuple[str, str] = ("hidden_act", "silu")  # the field, and the only value
     absent: Mapping[str, Any] = field(default_factory=dict)  # other fields that may be absent, and their defaults
     norm_offset: float = 0.0  # added to the weights of norms
+    quantised_experts: bool = False  # its experts may be MXFP4
     scales_embeddings: bool = False  # by sqrt(hidden_size)
     caps_logits: bool = False  # if final_logit_softcapping says so
     default_local_theta: float | None = None  # of layers with a window; None: all layers have one rope
@@ -156,6 +157,17 @@ def gemma3(config: JsonFields) -> Layers:
     return tuple(local if window else layer for window in gemma3_windows(config))
 
 
+def gpt_oss(config: JsonFields) -> Layers:
+    """Sinks, windows in every second layer, and experts that are chosen by biased logits and gated within limits."""
+    bias, heads = config.boolean("attention_bias", True), _heads(config, default_kv_heads=8, default_head_dim=64)
+    attention = AttentionConfig(*heads, qkv_bias=bias, output_bias=bias, has_sinks=True)
+    limit, alpha = config.positive_number("swiglu_limit", 7.0), config.positive_number("swiglu_alpha", 1.702)
+    expert = replace(_mlp(config, bias=True), gate="clamped", limit=limit, alpha=alpha)
+    router = RouterConfig(config.integer("num_experts_per_tok", 4), has_bias=True)
+    names = ExpertNames(gate="gate_up_proj", up="gate_up_proj", router="router", is_stacked=True)
+    return _same(config, attention, _experts(config, "num_local_experts", router, expert, names=names))
+
+
 def _experts(
     config: JsonFields,
     field: str,
@@ -252,6 +264,13 @@ def gemma3_windows(config: JsonFields) -> Windows:
     return tuple(window if kind == SLIDING else 0 for kind in types)
 
 
+def gpt_oss_windows(config: JsonFields) -> Windows:
+    """Of the layers that layer_types names, or else of every second one, the first included."""
+    types = layer_types(config) or tuple((SLIDING, FULL)[index % 2] for index in range(num_layers_of(config)))
+    window = _window(config, 128) if SLIDING in types else 0
+    return tuple(window if kind == SLIDING else 0 for kind in types)
+
+
 def layer_types(config: JsonFields) -> tuple[str, ...]:
     """The type of each layer; none if the field is absent. CheckpointError if one is not known."""
     types, count = config.text_list("layer_types"), num_layers_of(config)
@@ -260,9 +279,9 @@ def layer_types(config: JsonFields) -> tuple[str, ...]:
     return types
 
 
-def _window(config: JsonFields) -> int:
+def _window(config: JsonFields, default: int = 4096) -> int:
     """sliding_window. CheckpointError if it is longer than any context."""
-    window, most = config.integer("sliding_window", 4096), config.integer("max_position_embeddings", minimum=2)
+    window, most = config.integer("sliding_window", default), config.integer("max_position_embeddings", minimum=2)
     if window > most and config.has("sliding_window"):
         raise config.refuse("sliding_window", f"at most max_position_embeddings, which is {most}")
     return window
@@ -315,6 +334,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "minimax_m2", minimax_m2, rotated_share=minimax_m2_rotated, default_eos=(200_020,), default_theta=5e6
     ),
     "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, default_eps=1e-5),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        gpt_oss,
+        gpt_oss_windows,
+        default_theta=150_000.0,
+        default_eps=1e-5,
+        quantised_experts=True,
+        absent={
+            "num_local_experts": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, name="gemma3"),
 }

@@ -26,10 +26,17 @@ SUPPORTED_ROPE: Final = "'default', 'linear', 'llama3' or 'yarn'"
 
 
 UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
-    "quantization_config": "quantised checkpoints are",
     "compression_config": "quantised checkpoints are",
     "attn_logit_softcapping": "capped attention scores are",
 }
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """How a checkpoint holds some weights in fewer bits. See model/quantised.py."""
+
+    method: str  # fp8 | mxfp4
+    block: tuple[int, int] = (1, 1)  # fp8: outputs and inputs that share a scale
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the weights of norms
     scales_embeddings: bool = False  # by sqrt(hidden_size)
     logit_cap: float | None = None  # logits are cap * tanh(logit / cap)
+    quantised: Quantised | None = None
     tie_word_embeddings: bool = False
     checkpoint_dtype: str | None = None  # from config.json, if it has one
     eos_token_ids: tuple[int, ...] = ()
@@ -96,6 +104,7 @@ class ModelBasics:
     vocab_size: int | None = None
     eos_token_ids: tuple[int, ...] | None = None
     names_architecture: bool = False
+    speaks_harmony: bool = False  # chats of gpt-oss
 
 
 def read_basics(folder: Path) -> ModelBasics:
@@ -106,6 +115,7 @@ def read_basics(folder: Path) -> ModelBasics:
         config.integer("vocab_size") if config.has("vocab_size") else None,
         _eos_token_ids(folder, config),
         bool(config.values.get("architectures") or config.values.get("model_type")),
+        config.values.get("model_type") == "gpt_oss" or config.values.get("architectures") == ["GptOssForCausalLM"],
     )
 
 
@@ -147,6 +157,7 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
         rope=_read_rope(config, family, layers[0].mixer.head_dim, max_position_embeddings),
         local_rope=_read_local_rope(config, family, max_position_embeddings),
         norm_offset=family.norm_offset,
+        quantised=_quantised(config, family),
         scales_embeddings=family.scales_embeddings,
         logit_cap=config.positive_number("final_logit_softcapping") if config.has("final_logit_softcapping") else None,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
@@ -272,6 +283,28 @@ def _rope_of_kind(fields: JsonFields, theta: float, max_position_embeddings: int
     if high <= low:
         raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
     return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+
+
+def _quantised(config: JsonFields, family: Family) -> Quantised | None:
+    """quantization_config. CheckpointError if the weights are quantised in another way than those that are read."""
+    if not config.has("quantization_config"):
+        return None
+    fields = config.nested("quantization_config")
+    method, supported = fields.text("quant_method"), "'fp8' (blocks of float8 e4m3)"
+    if method == "mxfp4" and family.quantised_experts:
+        return Quantised(method)
+    if method != "fp8":
+        raise fields.refuse("quant_method", supported + (" or 'mxfp4'" if family.quantised_experts else ""))
+
+    for name, only in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
+        if fields.text(name, only) != only:
+            raise fields.refuse(name, repr(only))
+    block = fields.integers("weight_block_size")
+    if len(block) != 2 or min(block) < 1:
+        raise fields.refuse(
+            "weight_block_size", "two positive integers (one scale for a whole weight is not supported)"
+        )
+    return Quantised(method, (block[0], block[1]))
 
 
 def _yarn(fields: JsonFields, theta: float, original: int) -> RopeConfig:

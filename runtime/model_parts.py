@@ -49,7 +49,9 @@ class MlpConfig:
     width: int  # of its intermediate values
     bias: bool = False
     field: str = "intermediate_size"
-    gate: str = "silu"  # silu | gelu_tanh
+    gate: str = "silu"  # silu | gelu_tanh | clamped: (up + 1) * gate * sigmoid(alpha * gate)
+    limit: float = 0.0  # clamped: gate is at most this, up lies between this and its negative
+    alpha: float = 0.0  # clamped
 
     @property
     def active_width(self) -> int:
@@ -78,6 +80,7 @@ class RouterConfig:
     num_chosen_groups: int = 1  # only experts of these are chosen: those with the best two scores together
     normalised: bool = True  # the weights of a token are divided by their sum
     scale: float = 1.0  # of the weights
+    has_bias: bool = False  # of the logits
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
+    is_stacked: bool = False  # one tensor has all experts, and gate and up alternate
 
 
 DEFAULT_NAMES: Final = ExpertNames()

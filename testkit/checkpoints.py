@@ -14,6 +14,8 @@ from transformers import (
     Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -46,9 +48,10 @@ Architecture = Literal[
     "mistral_window",
     "qwen3_window",
     "gemma3",
+    "gpt_oss",
 ]
 DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
-OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe")
+OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe", "gpt_oss")
 WITH_WINDOWS: tuple[Architecture, ...] = ("mistral_window", "qwen3_window", "gemma3")
 ARCHITECTURES = (*DENSE, *OF_EXPERTS, *WITH_WINDOWS)
 WINDOW = 24
@@ -67,6 +70,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mistral_window": (MistralConfig, MistralForCausalLM),
     "qwen3_window": (Qwen3Config, Qwen3ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": 307,
@@ -126,6 +130,23 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
         },
         "final_logit_softcapping": 20.0,
     },
+    "gpt_oss": {
+        "head_dim": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 1.5,  # reached now and then
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 10_000.0,
+        },
+    },
 }
 
 
@@ -155,8 +176,10 @@ def make_checkpoint(
             elif "norm" in name:
                 least = -0.4 if arch == "gemma3" else 0.6  # there 1 is added
                 parameter.data.uniform_(least, least + 0.8)
-            elif name.endswith(".gate.weight"):
+            elif name.endswith((".gate.weight", ".router.weight")):
                 parameter.data.normal_(0.0, 0.6)
+            elif name.endswith(".sinks"):
+                parameter.data.normal_(0.0, 2.0)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.data.normal_(0.0, 0.3)

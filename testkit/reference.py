@@ -29,6 +29,7 @@ _SEEDS: dict[Architecture, int] = {
     "mistral_window": 0,
     "qwen3_window": 0,
     "gemma3": 0,
+    "gpt_oss": 0,
 }
 
 

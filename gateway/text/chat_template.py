@@ -48,10 +48,16 @@ class GenerationBlock(Extension):
 
 
 class ChatTemplates:
-    """The templates of one model, by name. `special_tokens`: texts that templates may use (`bos_token`, ...)."""
+    """The templates of one model, by name. `special_tokens`: texts that templates may use (`bos_token`, ...).
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    `refused`: why no chat is rendered, whatever templates there are.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], refused: str | None = None
+    ) -> None:
         environment = _environment()
+        self._refused = refused
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template | str] = {}  # a text says why the template cannot be used
         for name, source in sources.items():
@@ -85,6 +91,8 @@ class ChatTemplates:
             raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": the model's chat template refused them: {reason}") from error
 
     def _pick(self, name: str | None) -> jinja2.Template:
+        if self._refused is not None:
+            raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": {self._refused}; use /v1/completions with a prompt")
         if not self._templates:
             raise Fault(
                 FIRST_PROMPT, FIRST_PROMPT, ": this model has no chat template; use /v1/completions with a prompt"

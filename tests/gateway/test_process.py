@@ -55,6 +55,26 @@ def test_starts_tells_where_and_stops(folder: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
+async def test_chats_of_gpt_oss_are_refused_because_harmony_is_not_parsed(tmp_path: Path) -> None:
+    """Whatever its template; a template of one's own makes prompts, and then only workers are missing."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config = {**sizes, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    folder = write_folder(tmp_path / "oss", byte_tokenizer(), config=config)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    async with running(folder) as setting:
+        answer = await setting.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and answer.json()["error"]["message"] == (
+            "messages: chats of this model have the harmony format, which is not parsed yet; use /v1/completions with a"
+            " prompt"
+        )
+        text = await setting.client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
+        assert text.status_code == 503
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[0].content }}")
+    async with running(folder, chat_template=str(template)) as setting:
+        assert (await setting.client.post("/v1/chat/completions", json=body)).status_code == 503
+
+
 async def test_workers_are_lost_after_the_limits_of_the_settings(folder: Path) -> None:
     async with running(folder, silence_limit_s=7, launch_deadline_s=50) as setting:
         table = setting.gateway.control.membership

@@ -1,6 +1,7 @@
 """Which attention a device gets, and what is said of one that cannot run there."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from model import attention
 from model.attention import choose_attention
 from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention
+from model.runner import ModelRunner
 from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
+from testkit.checkpoints import make_checkpoint
 from tests.model.attention_cases import paged_kernel
 
 LAYOUT = LayerLayout(2, 16, 4, "float32")
@@ -68,3 +71,9 @@ def test_an_old_torch_is_named_and_so_is_a_kernel_that_is_wrong(monkeypatch: pyt
         choose("varlen", CUDA)
     monkeypatch.setattr(attention, "trial", lambda *_: None)
     assert isinstance(choose("varlen", CUDA), VarlenAttention)
+
+
+def test_a_backend_without_sinks_is_refused_for_a_model_that_has_them(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "gpt_oss")
+    with pytest.raises(ConfigError, match="--attention-backend: got 'varlen', but it has no sinks"):
+        ModelRunner.load(folder, device="cpu", attention="varlen")

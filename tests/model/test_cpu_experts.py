@@ -111,7 +111,7 @@ class Given(Router):
 def with_choice(mixture: Experts, choice: tuple[Tensor, Tensor]) -> Experts:
     """The same, with these experts and weights of each token."""
     router = mixture.router
-    return replace(mixture, router=Given(router.config, router.weight_XE, router.choice_bias_X, choice))
+    return replace(mixture, router=Given(router.config, router.weight_XE, router.choice_bias_X, choice=choice))
 
 
 # ---- the router ----

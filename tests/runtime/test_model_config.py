@@ -1,6 +1,7 @@
 """A config is read as transformers reads it, and what cannot be computed is refused by name."""
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, read_basics
+from runtime.model_config import ModelConfig, Quantised, config_facts, facts_digest, load_config, read_basics
 from runtime.model_parts import (
     AttentionConfig,
     ExpertNames,
@@ -28,6 +29,7 @@ BASE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 8192,
 }
+FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "dynamic"}
 ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -121,6 +123,38 @@ def test_windows_by_layer(tmp_path: Path) -> None:
     assert windows(write(tmp_path, "qwen3_moe", **used, num_experts=16)) == [64, 64]
 
 
+def test_what_gpt_oss_has(tmp_path: Path) -> None:
+    released = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+    written = {"rope_scaling": {**released, "beta_fast": 32.0, "beta_slow": 1.0}, "rope_theta": 150_000}
+    for rope in (dict[str, Any](), written):
+        config = load_config(write(tmp_path, "GptOssForCausalLM", without=("sliding_window",), **rope))
+        assert config.rope == RopeConfig(
+            150_000.0,
+            "yarn",
+            32.0,
+            original_max_position_embeddings=4096,
+            truncate=False,
+            attention_factor=0.1 * math.log(32) + 1,
+        )
+    assert [layer.mixer.window for layer in config.layers] == [128, 0]
+    assert config.attention == AttentionConfig(4, 2, 64, qkv_bias=True, output_bias=True, window=128, has_sinks=True)
+    feed = config.layers[0].feed
+    assert isinstance(feed, ExpertsConfig) and feed.count == 128 and feed.router == RouterConfig(4, has_bias=True)
+    assert feed.expert == MlpConfig(96, bias=True, gate="clamped", limit=7.0, alpha=1.702) and feed.shared is None
+    assert config.rms_norm_eps == 1e-5 and config.quantised is None
+    assert read_basics(tmp_path).speaks_harmony and not read_basics(write(tmp_path)).speaks_harmony
+
+
+def test_how_weights_are_quantised(tmp_path: Path) -> None:
+    def found(arch: str, how: dict[str, Any]) -> Quantised | None:
+        return load_config(write(tmp_path, arch, quantization_config=how)).quantised
+
+    assert found("llama", FP8) == found("qwen3", {**FP8, "fmt": "e4m3"}) == Quantised("fp8", (128, 64))
+    assert found("GptOssForCausalLM", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}) == Quantised(
+        "mxfp4"
+    )
+
+
 def test_what_gemma_3_has(tmp_path: Path) -> None:
     """Fields as released folders have them: much is absent."""
     text: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "sliding_window": 32}
@@ -161,7 +195,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
-    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: weight_block_size is missing"),
+    ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quant_method: got 'gptq', expected 'fp8'"),
+    ("llama", {"quantization_config": {"quant_method": "mxfp4"}}, "quant_method: got 'mxfp4', expected 'fp8'"),
+    ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "got 'awq', expected 'fp8' (blocks of"),
+    ("llama", {"quantization_config": {}}, "quantization_config: quant_method is missing"),
+    (
+        "llama",
+        {"quantization_config": {**FP8, "weight_block_size": [128]}},
+        "weight_block_size: got [128], expected",
+    ),
+    ("llama", {"quantization_config": {**FP8, "weight_block_size": [0, 128]}}, "weight_block_size: got [0, 128]"),
+    ("llama", {"quantization_config": {**FP8, "fmt": "e5m2"}}, "fmt: got 'e5m2', expected 'e4m3'"),
+    ("llama", {"quantization_config": {**FP8, "activation_scheme": "static"}}, "activation_scheme: got 'static'"),
+    (
+        "GptOssForCausalLM",
+        {"num_experts_per_tok": 129},
+        "num_experts_per_tok: got 129, expected at most",
+    ),
+    ("GptOssForCausalLM", {"swiglu_limit": 0}, "swiglu_limit: got 0"),
+    ("GptOssForCausalLM", {"layer_types": ["sliding_attention"]}, "layer_types: got ['sliding_attention'], expected"),
     ("llama", {"compression_config": {}}, "compression_config: got {}, expected none"),
     ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
     ("qwen3", {"final_logit_softcapping": 30}, "final_logit_softcapping: got 30, expected none"),

@@ -71,6 +71,13 @@ def test_variables_that_a_request_may_not_set(name: str) -> None:
         ChatTemplates({"default": "x"}, {}).render(USER, None, {name: True})
 
 
+def test_a_format_of_chats_that_is_not_parsed_is_refused_whatever_the_template() -> None:
+    templates = ChatTemplates({"default": "x", "tool": "y"}, {}, refused="chats have a format that is not parsed yet")
+    for name in (None, "tool", "nobody's"):
+        with pytest.raises(BadRequest, match=r"a format that is not parsed yet; use /v1/completions with a prompt"):
+            templates.render(USER, name, {})
+
+
 def test_no_template() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
         ChatTemplates({}, {}).render(USER, None, {})

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from protocol.prefixes import packed
-from scheduler.planning.kv_manager import CacheKey
+from scheduler.planning.kv_manager import CacheKey, Holding, KvManager
 from tests.scheduler.kv_managers import OWNED, admitted, make_kv_manager
 
 
