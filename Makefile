@@ -46,7 +46,8 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
 SLOW   = $(shell grep -rlE --include='test_*.py' 'mark\.(slow|broad)|tests\.selecting' tests)
 # Slow tests run in more processes than there are cores, because most of them wait for other processes.
 MANY   := -n 4 --dist worksteal
-# Unit tests run in parts, side by side. With pytest-xdist each process would import and collect the files of all.
+# Unit tests run in parts, three at a time on two cores: some wait for processes. With pytest-xdist each process would
+# import and collect the files of all.
 GATEWAY := tests/gateway tests/deploy tests/protocol tests/runtime
 COMPUTE := tests/model tests/scheduler tests/transfer tests/worker
 SERVED  := tests/explore tests/explore_handoff tests/handoff tests/decode tests/prefill tests/unified
@@ -104,7 +105,7 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 # ---- gates ----
 
 check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: four minutes on two idle cores
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target \
 	  $(UNIT) check-types check-format check-lint check-pages check-measured check-imports
 
 check-format:
@@ -126,7 +127,7 @@ check-imports:
 	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 check-unit:
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(UNIT)
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target $(UNIT)
 
 check-unit-gateway:
 	@$(PYTEST) -n 0 $(GATEWAY)

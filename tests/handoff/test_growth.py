@@ -53,8 +53,8 @@ def test_kv_of_preempted_choices_waits_in_host_memory(topology: str, num_tokens:
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_clients_leave_while_their_kv_is_in_host_memory(topology: str) -> None:
-    """At every step from the first spill on, in a cluster of its own."""
-    for num_steps in range(0, 40, 3):
+    """At every fifth step from the first spill on, in a cluster of its own."""
+    for num_steps in range(0, 40, 5):
         cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
         for index in range(5):
             cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60), 2)

@@ -53,6 +53,7 @@ VIEWS = (
     "_unsafe_view",
     "permute",
 )
+UNNOTED = frozenset((*NO_KERNEL, *VIEWS))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -64,7 +65,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name not in (*NO_KERNEL, *VIEWS):
+        if name not in UNNOTED:
             dtypes = tuple(str(each.dtype) for each in tensors_in(args))
             self.called.add((name, *dtypes))
         return func(*args, **(kwargs or {}))
