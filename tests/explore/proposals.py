@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from scheduler.plan import Owner, StepResult
-from scheduler.planning.launched import Launched
+from scheduler.plan import Owner
+from scheduler.planning.launched import Over
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
@@ -29,7 +29,7 @@ class Proposals:
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
             vars(planner.speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows or idle else 0
 
-    def _polled(self) -> list[tuple[Launched, StepResult]]:
+    def _polled(self) -> list[Over]:
         over = self._poll()
         for launched, _ in over:
             self._num_steps = launched.num_steps
