@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.logprobs import Logprobs
 from scheduler.plan import Owner, StepResult
@@ -13,6 +14,14 @@ from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Spills
 
 Drawn = list[tuple[Req, tuple[int, ...]]]  # choices, each with the run of tokens that a launch has drawn
+
+
+class PromptPiece(NamedTuple):
+    """Log-probabilities of tokens of the prompt of `req`, from position `start` on."""
+
+    req: Req
+    start: int
+    logprobs: Logprobs
 
 
 @dataclass(eq=False)
@@ -45,13 +54,12 @@ class Launched:
         return self.logprobs[req].popleft() if req in self.logprobs else None
 
     @property
-    def prompt_logprobs(self) -> Iterator[tuple[Req, int, Logprobs]]:
-        """Those of prompt tokens that were asked for, in pieces: the prompt, the position of the first token, a
-        piece."""
+    def prompt_logprobs(self) -> Iterator[PromptPiece]:
+        """Those of prompt tokens that were asked for, in pieces."""
         scored = ((chunk.req, scores.start) for chunk in self.chunks if (scores := chunk.scores) is not None)
         for (req, start), pieces in zip(scored, self.prompts, strict=False):
             for piece in pieces:
-                yield req, start, piece
+                yield PromptPiece(req, start, piece)
                 start += piece.num_tokens
 
     def count_progress(self) -> None:
@@ -62,6 +70,13 @@ class Launched:
                 req.num_sampled += 1
         for req in self.decodes:
             req.num_sampled += 1
+
+
+class Over(NamedTuple):
+    """A launch that is over."""
+
+    launched: Launched
+    result: StepResult
 
 
 class Results:

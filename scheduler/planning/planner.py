@@ -28,7 +28,7 @@ from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.kv_manager import CacheKey, Holding, IsRead, KvManager
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.late import LateRows, Replays
-from scheduler.planning.launched import Launched, Results
+from scheduler.planning.launched import Launched, Over, Results
 from scheduler.planning.plans import Plans
 from scheduler.planning.req import Req
 from scheduler.planning.roster import Roster
@@ -273,10 +273,10 @@ class Planner:
         self.launch()
         return True
 
-    def poll(self) -> list[tuple[Launched, StepResult]]:
-        """Takes what the executor reports. Returns the launches that are over, and their results."""
+    def poll(self) -> list[Over]:
+        """Takes what the executor reports. Returns the launches that are over."""
         self.steps.go_on()
-        over = []
+        over: list[Over] = []
         for outcome in self._executor.poll():
             if isinstance(outcome, StepResult):
                 launched = self.in_flight.popleft()
@@ -285,7 +285,7 @@ class Planner:
                 launched.prompts = outcome.prompts
                 is_like_others = not launched.chunks and not outcome.error
                 self.speculation.over(launched.decodes if is_like_others else (), launched.kind)
-                over.append((launched, outcome))
+                over.append(Over(launched, outcome))
             elif isinstance(outcome, LayerWritten):
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)
             elif isinstance(outcome, Done):

@@ -6,8 +6,8 @@ from typing import Final
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from scheduler.plan import Owner, StepResult
-from scheduler.planning.launched import Launched
+from scheduler.plan import Owner
+from scheduler.planning.launched import Over
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
@@ -47,7 +47,7 @@ class Proposals:
             self.num_rests += 1
             self._before_rest = self._planner.kv_manager.newest_ticket
 
-    def _polled(self) -> list[tuple[Launched, StepResult]]:
+    def _polled(self) -> list[Over]:
         over = self._poll()
         for launched, _ in over:
             self._num_steps, self._ticket = launched.num_steps, launched.ticket
