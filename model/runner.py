@@ -184,7 +184,7 @@ class ModelRunner:
         num_ranks = collectives.size if collectives else 1
         check_divides(num_ranks, config)
         checkpoint = open_checkpoint(folder, check_weights)
-        name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
+        name = choose_dtype(dtype, config, checkpoint)
 
         weight_bytes, threads = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name], Threads()
         packing = choose_packing(
@@ -341,7 +341,9 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _dtype(asked: str, held: str) -> str:
+def choose_dtype(asked: str, config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """The dtype of weights and KV: the checkpoint's for auto. ConfigError for one that cannot be served."""
+    held = config.checkpoint_dtype or checkpoint.dtype or "float32"
     if asked != "auto" and asked not in ITEM_BYTES:
         raise ConfigError(f"dtype: got {asked!r}, expected auto, {', '.join(ITEM_BYTES)}", param="dtype")
     return held if asked == "auto" else asked
