@@ -92,12 +92,15 @@ class Weights:
         With `may_lack_norm` it may have no norm of its input.
         """
         hidden, norm = self.config.hidden_size, f"{prefix}.input_layernorm.weight"
-        return DecoderLayer(
+        made = DecoderLayer(
             input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.tensor(norm, hidden),
             mixer=self._attention(f"{prefix}.self_attn", layer.mixer, num_inputs or hidden),
             feed_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
             feed=self._feed(prefix, layer.feed),
         )
+        if self.pack is not None and self.pack.copies:
+            self.checkpoint.forget(f"{prefix}.")  # else a worker that loads has the weights twice
+        return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
         sizes = {"q": mixer.num_heads * mixer.head_dim, "k": mixer.num_kv_heads * mixer.head_dim}
