@@ -86,7 +86,7 @@ bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added 
 bench-memory: $(READY) ## measure what the prefix cache saves: tokens computed, bytes moved, TTFT; beside vLLM: make bench ARGS='--scenario trace'
 	@$(PY) -m bench.memory $(ARGS)
 
-bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks or grammar; ARGS='--help'
+bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks, experts or grammar; ARGS='--help'
 	@$(PY) -m bench.step $(or $(PART),overlap) $(ARGS)
 
 bench-commits: $(READY) ## measure served tokens/s beside an earlier commit: BEFORE=COMMIT

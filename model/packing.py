@@ -57,31 +57,26 @@ def choose_packing(
     own_bytes = weight_bytes * (2 if widen and not narrow else 1)
     share = WIDENED_SHARE if widen else PACKED_SHARE
     if not worth_packing(own_bytes, available_bytes(device), workers_on_host, share):
-        if products is not None and narrow and not widen and has_experts(config):
+        if products is not None and narrow and not widen and config.has_experts:
             return _in_place(products, rows)
         return Packing(torch.bfloat16)
 
     how = Pack(pack)
     if narrow and products is not None:
         how = Pack(partial(pack_bfloat16, library=products.library, threads=threads, dtype=rows))
-    row_exact = narrow and has_experts(config)
+    row_exact = narrow and config.has_experts
     return Packing(rows, how, packed=True, widened=widen, narrow=narrow, row_exact=row_exact)
 
 
 def _of_float32(config: ModelConfig, threads: Threads, *, cpu_kernels: bool) -> Packing:
     """Weights stay in the file; those of a model with experts are multiplied in C."""
-    kernels = kernels_of(config, torch.float32, "float32", threads) if cpu_kernels and has_experts(config) else None
+    kernels = kernels_of(config, torch.float32, "float32", threads) if cpu_kernels and config.has_experts else None
     return Packing(torch.float32) if kernels is None else _in_place(kernels, torch.float32)
 
 
 def _in_place(kernels: CpuKernels, compute: torch.dtype) -> Packing:
     make = partial(in_place, library=kernels.library, threads=kernels.threads)
     return Packing(compute, Pack(make, copies=False), row_exact=True)
-
-
-def has_experts(config: ModelConfig) -> bool:
-    """Whether a layer has experts."""
-    return any(layer.feed.num_scores for layer in config.layers)
 
 
 def kernels_of(config: ModelConfig, compute: torch.dtype, pages: str, threads: Threads) -> CpuKernels | None:

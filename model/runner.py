@@ -186,9 +186,8 @@ class ModelRunner:
         num_ranks = collectives.size if collectives else 1
         check_divides(num_ranks, config)
         refuse_sinks(attention, config)
-        block = config.quantised.block if config.quantised and config.quantised.method == "fp8" else None
-        checkpoint = open_checkpoint(folder, check_weights, block)
-        name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
+        checkpoint = open_weights(folder, config, check_weights)
+        name = choose_dtype(dtype, config, checkpoint)
 
         weight_bytes, threads = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name], Threads()
         packing = choose_packing(
@@ -373,7 +372,15 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _dtype(asked: str, held: str) -> str:
+def open_weights(folder: Path, config: ModelConfig, check_values: bool = False) -> Checkpoint:
+    """The folder's checkpoint, read as its config.json says that it is quantised. See open_checkpoint."""
+    block = config.quantised.block if config.quantised and config.quantised.method == "fp8" else None
+    return open_checkpoint(folder, check_values, block)
+
+
+def choose_dtype(asked: str, config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """The dtype of weights and KV: the checkpoint's for auto. ConfigError for one that cannot be served."""
+    held = config.checkpoint_dtype or checkpoint.dtype or "float32"
     if asked != "auto" and asked not in ITEM_BYTES:
         raise ConfigError(f"dtype: got {asked!r}, expected auto, {', '.join(ITEM_BYTES)}", param="dtype")
     return held if asked == "auto" else asked

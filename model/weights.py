@@ -112,7 +112,7 @@ class Weights:
             return self.norm(f"{prefix}.{name}_layernorm.weight", hidden)
 
         outer = layer.has_outer_norms
-        return DecoderLayer(
+        made = DecoderLayer(
             input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.norm(norm, hidden),
             mixer=self._attention(f"{prefix}.self_attn", layer.mixer, num_inputs or hidden),
             feed_norm_E=norm_of("pre_feedforward" if outer else "post_attention"),
@@ -120,6 +120,9 @@ class Weights:
             mixed_norm_E=norm_of("post_attention") if outer else None,
             fed_norm_E=norm_of("post_feedforward") if outer else None,
         )
+        if self.pack is not None and self.pack.copies:
+            self.checkpoint.forget(f"{prefix}.")  # else a worker that loads has the weights twice
+        return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
         sizes = {"q": mixer.num_heads * mixer.head_dim, "k": mixer.num_kv_heads * mixer.head_dim}

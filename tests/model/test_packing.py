@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from model.checkpoint import Checkpoint
 from model.cpu_build import NoKernels
 from model.cpu_experts import CpuExperts
 from model.cpu_kernels import load_kernels
@@ -119,6 +121,46 @@ def test_a_model_without_experts_and_a_machine_without_a_compiler_make_no_such_p
     monkeypatch.setattr("model.packing.load_kernels", refuse)
     plain = ModelRunner.load(make_checkpoint(tmp_path / "experts", "qwen3_moe"), device="cpu", dtype="float32")
     assert not plain.packing.row_exact and isinstance(plain.decoder.layers[-1].feed, Experts)
+
+
+def mapped_kib(folder: Path) -> int:
+    """KiB of the folder's files that are in this process's memory."""
+    found, in_folder = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            in_folder = line.endswith(f"{folder}/model.safetensors")
+        elif in_folder and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+def test_a_packed_model_does_not_keep_what_it_has_read_of_the_file(tmp_path: Path) -> None:
+    """Else a worker would hold its weights twice when it has loaded them: at most a layer of them, at any time."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "mlp_only_layers": [],
+    }
+    folder = make_checkpoint(tmp_path, "qwen3_moe", dtype="bfloat16", **sizes)
+    size_kib = (folder / "model.safetensors").stat().st_size >> 10
+
+    held = list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.packing.available_bytes", lambda _: 1 << 40)
+        forget = Checkpoint.forget
+
+        def noted(checkpoint: Checkpoint, prefix: str) -> None:
+            held.append(mapped_kib(folder))
+            forget(checkpoint, prefix)
+
+        patch.setattr(Checkpoint, "forget", noted)
+        runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    if not runner.packing.packed:
+        pytest.skip("nothing is packed here")
+    assert len(held) == 8 and 0.05 * size_kib < max(held) < 0.3 * size_kib
+    assert mapped_kib(folder) < 0.1 * size_kib
+    assert len(Lanes(runner, 16).generate(random_prompt(9, VOCAB, 1), 4)) == 4
 
 
 # ---- a near tie ----

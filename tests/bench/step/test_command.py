@@ -56,6 +56,15 @@ def test_asks_of_two_commits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--layers 1 --experts 8 --context 20 --prompt 20 --rounds 1 --batches 1 2".split()
+    for dtype, first in (("bfloat16", ["packed", "in place"]), ("float32", ["in place"])):
+        [rows] = tables(capsys, "experts", *sizes, "--dtype", dtype).values()
+        assert [row["side"] for row in rows] == [*first, "torch", "dense", "transformers"]
+        assert all(row[kind] > 0 for row in rows for kind in ("decode of 1", "decode of 2", "prompt of 20"))
+
+
+@pytest.mark.slow
 def test_spec(capsys: pytest.CaptureFixture[str]) -> None:
     short = "--batches 1 2 --rounds 1 --texts 4 --turns 1 --clients".split()
     costs, served = tables(capsys, "spec", *short).values()
