@@ -11,7 +11,7 @@ take in this worker (launch_costs.py, trials.py). A launch that proposes nothing
 would have gaps. Where that costs more than it is worth, the draft rests (resting.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -62,15 +62,9 @@ class Adaptive:
         if self.clock is not None:
             self.costs.over(rows, kind, self.clock.now())
 
-    def next_steps(self, num_rows: int, num_drafting: int, acceptance: Sequence[float]) -> int:
-        """Proposals for each of so many rows, of which so many have a draft."""
-        if self.rest.is_resting:
-            self._go_on_resting(num_rows, acceptance)
-            return 0
-        if not num_drafting:
-            return 0
-
-        share, launch_s, plain_s = num_drafting / num_rows, self.costs.launch_s(num_rows), self.costs.plain_s(num_rows)
+    def next_steps(self, num_rows: int, share: float, acceptance: Sequence[float]) -> int:
+        """Proposals for each of so many rows, of which this share has a draft, while the draft does not rest."""
+        launch_s, plain_s = self.costs.launch_s(num_rows), self.costs.plain_s(num_rows)
         acceptance = [share * likely for likely in acceptance]
         rates = rates_of(acceptance, launch_s)
         best = max(range(1, len(rates)), key=rates.__getitem__)
@@ -109,14 +103,14 @@ class Adaptive:
         pays = rates[best] * plain_s > MARGIN
         return _lengths(acceptance)[best] * plain_s - launch_s[best] if pays else -OVERHEAD * plain_s
 
-    def _go_on_resting(self, num_rows: int, acceptance: Sequence[float]) -> None:
+    def go_on_resting(self, num_rows: int, acceptance: Callable[[], Sequence[float]]) -> None:
         """A plain launch while the draft rests. What is known of others hardly changes meanwhile."""
         self._num_resting += 1
         if self._num_resting % LOOK == 0:
             self._would_save.clear()
         if num_rows not in self._would_save:
             plain_s = self.costs.plain_s(num_rows)
-            self._would_save[num_rows] = self._would(num_rows, acceptance, plain_s), plain_s
+            self._would_save[num_rows] = self._would(num_rows, acceptance(), plain_s), plain_s
         self.rest.rested(*self._would_save[num_rows])
         if not self.rest.is_resting and self.rest.is_trial:
             for trials in self._trials.values():
@@ -169,7 +163,6 @@ class Speculation:
         """[i]: how likely the first i + 1 proposals are all kept, by what was kept lately."""
         return list(accumulate((kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)), mul))
 
-    @property
     def _hoped(self) -> list[float]:
         """The same while nothing is proposed: what was kept lately, or in all launches, if that was more."""
         of_all = [kept / max(seen, 1) for kept, seen in zip(self.accepted, self.proposed, strict=True)]
@@ -187,8 +180,12 @@ class Speculation:
             return 0
         if self._adaptive is None:
             return self.shape.num_steps if num_drafting else 0
-        acceptance = self._hoped if self.rests else self.acceptance
-        num_steps = self._adaptive.next_steps(num_rows, num_drafting, acceptance)
+
+        num_steps = 0
+        if self.rests:
+            self._adaptive.go_on_resting(num_rows, self._hoped)
+        elif num_drafting:
+            num_steps = self._adaptive.next_steps(num_rows, num_drafting / num_rows, self.acceptance)
         self.rests = self._adaptive.rest.is_resting
         return 0 if self.rests else num_steps
 

@@ -12,15 +12,18 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
 
-REST_CHANGES: Final = 0.1  # how often a launch begins or ends the draft's rest
+REST_BEGINS: Final = 0.05  # how likely a launch begins a rest of the draft
+REST_ENDS: Final = 0.2
 
 
 class Proposals:
     """Looks at each run that a planner takes."""
 
-    def __init__(self, planner: Planner, runner: FakeRunner, varied: int | None = None, idle: bool = False) -> None:
-        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, and the draft rests now and then, as
-        an adaptive policy may have it. `idle`: those without rows, too."""
+    def __init__(
+        self, planner: Planner, runner: FakeRunner, varied: int | None = None, *, idle: bool = False, rests: bool = True
+    ) -> None:
+        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, and with `rests` the draft rests now
+        and then, as an adaptive policy may have it. `idle`: those without rows propose some, too."""
         self.num_checked = 0
         self.num_kept = 0
         self._runner, self._drawn, self._poll = runner, planner.results.drawn, planner.poll
@@ -35,7 +38,7 @@ class Proposals:
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
 
             def next_steps(num_rows: int, num_drafting: int) -> int:
-                if rng.random() < REST_CHANGES:
+                if rests and rng.random() < (REST_ENDS if self._speculation.rests else REST_BEGINS):
                     self._rest_or_wake()
                 return rng.choice(steps) if (num_rows or idle) and not self._speculation.rests else 0
 

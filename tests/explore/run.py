@@ -191,7 +191,7 @@ class Run:
             if self.workload.num_steps:
                 assert isinstance(executor.runner, FakeRunner)
                 varied = self.workload.varied_steps
-                self.proposals.append(Proposals(worker.planner, executor.runner, varied, bool(self.groups)))
+                self.proposals.append(Proposals(worker.planner, executor.runner, varied, idle=bool(self.groups)))
             if isinstance(executor.device.schedule, SimulatedStream):  # it sees lengths behind the events it waited for
                 executor.device.schedule.share(executor.future_map.new_seq_lens_buf)
             if self._detector is not None:

@@ -51,7 +51,8 @@ class Served:
         if runner.num_draft_layers > 1:
             more = {"num_steps": runner.num_draft_layers} | more
         self.cluster: Cluster = make_cluster(topology, runner, **more)
-        self.proposals = [Proposals(worker.planner, runner, varied) for worker in self.cluster.decodes.values()]
+        planners = [worker.planner for worker in self.cluster.decodes.values()]
+        self.proposals = [Proposals(planner, runner, varied, rests=False) for planner in planners]
 
     def serve(self, *requests: Asked) -> None:
         """See `served`."""
