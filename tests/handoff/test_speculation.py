@@ -15,6 +15,7 @@ from tests.decode.driving import VOCAB, Phase, drive_to, expect_rest, make_clust
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.expected import expected
 from tests.explore.proposals import Proposals
+from tests.selecting import broad, full
 from transfer.landing.transfer import Delivered, FirstFrame, LastInDoubt, TransferFailed
 
 RUNNER = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1)
@@ -146,8 +147,15 @@ def test_a_prefill_worker_with_another_draft_is_refused(other: str, says: str) -
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("lacking", ["prefill", "decode", "neither"])
-@pytest.mark.parametrize("kind", ["plain", "mirrored", "serial", "other pages at decode", "host memory", "trees"])
+LACKING = ("prefill", "decode", "neither")
+PAIRS = [  # each side of the plain kind; of the others, one each
+    (lacking, kind) if kind == "plain" or (index + place) % len(LACKING) == 0 else full((lacking, kind))
+    for index, kind in enumerate(("plain", "mirrored", "serial", "other pages at decode", "host memory", "trees"))
+    for place, lacking in enumerate(LACKING)
+]
+
+
+@pytest.mark.parametrize(("lacking", "kind"), PAIRS)
 def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: str, kind: str) -> None:
     options = {"num_pages": 1 + 40, "num_host_pages": 200} if kind == "host memory" else KINDS[kind]
     other = OTHERS["another draft" if lacking == "neither" else "no draft"]
