@@ -15,7 +15,7 @@ from tests.decode.driving import VOCAB, Phase, drive_to, expect_rest, make_clust
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.expected import expected
 from tests.explore.proposals import Proposals
-from tests.selecting import broad, full
+from tests.selecting import full
 from transfer.landing.transfer import Delivered, FirstFrame, LastInDoubt, TransferFailed
 
 RUNNER = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1)
