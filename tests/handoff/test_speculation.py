@@ -203,7 +203,7 @@ def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: s
         requests.append((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 1 + index % 3))
     served(cluster, *requests)
     (decode,) = cluster.decodes.values()
-    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
+    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_proposed_"))
     expect_rest(cluster)
 
 
@@ -214,7 +214,7 @@ def test_so_do_requests_at_a_decode_worker_with_several_draft_layers(other: Fake
     params = SamplingParams(max_tokens=24, temperature=0.0)
     served(cluster, *((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 2) for index in range(6)))
     (decode,) = cluster.decodes.values()
-    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
+    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_proposed_"))
     expect_rest(cluster)
 
 
