@@ -27,6 +27,7 @@ from gateway.serving.admission import Admission
 from gateway.serving.service import ModelNames, Service
 from gateway.text.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.text.model_folder import model_facts, read_model_folder
+from gateway.text.plain_marks import PlainMarks
 from gateway.text.tokenizer import TextTokenizer, load_tokenizer
 from gateway.words.limits import Limits
 from protocol.errors import ConfigError, brief
@@ -100,6 +101,16 @@ def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: in
         )
 
 
+def chat_templates(named: str | None, texts: Path, tokenizer: TextTokenizer | None) -> ChatTemplates:
+    """The templates of a folder of texts. `named`: the file of `--chat-template`, which is the default one."""
+    sources = read_template_sources(texts)
+    if named is not None:
+        sources["default"] = read_template(Path(named))
+    if tokenizer is None:
+        return ChatTemplates(sources, {})
+    return ChatTemplates(sources, tokenizer.special.texts, plain=PlainMarks(tokenizer.special_texts))
+
+
 class Gateway:
     """All parts of one gateway, its sockets bound. Build it, then `await serve()` once.
 
@@ -121,12 +132,7 @@ class Gateway:
         if settings.tokenizer is not None:
             check_tokenizer(tokenizer, texts, basics.vocab_size)
 
-        special_tokens = {} if tokenizer is None else tokenizer.special.texts
-        sources = read_template_sources(texts)
-        if settings.chat_template is not None:
-            sources["default"] = read_template(Path(settings.chat_template))
-        templates = ChatTemplates(sources, special_tokens)
-
+        templates = chat_templates(settings.chat_template, texts, tokenizer)
         lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
+from gateway.generation.conversations import check_conversation, check_format
 from gateway.generation.logit_rules import rules_of
 from gateway.text.chat_template import ChatTemplates
 from gateway.text.choice_text import Detokenizer
 from gateway.text.echo import Echo, echo_of
 from gateway.text.model_folder import ModelFolder
 from gateway.text.stop_strings import StopSet
-from gateway.text.template_messages import for_template
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
 from gateway.words.places import (
@@ -30,7 +30,7 @@ from gateway.words.places import (
     named,
 )
 from gateway.words.prompt import Prompt
-from gateway.words.request import Ask, Conversation, PromptIds, PromptText
+from gateway.words.request import Ask, Conversation, PromptIds, PromptText, Text
 from protocol.grammar import grammar_name
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
@@ -53,7 +53,9 @@ class PreparedPrompt(Prompt):
 
 
 class Translator:
-    """Translates requests for one model. Methods may run in threads, since they change nothing."""
+    """Translates requests for one model. Methods may run in threads, since they change nothing. `tool_format`: the name
+    of the format in which the model's answers call tools; None: none is known, so requests with tools are refused.
+    """
 
     def __init__(
         self,
@@ -61,8 +63,9 @@ class Translator:
         tokenizer: TextTokenizer | None,
         templates: ChatTemplates,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        tool_format: str | None = None,
     ) -> None:
-        self._tokenizer, self._templates = tokenizer, templates
+        self._tokenizer, self._templates, self._tool_format = tokenizer, templates, tool_format
         self._has_processed_logprobs = logprobs_mode == "processed_logprobs"
         self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
@@ -70,6 +73,11 @@ class Translator:
     def template_names(self) -> tuple[str, ...]:
         """The names of the model's chat templates."""
         return self._templates.names
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether calls can be read from the model's answers."""
+        return self._tool_format is not None
 
     @property
     def takes_text(self) -> bool:
@@ -137,11 +145,15 @@ class Translator:
         if isinstance(prompt, PromptText):
             return self._encode(prompt.text, where, limits, prompt.add_special)
 
+        check_conversation(prompt)
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer; use /v1/completions with token ids")
-        messages = [for_template(turn) for turn in prompt.turns]
-        text = self._templates.render(messages, prompt.template, prompt.variables)
-        return self._encode(text, where, limits, prompt.add_special)
+        if prompt.choice == "none" and not self.takes_tools:
+            prompt = replace(prompt, tools=())  # its answer calls none, whatever the prompt says
+        check_format(prompt, self._templates, self._tool_format)
+        return self._encode(
+            self._templates.render_conversation(prompt), where, limits, prompt.add_special, is_rendered=True
+        )
 
     def _prompt(
         self, ask: Ask, position: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
@@ -167,8 +179,9 @@ class Translator:
         """What the answers to the prompt at `position` begin with."""
         prompt = ask.prompts[position]
         if isinstance(prompt, Conversation):
-            last = for_template(prompt.turns[-1])
-            return Echo(last["content"]) if last["role"] == "assistant" else None
+            last = prompt.turns[-1]
+            texts = (part.text for part in last.parts if isinstance(part, Text))
+            return Echo("".join(texts)) if last.role == "assistant" else None
         text = prompt.text if isinstance(prompt, PromptText) else None
         return echo_of(text, ids, self.new_detokenizer((), not ask.keep_special), ask.scores)
 
@@ -184,7 +197,9 @@ class Translator:
         """The bytes of one token; None for one that has no text."""
         return None if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
 
-    def _encode(self, text: str, where: Place, limits: Limits, add_special: bool) -> Sequence[int]:
+    def _encode(
+        self, text: str, where: Place, limits: Limits, add_special: bool, *, is_rendered: bool = False
+    ) -> Sequence[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer: got text, expected token ids")
@@ -193,8 +208,11 @@ class Translator:
         if limits.context_length is not None and least > limits.context_length:
             raise too_long(where, (where, f" has {len(text)} characters, at least {least} tokens"), limits)
 
-        encode = self._tokenizer.encode_prompt if add_special else self._tokenizer.encode_plain
-        ids = encode(text, limits.longest_prompt)
+        if is_rendered:
+            ids = self._tokenizer.encode_rendered(text, limits.longest_prompt, add_special=add_special)
+        else:
+            encode = self._tokenizer.encode_prompt if add_special else self._tokenizer.encode_plain
+            ids = encode(text, limits.longest_prompt)
         if ids is None:
             raise prompt_too_long(where, len(text), limits)
         return ids

@@ -89,7 +89,7 @@ def openai_call(kind: type[AnyRequest], raw: bytes, limits: Limits, http_limits:
     """All checks of a request that need no tokens. May run in a thread."""
     body = parse_json(raw)
     if isinstance(body, dict):
-        refuse_unsupported(body)
+        refuse_unsupported(body, kind)
         check_list(body.get("prompt"), limits, "prompt")
     parsed = parse(kind, body)
     ask = ask_of(parsed)
