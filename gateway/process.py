@@ -20,7 +20,8 @@ from gateway.generation.grammars.trial_child import TrialChild, trial_command
 from gateway.generation.tallies import Metrics
 from gateway.generation.translate import Translator
 from gateway.http.protocol import BoundedHttp
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules
 from gateway.serving.admission import Admission

@@ -1,6 +1,6 @@
 """The interface of an attention backend, and the choice of one for a device.
 
-A backend plans once per forward (page lists, groups, masks) and attends once per layer with that plan.
+A backend plans once per forward and window (page lists, groups, masks) and attends once per layer with that plan.
 """
 
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from model.attention_cpu import CpuAttention
 from model.attention_varlen import VarlenAttention, find_kernel, trial
 from model.cpu_kernels import CpuKernels
 from model.inputs import ModelInput
+from model.scoring import PLAIN, Scoring
 from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
 
@@ -19,16 +20,17 @@ from protocol.kv_layout import LayerLayout
 class AttentionBackend(Protocol):
     """Causal attention of T new tokens over paged KV. The tokens' own K and V are already written."""
 
-    def plan(self, inp: ModelInput, layout: LayerLayout) -> Any:
-        """The values that `attend` needs, the same for every layer of this forward."""
+    def plan(self, inp: ModelInput, layout: LayerLayout, window: int = 0) -> Any:
+        """The values that `attend` needs, the same for every layer of this forward that has this window."""
         ...
 
     def longest_at_once(self, num_decodes: int) -> int | None:
         """Tokens of the longest context with which so many decodes take one pass over each layer; None: of any."""
         ...
 
-    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any) -> Tensor:
-        """(T, H, D) in q's dtype. `kv_layer` is (num_pages, 2, page_size, K, D), H a multiple of K."""
+    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: Any, scoring: Scoring = PLAIN) -> Tensor:
+        """(T, H, D) in q's dtype. `kv_layer` is (num_pages, 2, page_size, K, D), H a multiple of K. The plan is one for
+        the window of `scoring`."""
         ...
 
 

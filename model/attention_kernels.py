@@ -1,7 +1,8 @@
 """The Triton kernels of attention_triton.py.
 
 Page numbers and offsets into KV are int64: a layer may have more than 2^31 numbers. A page is contiguous: the K of its
-tokens, then their V, each `TOKEN_SIZE` = K * D numbers.
+tokens, then their V, each `TOKEN_SIZE` = K * D numbers. A sink is a score that joins the weights when all others are
+known; it is no power of two yet.
 Shapes: H query heads, K kv heads, G = H / K, D head_dim, M rows of a tile, N tokens of a kv step, S splits and C heads
 that are combined at once.
 """
@@ -10,6 +11,8 @@ from typing import Any
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def _attend_context(
@@ -24,6 +27,8 @@ def _attend_context(
     begin: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
+    window: tl.tensor,
+    lowest: tl.tensor,
     tree_start: tl.tensor,
     tree_bits: tl.tensor,
     TOKEN_SIZE: tl.constexpr,
@@ -33,8 +38,10 @@ def _attend_context(
     PADDED_DIM: tl.constexpr,
     TREE: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> Any:
-    """Attends to tokens [begin, end), but with TREE only to those that the tree mask shows. The others are not read.
+    """Attends to tokens [begin, end), but with TREE only to those that the tree mask shows, and with WINDOW each row to
+    the last `window` of its context, of which none lies before `lowest`. The others are not read.
 
     It goes on from each row's largest score, sum of weights, and weighted sum of V, and returns them. A score is the
     product of q and k; a weight is two to the power of a score times `scale`. If no token is seen, the largest score is
@@ -51,6 +58,8 @@ def _attend_context(
             behind_N = token_N - tree_start
             bit_N = (tree_bits >> tl.minimum(tl.maximum(behind_N, 0), 63)) & 1
             is_token_N = is_token_N & ((behind_N < 0) | ((behind_N < 64) & (bit_N == 1)))
+        if WINDOW:
+            is_token_N = is_token_N & (token_N >= lowest)
         if MASKED:
             page_N = tl.load(pages_ptr + token_N // PAGE_SIZE, mask=is_token_N, other=0)
             kv_mask_ND = is_token_N[:, None] & is_dim_D[None, :]
@@ -65,6 +74,8 @@ def _attend_context(
         scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if MASKED:
             is_seen_MN = (token_N[None, :] <= position_M[:, None]) & is_token_N[None, :]
+            if WINDOW:
+                is_seen_MN = is_seen_MN & (token_N[None, :] > position_M[:, None] - window)
             scores_MN = tl.where(is_seen_MN, scores_MN, -1e30)
 
         # Rescale the earlier sums to the new largest score.
@@ -80,13 +91,25 @@ def _attend_context(
 _attended: Any = triton.jit(_attend_context)
 
 
+def _join_sinks(total_M: tl.tensor, sum_MD: tl.tensor, largest_M: tl.tensor, sink_M: tl.tensor) -> Any:
+    """The sums with the sinks. The largest scores and the sinks are powers of two."""
+    high_M = tl.maximum(largest_M, sink_M)
+    shrink_M = tl.exp2(largest_M - high_M)
+    return total_M * shrink_M + tl.exp2(sink_M - high_M), sum_MD * shrink_M[:, None]
+
+
+_joined: Any = triton.jit(_join_sinks)
+
+
 def _attend_tile(
     q_ptr: tl.tensor,
     kv_ptr: tl.tensor,
     out_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     scale: tl.tensor,
+    window: tl.tensor,
     table_stride: tl.tensor,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -95,10 +118,13 @@ def _attend_tile(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Attends for one tile: query rows (tokens times the query heads of a kv head) against the request's pages.
 
-    The last tiles come first: those of a long prompt take longest.
+    The last tiles come first: those of a long prompt take longest. Without WINDOW and SINKS, `window` and `sinks_ptr`
+    are not read. Steps begin at multiples of STEP, so that a row has the same sums in any tile.
     """
     tile = tiles_ptr + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
     kv_head = tl.program_id(1)
@@ -118,19 +144,32 @@ def _attend_tile(
     pages_ptr = page_table_ptr + request * table_stride
     end = first_position + num_tokens  # the context of the tile's last token
     seen_by_all = (first_position + 1) // STEP * STEP  # whole steps up to the tile's first token
+    begin = 0  # of whole steps that every row sees
     largest_M = tl.full((ROWS,), -1e30, tl.float32)
     total_M = tl.zeros((ROWS,), tl.float32)
     sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    lowest = first_position * 0
+    if WINDOW:
+        lowest = tl.maximum(first_position + 1 - window, 0)
+        begin = tl.minimum((tl.maximum(end - window, 0) + STEP - 1) // STEP * STEP, seen_by_all)
+        largest_M, total_M, sum_MD = _attended(
+            largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, lowest // STEP * STEP, begin,
+            scale, window, lowest, 0, 0, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM,
+            False, True, True,
+        )  # fmt: skip
     largest_M, total_M, sum_MD = _attended(
-        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, 0, seen_by_all, scale, 0, 0,
-        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, False,
+        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, seen_by_all, scale, window,
+        lowest, 0, 0, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, False, False,
     )  # fmt: skip
-    _largest_M, total_M, sum_MD = _attended(
-        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, seen_by_all, end, scale, 0, 0,
-        HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, True,
+    largest_M, total_M, sum_MD = _attended(
+        largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, seen_by_all, end, scale, window,
+        lowest, 0, 0, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, False, True, WINDOW,
     )  # fmt: skip
+    if SINKS:
+        sink_M = tl.load(sinks_ptr + head_M) * LOG2_E
+        total_M, sum_MD = _joined(total_M, sum_MD, largest_M * scale, sink_M)
 
-    # Every real row has token 0 in its context, so its total is at least one weight.
+    # Every real row sees itself, so its total is at least one weight.
     out_MD = sum_MD / tl.where(total_M > 0, total_M, 1.0)[:, None]
     tl.store(out_ptr + q_offsets_MD, out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
 
@@ -168,6 +207,7 @@ def _attend_splits(
     seq_lens_ptr: tl.tensor,
     tree_starts_ptr: tl.tensor,
     tree_bits_ptr: tl.tensor,
+    firsts_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
@@ -185,10 +225,12 @@ def _attend_splits(
     STEP: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> None:
     """Program (kv_head, p) attends to splits p, p + P, ... for one kv head. Every program computes a split alike.
 
-    Without TREE, `tree_starts_ptr` and `tree_bits_ptr` are not read.
+    Without TREE, `tree_starts_ptr` and `tree_bits_ptr` are not read. With WINDOW the splits of a decode begin at the
+    first token that it sees, `firsts_ptr`.
     """
     kv_head = tl.program_id(0)
     num_splits = tl.load(starts_ptr + num_decodes).to(tl.int32)
@@ -202,6 +244,8 @@ def _attend_splits(
         row = tl.load(rows_ptr + split)
         context = tl.load(seq_lens_ptr + first_request + row).to(tl.int32)
         begin = (split - tl.load(starts_ptr + row).to(tl.int32)) * SPLIT
+        if WINDOW:
+            begin += tl.load(firsts_ptr + first_request + row).to(tl.int32)
         end = tl.minimum(begin + SPLIT, context)
         tree_start, tree_bits = context.to(tl.int64), context.to(tl.int64)
         if TREE:
@@ -216,8 +260,8 @@ def _attend_splits(
         total_M = tl.zeros((ROWS,), tl.float32)
         sum_MD = tl.zeros((ROWS, PADDED_DIM), tl.float32)
         largest_M, total_M, sum_MD = _attended(
-            largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale,
-            tree_start, tree_bits, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, TREE, True,
+            largest_M, total_M, sum_MD, q_MD, position_M, kv_ptr, pages_ptr, kv_head, begin, end, scale, 0, 0,
+            tree_start, tree_bits, HEADS // GROUPS * HEAD_DIM, HEAD_DIM, PAGE_SIZE, STEP, PADDED_DIM, TREE, True, False,
         )  # fmt: skip
 
         heads_M = split * HEADS + head_M
@@ -230,6 +274,7 @@ def _combine_splits(
     sums_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     starts_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     out_ptr: tl.tensor,
     first_token: tl.tensor,
     HEADS: tl.constexpr,
@@ -237,9 +282,10 @@ def _combine_splits(
     PADDED_DIM: tl.constexpr,
     COMBINED: tl.constexpr,
     COMBINED_HEADS: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Program (r, c) adds up the splits of decode r in their order, `COMBINED` at a time, for `COMBINED_HEADS` heads.
-    The largest scores of splits are powers of two here."""
+    The largest scores of splits are powers of two here. Without SINKS, `sinks_ptr` is not read."""
     row = tl.program_id(0)
     head_C = tl.program_id(1) * COMBINED_HEADS + tl.arange(0, COMBINED_HEADS)
     dim_D = tl.arange(0, PADDED_DIM)
@@ -267,6 +313,10 @@ def _combine_splits(
         sum_CD = sum_CD * shrink_C[:, None] + tl.sum(sum_SCD * weight_SC[:, :, None], 0)
         largest_C = new_largest_C
 
+    if SINKS:
+        sink_C = tl.load(sinks_ptr + head_C, mask=head_C < HEADS, other=0.0) * LOG2_E
+        total_C, sum_CD = _joined(total_C, sum_CD, largest_C, sink_C)
+
     # Heads behind the last one have no weight, and are not written.
     out_CD = sum_CD / tl.where(total_C > 0, total_C, 1.0)[:, None]
     out_at_CD = (first_token + row).to(tl.int64) * HEADS * HEAD_DIM + at_CD
@@ -275,13 +325,13 @@ def _combine_splits(
 
 # These numbers and addresses change while a worker serves. Without this, Triton would compile again for 1 and for
 # multiples of 16, which takes seconds.
-tiles_kernel: Any = triton.jit(_attend_tile, do_not_specialize=["table_stride"])
+tiles_kernel: Any = triton.jit(_attend_tile, do_not_specialize=["table_stride"])  # a model's windows are few
 number_kernel: Any = triton.jit(
     _number_splits, do_not_specialize=["first_request"], do_not_specialize_on_alignment=["seq_lens_ptr"]
 )
 splits_kernel: Any = triton.jit(
     _attend_splits,
     do_not_specialize=["num_decodes", "first_request", "first_token", "table_stride"],
-    do_not_specialize_on_alignment=["seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr"],
+    do_not_specialize_on_alignment=["seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr", "firsts_ptr"],
 )
 combine_kernel: Any = triton.jit(_combine_splits, do_not_specialize=["first_token"])

@@ -2,7 +2,8 @@
 
 A decode's context is cut into splits of `SPLIT` tokens. Programs attend to splits, and a second kernel adds up each
 request's splits in order. So one long request uses the whole device. The splits and the order of additions depend on
-the request's own context only. So its result is the same, bit for bit, in every batch.
+the request's own context only. So its result is the same, bit for bit, in every batch. In a layer with a window the
+splits begin at the first token that the decode sees.
 
     decodes   number the splits -> attend to each split -> combine (running softmax, Milakov and Gimelshein 2018;
               splits combined by log-sum-exp, as in Flash-Decoding, Dao et al. 2023)
@@ -21,7 +22,8 @@ import triton
 from torch import Tensor
 
 from model.attention_kernels import combine_kernel, number_kernel, splits_kernel, tiles_kernel
-from model.inputs import ModelInput
+from model.inputs import TREE_SLOTS, ModelInput
+from model.scoring import PLAIN, Scoring
 from protocol.kv_layout import LayerLayout
 
 MIN_ROWS: Final = 16  # the smallest matrix that the tensor cores take
@@ -87,6 +89,7 @@ class TritonPlan:
     tree_mask: tuple[Tensor, Tensor] | None  # starts and bits (B,); those of chunks are not read
     tiles: _Tiles | None
     decodes: tuple[_Decodes, ...]
+    firsts_B: Tensor | None = None  # the first token that a decode sees, with a window; those of chunks are not read
 
 
 class TritonAttention:
@@ -120,7 +123,7 @@ class TritonAttention:
         """See AttentionBackend: the scratch memory holds the splits of so many contexts of this length."""
         return self.max_splits // max(1, num_decodes) * SPLIT
 
-    def plan(self, inp: ModelInput, layout: LayerLayout) -> TritonPlan:
+    def plan(self, inp: ModelInput, layout: LayerLayout, window: int = 0) -> TritonPlan:
         """Makes tiles of chunks from host lengths, and splits of decodes from device lengths. Reads nothing back."""
         device = inp.positions_T.device
         sizes = FLOAT32 if layout.dtype == "float32" else self.sizes
@@ -134,11 +137,16 @@ class TritonAttention:
 
         # Each launch takes as many decodes as fit into the scratch memory, even if all contexts are the longest.
         num_extends, first_token = len(inp.extend_lens), sum(inp.extend_lens)
-        longest = max(1, -(-inp.max_decode_seq_len // SPLIT))
-        assert longest <= self.max_splits, f"a context of {inp.max_decode_seq_len} tokens is longer than max_context"
+        most, seen_B, firsts_B = inp.max_decode_seq_len, inp.seq_lens_B, None
+        if window:
+            firsts_D = (inp.positions_T[first_token:] + 1 - window).clamp(min=0)
+            firsts_B = F.pad(firsts_D, (num_extends, 0))
+            most, seen_B = min(most, window + TREE_SLOTS), seen_B - firsts_B
+        longest = max(1, -(-most // SPLIT))
+        assert longest <= self.max_splits, f"a context of {most} tokens is longer than max_context"
         at_once = self.max_splits // longest
         decodes = tuple(
-            _numbered(inp.seq_lens_B, num_extends + done, first_token + done, count, longest)
+            _numbered(seen_B, num_extends + done, first_token + done, count, longest)
             for done in range(0, inp.num_decodes, at_once)
             for count in (min(at_once, inp.num_decodes - done),)
         )
@@ -146,20 +154,28 @@ class TritonAttention:
         if tree_mask is not None and num_extends:
             starts_D, bits_D = tree_mask
             tree_mask = F.pad(starts_D, (num_extends, 0)), F.pad(bits_D, (num_extends, 0))
-        return TritonPlan(inp.page_table_BP.contiguous(), inp.seq_lens_B, tree_mask, tiles, decodes)
+        return TritonPlan(inp.page_table_BP.contiguous(), inp.seq_lens_B, tree_mask, tiles, decodes, firsts_B)
 
-    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: TritonPlan) -> Tensor:
-        """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
+    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: TritonPlan, scoring: Scoring = PLAIN) -> Tensor:
+        """(T, H, D): softmax(q k / sqrt(D)) v over what each token sees of its own context."""
         assert kv_layer.is_contiguous(), "pages of one layer, one after the other"
         q_THD = q_THD.contiguous()
         out_THD = torch.empty_like(q_THD)
         if plan.tiles is not None:
-            self._attend_tiles(q_THD, kv_layer, out_THD, plan, plan.tiles)
+            self._attend_tiles(q_THD, kv_layer, out_THD, plan, plan.tiles, scoring)
         for decodes in plan.decodes:
-            self._attend_decodes(q_THD, kv_layer, out_THD, plan, decodes)
+            self._attend_decodes(q_THD, kv_layer, out_THD, plan, decodes, scoring)
         return out_THD
 
-    def _attend_tiles(self, q_THD: Tensor, kv_layer: Tensor, out_THD: Tensor, plan: TritonPlan, tiles: _Tiles) -> None:
+    def _attend_tiles(
+        self,
+        q_THD: Tensor,
+        kv_layer: Tensor,
+        out_THD: Tensor,
+        plan: TritonPlan,
+        tiles: _Tiles,
+        scoring: Scoring,
+    ) -> None:
         _, num_heads, head_dim = q_THD.shape
         sizes = self._sizes(q_THD)
         tiles_kernel[(tiles.table_X4.shape[0], num_heads // self.groups)](
@@ -168,7 +184,9 @@ class TritonAttention:
             out_THD,
             tiles.table_X4,
             plan.page_table_BP,
-            _scale(head_dim),
+            q_THD if scoring.sinks_H is None else scoring.sinks_H,
+            _scale(scoring, head_dim),
+            scoring.window,
             plan.page_table_BP.stride(0),
             HEADS=num_heads,
             GROUPS=self.groups,
@@ -177,12 +195,20 @@ class TritonAttention:
             ROWS=tiles.rows,
             STEP=_step(sizes.tile_step, q_THD),
             PADDED_DIM=_padded(head_dim),
+            WINDOW=scoring.window > 0,
+            SINKS=scoring.sinks_H is not None,
             num_warps=sizes.tile_warps,
             num_stages=sizes.tile_stages,
         )
 
     def _attend_decodes(
-        self, q_THD: Tensor, kv_layer: Tensor, out_THD: Tensor, plan: TritonPlan, decodes: _Decodes
+        self,
+        q_THD: Tensor,
+        kv_layer: Tensor,
+        out_THD: Tensor,
+        plan: TritonPlan,
+        decodes: _Decodes,
+        scoring: Scoring,
     ) -> None:
         _, num_heads, head_dim = q_THD.shape
         num_decodes = decodes.starts_R.shape[0] - 1
@@ -197,10 +223,11 @@ class TritonAttention:
             plan.seq_lens_B,
             tree_starts_B,
             tree_bits_B,
+            plan.seq_lens_B if plan.firsts_B is None else plan.firsts_B,
             decodes.starts_R,
             decodes.row_X,
             plan.page_table_BP,
-            _scale(head_dim),
+            _scale(scoring, head_dim),
             num_decodes,
             decodes.first_request,
             decodes.first_token,
@@ -214,6 +241,7 @@ class TritonAttention:
             STEP=_step(sizes.split_step, q_THD),
             PADDED_DIM=_padded(head_dim),
             TREE=plan.tree_mask is not None,
+            WINDOW=plan.firsts_B is not None,
             num_warps=sizes.split_warps,
             num_stages=sizes.split_stages,
         )
@@ -222,6 +250,7 @@ class TritonAttention:
             self._sums_XHD,
             self._scales_XH2,
             decodes.starts_R,
+            q_THD if scoring.sinks_H is None else scoring.sinks_H,
             out_THD,
             decodes.first_token,
             HEADS=num_heads,
@@ -229,6 +258,7 @@ class TritonAttention:
             PADDED_DIM=_padded(head_dim),
             COMBINED=sizes.combined,
             COMBINED_HEADS=sizes.combined_heads,
+            SINKS=scoring.sinks_H is not None,
             num_warps=sizes.combined_warps,
         )
 
@@ -284,6 +314,6 @@ def _padded(head_dim: int) -> int:
     return max(MIN_ROWS, int(triton.next_power_of_2(head_dim)))
 
 
-def _scale(head_dim: int) -> float:
-    """The factor by which a product of q and k becomes an exponent of two: log2(e) / sqrt(D)."""
-    return math.log2(math.e) / math.sqrt(head_dim)
+def _scale(scoring: Scoring, head_dim: int) -> float:
+    """The factor by which a product of q and k becomes an exponent of two: by default log2(e) / sqrt(D)."""
+    return math.log2(math.e) / math.sqrt(head_dim) if scoring.scale is None else math.log2(math.e) * scoring.scale

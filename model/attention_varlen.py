@@ -15,6 +15,7 @@ from torch import Tensor
 from model.attention_cpu import CpuAttention
 from model.inputs import ModelInput
 from model.paged_kv import TORCH_DTYPES
+from model.scoring import PLAIN, Scoring
 from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
 
@@ -45,6 +46,7 @@ class VarlenPlan:
     max_k: int
     seqused_k: Tensor  # (B,)
     block_table: Tensor  # (B, P)
+    window: int
 
 
 class VarlenAttention:
@@ -58,7 +60,7 @@ class VarlenAttention:
         """See AttentionBackend. Any batch takes one pass."""
         return None
 
-    def plan(self, inp: ModelInput, layout: LayerLayout) -> VarlenPlan:
+    def plan(self, inp: ModelInput, layout: LayerLayout, window: int = 0) -> VarlenPlan:
         """Takes query lengths from the host and context lengths from the device. Reads nothing back.
 
         A batch of decodes alone copies nothing from the host, so a graph can capture it. ConfigError if there is a tree
@@ -84,10 +86,12 @@ class VarlenAttention:
             max_k=max((*inp.extend_seq_lens, inp.max_decode_seq_len)),
             seqused_k=seqused_k,
             block_table=inp.page_table_BP.to(torch.int32).contiguous(),
+            window=window,
         )
 
-    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: VarlenPlan) -> Tensor:
-        """(T, H, D): softmax(q k / sqrt(D)) v over each token's own context."""
+    def attend(self, q_THD: Tensor, kv_layer: Tensor, plan: VarlenPlan, scoring: Scoring = PLAIN) -> Tensor:
+        """(T, H, D): softmax(q k / sqrt(D)) v over what each token sees of its own context."""
+        assert scoring.sinks_H is None, "ModelRunner.load refuses sinks with this backend"
         if not plan.max_q:
             return torch.empty_like(q_THD)
 
@@ -99,11 +103,12 @@ class VarlenAttention:
             plan.cu_seq_k,
             plan.max_q,
             plan.max_k,
-            window_size=(-1, 0),  # causal; the last query is aligned with the last of seqused_k
+            window_size=(plan.window - 1, 0),  # causal; the last query is aligned with the last of seqused_k
             enable_gqa=True,
             seqused_k=plan.seqused_k,
             block_table=plan.block_table,
             **self._options,
+            **({} if scoring.scale is None else {"scale": scoring.scale}),
         )
         return out_THD
 

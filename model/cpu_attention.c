@@ -35,10 +35,10 @@ _Static_assert(D % 2 == 0, "even and odd elements of a head have a sum each");
 #endif
 #define VECTORS ((WORDS + BLOCK - 1) / BLOCK)  // of words, in a head
 
-// The slots that a token sees: [0, tree_start), and tree_start + i where bit i is set, but none from `length` on. Without
-// a tree mask, tree_start is `length`.
+// The slots that a token sees: [first, tree_start), and tree_start + i where bit i is set, but none from `length` on.
+// Without a tree mask, tree_start is `length`.
 typedef struct {
-    int64_t length, tree_start;
+    int64_t first, length, tree_start;
     uint64_t bits;
 } view;
 
@@ -50,7 +50,7 @@ static inline uint32_t seen_of(view v, int64_t start, int64_t count) {
     uint64_t bits = below(-behind);
     if (behind >= 0) bits = behind < 64 ? v.bits >> behind : 0;
     else if (behind > -64) bits |= v.bits << -behind;
-    return bits & below(lesser(v.length - start, count));
+    return bits & below(lesser(v.length - start, count)) & ~below(v.first - start);
 }
 
 // Queries that read one kv head, and their softmax(q k) v over the slots so far. The sums are rescaled whenever a new
@@ -189,12 +189,17 @@ static void pass(unit *u, const words *turned, const kv *v, int64_t token_stride
     }
 }
 
-static void write_head(const unit *u, int64_t i, act *out) {
-    const float total = sum_of(u->total[i]);
+// `sink` is a score that joins the weights when all others are known, or NULL.
+static void write_head(const unit *u, int64_t i, const float *sink, act *out) {
+    float total = sum_of(u->total[i]), shrink = 1.0f;
+    if (sink) {
+        const float high = *sink > u->best[i] ? *sink : u->best[i];
+        shrink = expf(u->best[i] - high), total = total * shrink + expf(*sink - high);
+    }
     float values[VECTORS * BLOCK][OF_WORD];
     for (int j = 0; j < VECTORS; j++)
         for (int part = 0; part < OF_WORD; part++) {
-            const lanes of_part = u->sum[i][j][part] / total;
+            const lanes of_part = u->sum[i][j][part] * shrink / total;
             for (int lane = 0; lane < BLOCK; lane++) values[j * BLOCK + lane][part] = of_part[lane];
         }
     for (int d = 0; d < D; d++) out[d] = WRITE(values[d / OF_WORD][d % OF_WORD]);
@@ -203,9 +208,10 @@ static void write_head(const unit *u, int64_t i, act *out) {
 typedef struct {
     const act *q;
     const kv *pages;
-    const int64_t *tables, *lengths, *tree_starts, *tree_bits;
+    requests of;
+    scoring by;
     act *out;
-    int64_t table_stride, num_heads, num_kv_heads, page_size, decodes;
+    int64_t num_heads, num_kv_heads, page_size, decodes;
     int64_t num_pages;  // of the longest decode
     int64_t parts;      // of a row
 } attend_job;
@@ -236,7 +242,7 @@ static inline void fetch(block next, int64_t from, int64_t end, int64_t token_st
 
 // Whether two decodes are tokens of one row: they have the same pages.
 static inline int same_row(const attend_job *job, int64_t one, int64_t other) {
-    const int64_t *tables = job->tables, stride = job->table_stride;
+    const int64_t *tables = job->of.tables, stride = job->of.table_stride;
     return !memcmp(tables + one * stride, tables + other * stride, job->num_pages * sizeof *tables);
 }
 
@@ -244,17 +250,26 @@ static inline int same_row(const attend_job *job, int64_t one, int64_t other) {
 typedef struct {
     int64_t first, count;  // decodes [first, first + count)
     view views[TOKENS];
-    int64_t longest;  // slots: no token sees one behind them
+    int64_t begin, longest;  // slots: no token sees one before `begin`, or from `longest` on
 } row;
 
+// The first slot of the block that has this slot. Blocks begin where a page does, and every BLOCK slots from there on.
+static inline int64_t block_start(const attend_job *job, int64_t slot) {
+    const int64_t page = slot / job->page_size * job->page_size;
+    return page + (slot - page) / BLOCK * BLOCK;
+}
+
 static inline row row_at(const attend_job *job, int64_t first, int64_t count) {
-    row r = {first, count, {{0}}, 0};
+    row r = {first, count, {{0}}, INT64_MAX, 0};
     for (int64_t i = 0; i < count; i++) {
-        const int64_t length = job->lengths[first + i];
-        r.views[i] = (view){length, length, 0};
-        if (job->tree_starts) {
-            r.views[i].tree_start = job->tree_starts[first + i], r.views[i].bits = (uint64_t)job->tree_bits[first + i];
+        const int64_t length = job->of.lengths[first + i];
+        const int64_t behind = job->by.window ? job->of.positions[first + i] + 1 - job->by.window : 0;
+        r.views[i] = (view){behind > 0 ? behind : 0, length, length, 0};
+        if (job->of.tree_starts) {
+            r.views[i].tree_start = job->of.tree_starts[first + i];
+            r.views[i].bits = (uint64_t)job->of.tree_bits[first + i];
         }
+        r.begin = lesser(r.begin, block_start(job, r.views[i].first));
         r.longest = length > r.longest ? length : r.longest;
     }
     return r;
@@ -263,8 +278,8 @@ static inline row row_at(const attend_job *job, int64_t first, int64_t count) {
 // The units [start, start + count) of a row. Neighbouring units read neighbouring memory, so they go over a block in turn.
 static void run_units(const attend_job *job, const row *r, int64_t start, int64_t count, int64_t of_kv_head) {
     const int64_t shared_by = job->num_heads / job->num_kv_heads, token_stride = job->num_kv_heads * D;
-    const int64_t *table = job->tables + r->first * job->table_stride;
-    const float scale = 1.0f / sqrtf(D);
+    const int64_t *table = job->of.tables + r->first * job->of.table_stride;
+    const float scale = job->by.scale ? job->by.scale : 1.0f / sqrtf(D);
     unit units[UNITS];
     for (int64_t n = 0; n < count; n++) {
         unit *u = &units[n];
@@ -283,7 +298,7 @@ static void run_units(const attend_job *job, const row *r, int64_t start, int64_
     const int64_t bytes = (units[count - 1].kv_head + 1 - kv_first) * D * sizeof(kv);
     uint32_t seen[TOKENS];
     words turned[VECTORS * BLOCK];
-    for (block now = block_at(job, table, 0, r->longest); now.count;) {
+    for (block now = block_at(job, table, r->begin, r->longest); now.count;) {
         const block next = block_at(job, table, now.start + now.count, r->longest);
         uint32_t by_any = 0;
         for (int64_t i = 0; i < r->count; i++) by_any |= seen[i] = seen_of(r->views[i], now.start, now.count);
@@ -299,7 +314,8 @@ static void run_units(const attend_job *job, const row *r, int64_t start, int64_
         const unit *u = &units[n];
         for (int64_t i = 0; i < u->count; i++) {
             const int64_t head = u->kv_head * shared_by + (u->first + i) % shared_by;
-            write_head(u, i, job->out + ((r->first + u->token[i]) * job->num_heads + head) * D);
+            const float *sink = job->by.sinks ? job->by.sinks + head : 0;
+            write_head(u, i, sink, job->out + ((r->first + u->token[i]) * job->num_heads + head) * D);
         }
     }
 }
@@ -320,16 +336,15 @@ static void part_of_attention(const void *work, int64_t index) {
         run_units(job, &r, start, lesser(end - start, UNITS), of_kv_head);
 }
 
-// out (decodes, num_heads, D): each decode's one token over its own `lengths[decode]` slots. `pages` is
-// (page, K or V, page_size, num_kv_heads, D), `tables` (decodes, table_stride) page numbers. `tree_starts` and
-// `tree_bits` are NULL if every token sees all its slots.
-void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
-            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t decodes, int64_t num_heads,
-            int64_t num_kv_heads, int64_t page_size, int threads) {
-    attend_job job = {q, pages, tables, lengths, tree_starts, tree_bits, out, table_stride, num_heads, num_kv_heads,
-                      page_size, decodes, 0, 1};
+// out (decodes, num_heads, D): each decode's one token over its own `lengths[decode]` slots, or those of its window.
+// `pages` is (page, K or V, page_size, num_kv_heads, D), `tables` (decodes, table_stride) page numbers. `tree_starts` and
+// `tree_bits` are NULL if every token sees all its slots. `positions` are read for a window only: with a tree mask a
+// token's position is not the last slot of its context.
+void attend(const act *q, const kv *pages, const requests *of, const scoring *by, act *out, int64_t decodes,
+            int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads) {
+    attend_job job = {q, pages, *of, *by, out, num_heads, num_kv_heads, page_size, decodes, 0, 1};
     int64_t longest = 0, rows = 1;
-    for (int64_t i = 0; i < decodes; i++) longest = lengths[i] > longest ? lengths[i] : longest;
+    for (int64_t i = 0; i < decodes; i++) longest = of->lengths[i] > longest ? of->lengths[i] : longest;
     job.num_pages = (longest + page_size - 1) / page_size;
 
     // Enough parts for all threads; a part of fewer units reads less of each line of memory that it opens.

@@ -82,20 +82,21 @@ static void propose(const draft *t, const act *given, float eps, int64_t *tokens
     for (int64_t row = 0; row < rows; row++) tokens[row] = likeliest(t, logits + row * t->head.outputs);
 }
 
-// The decodes `wanted` of d. `room` has as many numbers for each as a row of the tables has, and one more. They have no trees.
+// The decodes `wanted` of d. `room` has as many numbers for each as a row of the tables has, and two more. They have no
+// trees.
 static decodes chosen(const decodes *d, const int64_t *wanted, int64_t num_wanted, int64_t *room) {
     decodes some = *d;
-    int64_t *lengths = room, *tables = lengths + num_wanted;
+    int64_t *lengths = room, *positions = lengths + num_wanted, *tables = positions + num_wanted;
     int64_t longest = 0;
     for (int64_t i = 0; i < num_wanted; i++) {
-        lengths[i] = d->lengths[wanted[i]];
+        lengths[i] = d->of.lengths[wanted[i]], positions[i] = d->of.positions[wanted[i]];
         longest = lengths[i] > longest ? lengths[i] : longest;
     }
 
     const int64_t num_pages = (longest + d->page_size - 1) / d->page_size;
     for (int64_t i = 0; i < num_wanted; i++)
-        memcpy(tables + i * num_pages, d->tables + wanted[i] * d->table_stride, num_pages * sizeof *tables);
-    some.lengths = lengths, some.tables = tables, some.table_stride = num_pages;
+        memcpy(tables + i * num_pages, d->of.tables + wanted[i] * d->of.table_stride, num_pages * sizeof *tables);
+    some.of = (requests){.tables = tables, .lengths = lengths, .positions = positions, .table_stride = num_pages};
     return some;
 }
 
@@ -147,7 +148,7 @@ int draft_chain(const draft *t, kv *pages, const token_places *at, decodes *d, c
         act *kept = before;
         before = given, given = kept;
         d->cos_TF += rows * half_dim, d->sin_TF += rows * half_dim;
-        d->k_rows += rows, d->v_rows += rows, d->lengths += rows;
+        d->k_rows += rows, d->v_rows += rows, d->of.lengths += rows, d->of.positions += rows;
     }
     return 1;
 }

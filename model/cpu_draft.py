@@ -105,7 +105,7 @@ class CpuDraft:
         assert wanted_L.is_contiguous()
         tokens_L = torch.empty(num_wanted, dtype=torch.int64)
         kept_LE = torch.empty((num_wanted, hidden_TE.shape[1]), dtype=self.dtype)
-        room = torch.empty(num_wanted * (1 + inp.page_table_BP.shape[1]), dtype=torch.int64)
+        room = torch.empty(num_wanted * (2 + inp.page_table_BP.shape[1]), dtype=torch.int64)
         outputs = (wanted_L.data_ptr(), num_wanted, tokens_L.data_ptr(), kept_LE.data_ptr(), room.data_ptr())
         scratch = num_rows * (kept_LE.shape[1] + self._of_a_row)
         scratch += num_wanted * (self._of_a_row + self.in_c.head.outputs)

@@ -61,7 +61,20 @@ void place(const act *q, int64_t q_stride, const act *k, int64_t k_stride, const
            const int64_t *v_rows, act *q_out, kv *pages, int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
            int threads);
 
-void attend(const act *q, const kv *pages, const int64_t *tables, int64_t table_stride, const int64_t *lengths,
-            const int64_t *tree_starts, const int64_t *tree_bits, act *out, int64_t decodes, int64_t num_heads,
-            int64_t num_kv_heads, int64_t page_size, int threads);
+// How a layer weighs the tokens that it sees.
+typedef struct {
+    const float *sinks;  // of each head: a score that has no value, only a share of the weights. Or NULL
+    int64_t window;      // tokens that a token sees, itself and those before it; 0: all
+    float scale;         // of the products of queries and keys; 0: 1 / sqrt(HEAD_DIM)
+} scoring;
+
+// The requests of decodes. `lengths` and `positions` have one number for each.
+typedef struct {
+    const int64_t *tables, *lengths, *positions;
+    const int64_t *tree_starts, *tree_bits;  // or NULL
+    int64_t table_stride;
+} requests;
+
+void attend(const act *q, const kv *pages, const requests *of, const scoring *by, act *out, int64_t decodes,
+            int64_t num_heads, int64_t num_kv_heads, int64_t page_size, int threads);
 #endif

@@ -17,7 +17,8 @@ from model.cpu_build import MACROS, NoKernels, built_library, macros
 from model.cpu_products import CLinear, Threads
 from model.cpu_structs import check_struct
 from model.paged_kv import PagedKv
-from model.passes import Rotation, Rows
+from model.passes import Rotation, Rows, rms_norm
+from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 
 _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
@@ -26,9 +27,42 @@ _ARGUMENTS: Final = {
     "gated": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
     "rotation": [_POINTER] * 4 + [_LONG, _INT],
     "place": [_POINTER, _LONG] * 3 + [_POINTER, _FLOAT] + [_POINTER] * 6 + [_LONG] * 3 + [_INT],
-    "attend": [_POINTER] * 3 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
+    "attend": [_POINTER] * 5 + [_LONG] * 4 + [_INT],
     "product": [ctypes.POINTER(CLinear)] + [_POINTER] * 3 + [_LONG, _INT],
 }
+
+
+class CScoring(ctypes.Structure):
+    """`scoring` of cpu_kernels.h. It is valid as long as the sinks live."""
+
+    _fields_ = (("sinks", _POINTER), ("window", _LONG), ("scale", _FLOAT))
+
+    @classmethod
+    def of(cls, scoring: Scoring) -> "CScoring":
+        """The same for C."""
+        sinks_H = scoring.sinks_H
+        assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
+        return cls(None if sinks_H is None else sinks_H.data_ptr(), scoring.window, scoring.scale or 0.0)
+
+
+class CRequests(ctypes.Structure):
+    """`requests` of cpu_kernels.h. It is valid as long as the tensors live that it was made of."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("tables", "lengths", "positions", "tree_starts", "tree_bits")),
+        ("table_stride", _LONG),
+    )
+
+    @classmethod
+    def of(
+        cls, tables_BP: Tensor, lengths_B: Tensor, positions_B: Tensor, tree_mask: tuple[Tensor, Tensor] | None
+    ) -> "CRequests":
+        """`tree_mask` are the starts and bits of a tree mask, see ModelInput."""
+        columns = lengths_B, positions_B, *(tree_mask or ())
+        assert tables_BP.stride(1) == 1 and all(column.is_contiguous() for column in columns)
+        lengths, positions, *mask = (column.data_ptr() for column in columns)
+        starts, bits = mask or (None, None)
+        return cls(tables_BP.data_ptr(), lengths, positions, starts, bits, tables_BP.stride(0))
 
 
 @dataclass(frozen=True)
@@ -44,6 +78,8 @@ class CpuKernels:
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """See Passes."""
+        if weight_E.dtype != x_TE.dtype:  # the kernel reads weights of the rows' type
+            return rms_norm(x_TE, weight_E, self.eps)
         assert x_TE.is_contiguous()
         out_TE = torch.empty_like(x_TE)
         rows, width = x_TE.shape
@@ -130,23 +166,17 @@ class CpuKernels:
         self,
         q_BHD: Tensor,
         kv_layer: Tensor,
-        page_table_BP: Tensor,
-        seq_lens_B: Tensor,
-        tree_mask: tuple[Tensor, Tensor] | None,
+        requests: CRequests,
+        scoring: Scoring,
         out_BHD: Tensor,
     ) -> None:
-        """out = softmax(q k / sqrt(D)) v of each request's token over its context. Slots behind it are not read.
-
-        `tree_mask` are the starts and bits of a tree mask, see ModelInput. Slots that it hides are not read.
-        """
+        """out = softmax(q k / sqrt(D)) v of each request's token over its context, as `scoring` says. Slots behind it,
+        before the window, and those that a tree mask hides are not read."""
         assert q_BHD.is_contiguous() and out_BHD.is_contiguous()
-        assert page_table_BP.stride(1) == 1 and seq_lens_B.is_contiguous()
-        starts, bits = (None, None) if tree_mask is None else (column.data_ptr() for column in tree_mask)
-        assert tree_mask is None or all(column.is_contiguous() for column in tree_mask)
         self.library.attend(
-            q_BHD.data_ptr(), kv_layer.data_ptr(), page_table_BP.data_ptr(), page_table_BP.stride(0),
-            seq_lens_B.data_ptr(), starts, bits, out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads,
-            self.num_kv_heads, kv_layer.shape[2], self.threads.for_rows(q_BHD.shape[0]),
+            q_BHD.data_ptr(), kv_layer.data_ptr(), ctypes.byref(requests), ctypes.byref(CScoring.of(scoring)),
+            out_BHD.data_ptr(), q_BHD.shape[0], self.num_heads, self.num_kv_heads, kv_layer.shape[2],
+            self.threads.for_rows(q_BHD.shape[0]),
         )  # fmt: skip
 
 
@@ -168,7 +198,8 @@ def load_kernels(
     except OSError as error:
         raise NoKernels(f"{path} cannot be loaded: {error}") from None
 
-    check_struct(library, "linear", CLinear)
+    for struct_name, struct in (("linear", CLinear), ("scoring", CScoring), ("requests", CRequests)):
+        check_struct(library, struct_name, struct)
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

@@ -18,12 +18,16 @@ typedef struct {
 const place_of places[] = {
     WHOLE(linear), FIELD(linear, weight), FIELD(linear, bias), FIELD(linear, inputs), FIELD(linear, outputs),
 
-    WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, qkv), FIELD(layer, qk_norm), FIELD(layer, output),
-    FIELD(layer, mlp_norm), FIELD(layer, gate_up), FIELD(layer, down),
+    WHOLE(scoring), FIELD(scoring, sinks), FIELD(scoring, window), FIELD(scoring, scale),
+
+    WHOLE(requests), FIELD(requests, tables), FIELD(requests, lengths), FIELD(requests, positions),
+    FIELD(requests, tree_starts), FIELD(requests, tree_bits), FIELD(requests, table_stride),
+
+    WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, qkv), FIELD(layer, qk_norm), FIELD(layer, by),
+    FIELD(layer, output), FIELD(layer, mlp_norm), FIELD(layer, gate_up), FIELD(layer, down),
 
     WHOLE(decodes), FIELD(decodes, cos_TF), FIELD(decodes, sin_TF), FIELD(decodes, k_rows), FIELD(decodes, v_rows),
-    FIELD(decodes, tables), FIELD(decodes, lengths), FIELD(decodes, tree_starts), FIELD(decodes, tree_bits),
-    FIELD(decodes, table_stride), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
+    FIELD(decodes, of), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
     FIELD(decodes, page_size), FIELD(decodes, eps),
 
     WHOLE(token_places), FIELD(token_places, positions), FIELD(token_places, slots), FIELD(token_places, inv_freq_F),
@@ -44,7 +48,7 @@ void locate(const token_places *p, decodes *d, int64_t rows, int threads) {
         k_rows[i] = p->slots[i] + p->slots[i] / d->page_size * d->page_size;
         v_rows[i] = k_rows[i] + d->page_size;
     }
-    d->cos_TF = cos_TF, d->sin_TF = sin_TF, d->k_rows = k_rows, d->v_rows = v_rows;
+    d->cos_TF = cos_TF, d->sin_TF = sin_TF, d->k_rows = k_rows, d->v_rows = v_rows, d->of.positions = p->positions;
 }
 
 // `scratch` has room for the widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
@@ -74,8 +78,7 @@ void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *
     act *attended = scratch, *normed = scratch, *gate_up = normed + rows * hidden;
     act *inner_values = gate_up + 2 * rows * inner;
 
-    attend(q, pages, d->tables, d->table_stride, d->lengths, d->tree_starts, d->tree_bits, attended, rows, d->num_heads,
-           d->num_kv_heads, d->page_size, threads);
+    attend(q, pages, &d->of, &l->by, attended, rows, d->num_heads, d->num_kv_heads, d->page_size, threads);
     product(&l->output, attended, x, x, rows, threads);
     rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
     product(&l->gate_up, normed, 0, gate_up, rows, threads);

@@ -10,6 +10,7 @@ typedef struct {
     const act *input_norm;    // or NULL: attention reads its input as it is
     linear qkv;               // q, k and v side by side
     const act *qk_norm;     // or NULL
+    scoring by;
     linear output;
     const act *mlp_norm;
     linear gate_up;           // gate and up side by side
@@ -19,9 +20,8 @@ typedef struct {
 typedef struct {
     const float *cos_TF, *sin_TF;
     const int64_t *k_rows, *v_rows;                    // where each token's K and V go
-    const int64_t *tables, *lengths;                   // of each request, see attend
-    const int64_t *tree_starts, *tree_bits;            // or NULL
-    int64_t table_stride, num_heads, num_kv_heads, head_dim, page_size;
+    requests of;
+    int64_t num_heads, num_kv_heads, head_dim, page_size;
     float eps;
 } decodes;
 
@@ -47,7 +47,7 @@ typedef struct {
     const int64_t *target_ids;             // the target's id of each of the draft's tokens; NULL: the same
 } draft;
 
-// Sets the first four pointers of d.
+// Sets the first four pointers of d, and the positions.
 void locate(const token_places *p, decodes *d, int64_t rows, int threads);
 
 // x (rows, hidden) becomes the output of the layer. Attention reads `inputs`, or the input norm of x if it is NULL.

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from model.attention_cpu import CpuPlan
-from model.cpu_kernels import CpuKernels
+from model.cpu_kernels import CpuKernels, CRequests, CScoring
 from model.cpu_products import Bfloat16Linear, CLinear
 from model.cpu_structs import check_struct
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
+from model.scoring import Scoring
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -30,6 +31,7 @@ class CLayer(ctypes.Structure):
         ("input_norm", _POINTER),
         ("qkv", CLinear),
         ("qk_norm", _POINTER),
+        ("by", CScoring),
         ("output", CLinear),
         ("mlp_norm", _POINTER),
         ("gate_up", CLinear),
@@ -42,20 +44,21 @@ class CLayer(ctypes.Structure):
         input_norm_E: Tensor | None,
         qk_norm_ND: Tensor | None,
         mlp_norm_E: Tensor,
+        scoring: Scoring,
         linears: Sequence[Bfloat16Linear],
     ) -> "CLayer":
-        """A layer with these norms and the linears qkv, output, gate_up and down."""
-        qkv, output, gate_up, down = (linear.in_c for linear in linears)
-        return cls(address(input_norm_E), qkv, address(qk_norm_ND), output, mlp_norm_E.data_ptr(), gate_up, down)
+        """A layer with these norms, this scoring and the linears qkv, output, gate_up and down."""
+        (qkv, output, gate_up, down), by = (linear.in_c for linear in linears), CScoring.of(scoring)
+        return cls(address(input_norm_E), qkv, address(qk_norm_ND), by, output, mlp_norm_E.data_ptr(), gate_up, down)
 
 
 class _Decodes(ctypes.Structure):
     """`decodes` of cpu_layers.h."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("cos_TF", "sin_TF", "k_rows", "v_rows", "tables", "lengths")),
-        *((name, _POINTER) for name in ("tree_starts", "tree_bits")),
-        *((name, _LONG) for name in ("table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size")),
+        *((name, _POINTER) for name in ("cos_TF", "sin_TF", "k_rows", "v_rows")),
+        ("of", CRequests),
+        *((name, _LONG) for name in ("num_heads", "num_kv_heads", "head_dim", "page_size")),
         ("eps", ctypes.c_float),
     )
 
@@ -132,12 +135,9 @@ def places_in_c(kernels: CpuKernels, inp: ModelInput, inv_freq_F: Tensor) -> tup
 def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
     """The decodes of a plan for C, which finds out for itself where they lie. Valid as long as the tensors live."""
     assert plan.paged is not None
-    tables_DP, lengths_D, tree_mask = plan.paged.tables_DP, plan.paged.seq_lens_D, plan.paged.tree_mask
-    assert tables_DP.stride(1) == 1 and lengths_D.is_contiguous()
-    starts, bits = (None, None) if tree_mask is None else (column.data_ptr() for column in tree_mask)
     return _Decodes(
-        None, None, None, None, tables_DP.data_ptr(), lengths_D.data_ptr(), starts, bits, tables_DP.stride(0),
-        kernels.num_heads, kernels.num_kv_heads, kernels.head_dim, kv.layout.page_size, kernels.eps,
+        None, None, None, None, plan.paged.in_c, kernels.num_heads, kernels.num_kv_heads, kernels.head_dim,
+        kv.layout.page_size, kernels.eps,
     )  # fmt: skip
 
 

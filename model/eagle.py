@@ -20,7 +20,7 @@ from model.cpu_products import Bfloat16Linear
 from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
-from model.passes import Passes, inverse_frequencies
+from model.passes import Passes, Rope
 from model.transformer import Decoder
 from model.weights import Weights
 from protocol.errors import CheckpointError, brief_name
@@ -114,7 +114,7 @@ def load_eagle(
         first_layer=target.config.num_layers,
         passes=passes,
         attention=attention,
-        inv_freq_F=inverse_frequencies(layer.rope, layer.head_dim).to(like.device),
+        rope=Rope.of(layer.rope, layer.head_dim, like.device),
         embedding_VE=weights.tensor("embed_tokens.weight", layer.vocab_size, size) if has_embedding else like,
         fc=weights.finished(weights.linear("fc", size, num_fused * size, bias="fc.bias" in checkpoint)),
         layers=(weights.layer(prefix, layer.layers[0], num_inputs=num_inputs, may_lack_norm=not is_eagle3),),

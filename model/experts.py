@@ -89,6 +89,10 @@ class Experts:
             total_TE += self.shared(x_NE, passes)
         return total_TE.to(x_NE.dtype)
 
+    def result(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """See Feed."""
+        return self(x_TE, passes)
+
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
         """See Feed."""
         return residual_TE + self(x_TE, passes)

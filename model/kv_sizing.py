@@ -137,6 +137,13 @@ def _token_bytes(config: ModelConfig, item_bytes: int) -> int:
     return attention + max(3 * feed.active_width * item_bytes + feed.num_scores * _SCORE_BYTES for feed in feeds)
 
 
+def window_waste(config: ModelConfig, tokens: int) -> float:
+    """The share of the KV of a context of `tokens` that lies before the windows of its layers, and is kept: pages have
+    one number for all layers."""
+    kept = [min(layer.mixer.window or tokens, tokens) for layer in config.layers]
+    return 1 - sum(kept) / (tokens * len(kept))
+
+
 def host_copy_bytes(layout: KvLayout, gib: int, most_tokens: int, budget: KvBudget) -> int:
     """Bytes of host memory for KV of preempted choices: `gib` GiB at most, and no more than `most_tokens` tokens take.
 

@@ -1,10 +1,12 @@
 """One decoder layer: norm, mixer, addition, norm, feed, addition; and what the layers of one forward share.
 
+What mixer and feed give may have a norm, too, before it is added.
+
 The mixer is `Attention`, the feed is `Mlp`, or a share of one (`model/mlp.py`). Numerics follow transformers.
 Shapes: T tokens, H query heads, K kv heads, D head_dim, E hidden, L wanted rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,8 @@ from model.inputs import ModelInput
 from model.linear import AnyLinear, ParallelLinears
 from model.mlp import Feed
 from model.paged_kv import PagedKv
-from model.passes import Passes, Rotation, Rows
+from model.passes import Passes, Rope, Rotation, Rows
+from model.scoring import PLAIN, Scoring
 from protocol.messages_group import StepShape
 
 
@@ -28,7 +31,9 @@ class Attention:
     qkv: ParallelLinears
     output: AnyLinear
     qk_norm_ND: Tensor | None = None  # N = H + K: the q norm for every query head, then the k norm for every kv head
-    norms_of_all: tuple[Tensor, Tensor] | None = None  # of all query heads (H * D), and of all kv heads (K * D)
+    norms_before: tuple[Tensor, Tensor] | None = None  # of q and k, before the pass: of all heads together, or of one
+    scoring: Scoring = PLAIN
+    rope: int = 0  # which of the model's ropes
 
     @property
     def linears(self) -> tuple[AnyLinear, ...]:
@@ -38,23 +43,30 @@ class Attention:
     def place(self, inputs_TI: Tensor, through: "LayerPass", index: int) -> Tensor:
         """q (T, H, D). Writes K and V of layer `index`."""
         qkv = self.qkv(inputs_TI)
-        if self.norms_of_all is not None:
-            qkv = _normed(qkv, self.norms_of_all, through.passes)
-        return through.passes.place(qkv, self.qk_norm_ND, through.rotation, through.kv, index, through.rows)
+        if self.norms_before is not None:
+            qkv = _normed(qkv, self.norms_before, through, index)
+        rotation = through.rotations[self.rope]
+        return through.passes.place(qkv, self.qk_norm_ND, rotation, through.kv, index, through.rows)
 
     def attend(self, q_THD: Tensor, through: "LayerPass", index: int) -> Tensor:
         """(T, H * D), over the K and V of layer `index`."""
-        return through.attention.attend(q_THD, through.kv.layer(index), through.plan).flatten(1)
+        plan = through.plans[self.scoring.window]
+        return through.attention.attend(q_THD, through.kv.layer(index), plan, self.scoring).flatten(1)
 
 
-def _normed(qkv: tuple[Tensor, ...], norms: tuple[Tensor, Tensor], passes: Passes) -> tuple[Tensor, ...]:
+def _normed(
+    qkv: tuple[Tensor, ...], norms: tuple[Tensor, Tensor], through: "LayerPass", index: int
+) -> tuple[Tensor, ...]:
     """q, k and v, with norms of q and k. `qkv` is these, or the three side by side."""
-    q_norm_N, k_norm_N = norms
     if len(qkv) == 1:
-        sizes = q_norm_N.numel(), k_norm_N.numel(), k_norm_N.numel()
+        kv_size = through.kv.layer(index)[0, 0, 0].numel()
+        sizes = qkv[0].shape[-1] - 2 * kv_size, kv_size, kv_size
         qkv = tuple(part_TN.contiguous() for part_TN in qkv[0].split(sizes, dim=-1))
-    q_TN, k_TN, v_TN = qkv
-    return passes.rms_norm(q_TN, q_norm_N), passes.rms_norm(k_TN, k_norm_N), v_TN
+    q_TN, k_TN = (
+        through.passes.rms_norm(part_TN.view(-1, norm_N.numel()), norm_N).view(part_TN.shape)
+        for part_TN, norm_N in zip(qkv, norms, strict=False)
+    )
+    return q_TN, k_TN, qkv[2]
 
 
 @dataclass(frozen=True)
@@ -65,17 +77,19 @@ class DecoderLayer:
     mixer: Attention
     feed_norm_E: Tensor
     feed: Feed
+    mixed_norm_E: Tensor | None = None  # both, or neither: of what the mixer gives
+    fed_norm_E: Tensor | None = None  # of what the feed gives
 
     @property
     def in_c(self) -> CLayer | None:
         """The layer for cpu_layers.c, if it has what that computes with. It is valid as long as this object lives."""
-        if self.feed.linears is None or self.mixer.norms_of_all is not None:
+        if self.feed.linears is None or self.mixer.norms_before is not None or self.mixed_norm_E is not None:
             return None
         linears = (*self.mixer.linears, *self.feed.linears)
         products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
         if len(products) < len(linears):
             return None
-        return CLayer.of(self.input_norm_E, self.mixer.qk_norm_ND, self.feed_norm_E, products)
+        return CLayer.of(self.input_norm_E, self.mixer.qk_norm_ND, self.feed_norm_E, self.mixer.scoring, products)
 
 
 @dataclass(frozen=True)
@@ -86,9 +100,9 @@ class LayerPass:
     attention: AttentionBackend
     kv: PagedKv
     on_layer: Callable[[int], None] | None
-    rotation: Rotation
+    rotations: tuple[Rotation, ...]  # of the model's ropes
     rows: Rows
-    plan: Any  # the attention backend's; None: the layers write K and V, and compute nothing else
+    plans: Mapping[int, Any]  # the attention backend's, by window; empty: the layers only write K and V
     step: StepShape | None  # of the group's ranks
 
     @classmethod
@@ -98,16 +112,19 @@ class LayerPass:
         attention: AttentionBackend,
         inp: ModelInput,
         kv: PagedKv,
-        inv_freq_F: Tensor,
+        ropes: tuple[Rope, ...],
         on_layer: Callable[[int], None] | None,
+        layers: Iterable[DecoderLayer],
         first_layer: int = 0,
         *,
         attends: bool = True,
     ) -> "LayerPass":
-        """The pass of `inp` through layers of the group that `first_layer` is in."""
-        rotation = passes.rotation(inp.positions_T, inv_freq_F)
-        plan = attention.plan(inp, kv.layout.layer(first_layer)) if attends else None
-        return cls(passes, attention, kv, on_layer, rotation, kv.token_rows(inp.slots_T), plan, inp.step)
+        """The pass of `inp` through `layers`, whose first one is `first_layer` in KV."""
+        rotations = tuple(rope.rotation(inp.positions_T, passes) for rope in ropes)
+        layout = kv.layout.layer(first_layer)
+        windows = sorted({layer.mixer.scoring.window for layer in layers}) if attends else ()
+        plans = {window: attention.plan(inp, layout, window) for window in windows}
+        return cls(passes, attention, kv, on_layer, rotations, kv.token_rows(inp.slots_T), plans, inp.step)
 
     def run(
         self,
@@ -131,12 +148,18 @@ class LayerPass:
         q_THD = mixer.place(inputs_TI, self, index)
         if self.on_layer is not None:
             self.on_layer(index)
-        if self.plan is None:
+        if not self.plans:
             return x_TE, x_TE
 
         attended_TN = mixer.attend(q_THD, self, index)
         if wanted_L is not None:
             x_TE, attended_TN = x_TE.index_select(0, wanted_L), attended_TN.index_select(0, wanted_L)
+        if layer.mixed_norm_E is not None and layer.fed_norm_E is not None:
+            y_TE = passes.rms_norm(mixer.output(attended_TN), layer.mixed_norm_E)
+            x_TE, normed_TE = passes.added_norm(x_TE, y_TE, layer.feed_norm_E)
+            y_TE = passes.rms_norm(feed.result(normed_TE, passes, self.step), layer.fed_norm_E)
+            return (x_TE + y_TE,) * 2 if next_norm_E is None else passes.added_norm(x_TE, y_TE, next_norm_E)
+
         x_TE, normed_TE = mixer.output.added_norm(x_TE, attended_TN, passes, layer.feed_norm_E)
         if next_norm_E is not None:
             return feed.added_norm(x_TE, normed_TE, passes, self.step, next_norm_E)

@@ -21,7 +21,7 @@ from model.inputs import ChainInput, ModelInput
 from model.layer import DecoderLayer, LayerPass
 from model.linear import AnyLinear
 from model.paged_kv import PagedKv
-from model.passes import Passes
+from model.passes import Passes, Rope
 from protocol.kv_layout import LayerGroup
 from runtime.draft_config import DraftConfig
 
@@ -34,7 +34,7 @@ class LoadedDraft:
     first_layer: int  # of KV: the number of the target's layers
     passes: Passes
     attention: AttentionBackend
-    inv_freq_F: Tensor
+    rope: Rope
     embedding_VE: Tensor
     layers: tuple[DecoderLayer, ...]
     head: AnyLinear
@@ -89,7 +89,7 @@ class LoadedDraft:
         at = self.first_layer + index
         if attends and (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
             return self.at_once[index].run(inp, hidden_TE, kv, plan)
-        own = (self.passes, self.attention, inp, kv, self.inv_freq_F, on_layer, at)
+        own = (self.passes, self.attention, inp, kv, (self.rope,), on_layer, self.layers[index : index + 1], at)
         through = LayerPass.begin(*own, attends=attends)
         return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
 
@@ -127,10 +127,10 @@ class LoadedDraft:
 
     def _at_once(self, index: int) -> CpuDraft | None:
         parts, layer = self._parts(index), self.layers[index].in_c
-        if not isinstance(self.passes, CpuKernels) or parts is None or layer is None:
+        if not isinstance(self.passes, CpuKernels) or parts is None or layer is None or self.rope.factor != 1.0:
             return None
         at = self.first_layer + index
-        return CpuDraft.of(self.passes, parts, layer, self.embedding_VE.dtype, self.inv_freq_F, at)
+        return CpuDraft.of(self.passes, parts, layer, self.embedding_VE.dtype, self.rope.inv_freq_F, at)
 
     def _parts(self, index: int) -> DraftParts | None:
         """What is around layer `index`, if cpu_draft.c computes with such weights."""

@@ -42,7 +42,12 @@ class Feed(Protocol):
 
     @property
     def linears(self) -> tuple[AnyLinear, ...] | None:
-        """The products gate and up (merged or not) and down, if it is a dense MLP that this rank computes alone."""
+        """The products gate and up (merged or not) and down, if it is a dense MLP with silu that this rank computes
+        alone."""
+        ...
+
+    def result(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """The feed of x. `step` is that of the group's ranks."""
         ...
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
@@ -70,26 +75,38 @@ class Mlp:
 
     gate_up: ParallelLinears
     down: AnyLinear
+    gate: str = "silu"  # see MlpConfig
     is_alone = True
 
     @property
-    def linears(self) -> tuple[AnyLinear, ...]:
+    def linears(self) -> tuple[AnyLinear, ...] | None:
         """See Feed."""
-        return (*self.gate_up.linears, self.down)
+        return (*self.gate_up.linears, self.down) if self.gate == "silu" else None
 
     def __call__(self, x_NE: Tensor, passes: Passes) -> Tensor:
         """The MLP of x."""
-        return self.down(passes.gated(self.gate_up(x_NE)))
+        return self.down(self._gated(x_NE, passes))
+
+    def result(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """See Feed."""
+        return self(x_TE, passes)
+
+    def _gated(self, x_NE: Tensor, passes: Passes) -> Tensor:
+        gate_up = self.gate_up(x_NE)
+        if self.gate == "silu":
+            return passes.gated(gate_up)
+        gate_NI, up_NI = gate_up if len(gate_up) > 1 else gate_up[0].chunk(2, dim=-1)
+        return F.gelu(gate_NI, approximate="tanh") * up_NI
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
         """See Feed."""
-        return self.down.added_to(residual_TE, passes.gated(self.gate_up(x_TE)))
+        return self.down.added_to(residual_TE, self._gated(x_TE, passes))
 
     def added_norm(
         self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None, weight_E: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See Feed."""
-        return self.down.added_norm(residual_TE, passes.gated(self.gate_up(x_TE)), passes, weight_E)
+        return self.down.added_norm(residual_TE, self._gated(x_TE, passes), passes, weight_E)
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,10 @@ class Sharded:
     collectives: Collectives
     is_alone = False
     linears = None
+
+    def result(self, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
+        """See Feed."""
+        return self._together(x_TE, passes, step)
 
     def added_to(self, residual_TE: Tensor, x_TE: Tensor, passes: Passes, step: StepShape | None) -> Tensor:
         """See Feed."""

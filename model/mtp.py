@@ -90,7 +90,7 @@ def load_mtp(
         first_layer=target.config.num_layers,
         passes=passes,
         attention=attention,
-        inv_freq_F=target.inv_freq_F,
+        rope=target.ropes[0],
         embedding_VE=like,
         layers=tuple(weights.layer(*each) for each in zip(prefixes, config.layer.layers, strict=True)),
         head=target.head,

@@ -7,7 +7,7 @@ Shapes: T tokens, E hidden, I intermediate, H query heads, K kv heads, N = H + K
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ class Passes(Protocol):
     """The passes of one model. Numerics follow transformers."""
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
-        """Root-mean-square norm of each row (Zhang and Sennrich 2019)."""
+        """Root-mean-square norm of each row (Zhang and Sennrich 2019). `weight_E` may be float32 beside other rows."""
         ...
 
     def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class TorchPasses:
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor) -> Tensor:
         """Computed in float32; see Passes."""
-        return F.rms_norm(x_TE, weight_E.shape, weight_E, self.eps)
+        return rms_norm(x_TE, weight_E, self.eps)
 
     def added_norm(self, residual_TE: Tensor, y_TE: Tensor, weight_E: Tensor) -> tuple[Tensor, Tensor]:
         """See Passes."""
@@ -108,6 +108,29 @@ class TorchPasses:
         return F.silu(gate_TI).mul_(up_TI)
 
 
+def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+    """See Passes.rms_norm."""
+    wide_TE = x_TE if x_TE.dtype == weight_E.dtype else x_TE.to(weight_E.dtype)
+    return F.rms_norm(wide_TE, weight_E.shape, weight_E, eps).to(x_TE.dtype)
+
+
+class Rope(NamedTuple):
+    """What angles are made of: the angle per position of each pair of dimensions, and a factor of cosines and sines."""
+
+    inv_freq_F: Tensor
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, rope: RopeConfig, head_dim: int, device: torch.device) -> "Rope":
+        """That of this configuration."""
+        return cls(inverse_frequencies(rope, head_dim).to(device), rope.attention_factor)
+
+    def rotation(self, positions_T: Tensor, passes: Passes) -> Rotation:
+        """cos and sin of the positions."""
+        cos, sin = passes.rotation(positions_T, self.inv_freq_F)
+        return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Angle per position of each pair of dimensions: (F,) float32. Pairs that are not rotated are last, and have 0."""
     rotated = rope.num_rotated or head_dim
@@ -130,6 +153,9 @@ def _frequencies(rope: RopeConfig, rotated: int) -> Tensor:
         return inv_freq_F / rope.factor
     if rope.kind == "default":
         return inv_freq_F
+    if rope.kind == "yarn":
+        stretched_F = _stretched(rope, rotated)
+        return inv_freq_F / rope.factor * stretched_F + inv_freq_F * (1 - stretched_F)
 
     # llama3: stretch long wavelengths by `factor`, keep short ones, blend those between.
     wavelength_F = 2 * math.pi / inv_freq_F
@@ -137,6 +163,22 @@ def _frequencies(rope: RopeConfig, rotated: int) -> Tensor:
     blend_F = (rotations_F - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend_F = blend_F.clamp(0.0, 1.0)
     return (1 - blend_F) * inv_freq_F / rope.factor + blend_F * inv_freq_F
+
+
+def _stretched(rope: RopeConfig, rotated: int) -> Tensor:
+    """Yarn: how much each pair is stretched, 0 to 1, in a ramp between two pairs."""
+
+    def pair(turns: float) -> float:
+        """The pair that turns so often within the original context."""
+        original = rope.original_max_position_embeddings
+        return rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp_F = (torch.arange(rotated // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
+    return ramp_F.clamp(0, 1)
 
 
 def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from model.mlp import check_divides
 from model.mtp import load_mtp
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses
-from model.transformer import Decoder, load_decoder
+from model.transformer import PREFIXES, Decoder, load_decoder, text_prefix
 from protocol.errors import ConfigError
 from protocol.fingerprint import Fingerprint, pack_draft, pack_weights
 from protocol.kv_layout import ITEM_BYTES, KvLayout, LayerGroup, LayerLayout
@@ -219,10 +219,19 @@ class ModelRunner:
 
         passes, backend = computing(config)
         decoder = load_decoder(
-            checkpoint, config, passes, to_dtype=compute, to_device=on, pack=packing, collectives=collectives
+            checkpoint,
+            config,
+            passes,
+            to_dtype=compute,
+            to_device=on,
+            pack=packing,
+            collectives=collectives,
+            served=TORCH_DTYPES[name],
         )
         of_model = (config, on, name, decoder, backend, checkpoint, packed, widened, narrow, check_weights)
         runner = cls(*of_model, collectives=collectives, threads=threads)
+        if parts := other_parts(checkpoint):
+            log.info("only the text of this model is served", without=", ".join(parts))
         if draft is not None and draft.algorithm == "mtp":
             drafts = load_mtp_config(folder, config)
             added = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packing)
@@ -321,6 +330,17 @@ def _count_held(checkpoint: Checkpoint, config: ModelConfig, collectives: Collec
         load_decoder(checkpoint, config, passes, to_dtype=torch.float32, to_device=meta, collectives=collectives)
         whole |= {name: taken.numbers for name, taken in checkpoint.taken.items()}
     return sum(whole.values())
+
+
+def other_parts(checkpoint: Checkpoint) -> list[str]:
+    """What the tensors of other parts than the model of texts are called, if it stands beside such parts."""
+    prefix = text_prefix(checkpoint)
+    if prefix == PREFIXES[0]:
+        return []
+    names = (
+        name.removeprefix("model.") for name in checkpoint if not name.startswith((prefix, "lm_head", "language_model"))
+    )
+    return sorted({name.split(".")[0] for name in names})
 
 
 def _kernels(config: ModelConfig, compute: torch.dtype, pages: str, threads: Threads) -> CpuKernels | None:

@@ -6,6 +6,7 @@ Shapes: T tokens, D head_dim, E hidden, L wanted rows, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,11 @@ from model.inputs import ModelInput
 from model.layer import DecoderLayer, LayerPass
 from model.linear import AnyLinear, Linear, Pack
 from model.paged_kv import PagedKv
-from model.passes import Passes, inverse_frequencies
+from model.passes import Passes, Rope
 from model.weights import Weights
 from runtime.model_config import ModelConfig
+
+PREFIXES: Final = ("model", "language_model.model", "model.language_model")  # of the names of tensors; with other parts
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,9 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     final_norm_E: Tensor
     head: AnyLinear
-    inv_freq_F: Tensor
+    ropes: tuple[Rope, ...]
     passes: Passes
+    embedding_scale: float | None = None
     at_once: CpuLayers | None = None  # the layers, for forwards that can run them in one call
 
     def forward(
@@ -47,7 +51,8 @@ class Decoder:
 
     def logits(self, hidden_LE: Tensor) -> Tensor:
         """Logits (L, V) float32 of hidden states."""
-        return self.head(hidden_LE).float()
+        logits_LV, cap = self.head(hidden_LE), self.config.logit_cap
+        return (logits_LV if cap is None else (logits_LV / cap).tanh() * cap).float()
 
     def hidden(
         self, inp: ModelInput, kv: PagedKv, attention: AttentionBackend, on_layer: Callable[[int], None] | None
@@ -88,12 +93,14 @@ class Decoder:
         if self.at_once is not None and not in_one_call:
             self.at_once.kernels.threads.before_long_call()
         x_TE = F.embedding(inp.input_ids_T, self.embedding_VE)
+        if self.embedding_scale is not None:
+            x_TE = x_TE * self.embedding_scale
         if self.at_once is not None and in_one_call and is_decodes(plan := attention.plan(inp, kv.layout.layer(0))):
             x_TE, inputs = self.at_once.run(x_TE, inp, kv, plan, feature_layers)
             x_LE = x_TE if wanted_L is None else x_TE.index_select(0, wanted_L)
             return self.passes.rms_norm(x_LE, self.final_norm_E), inputs
 
-        through = LayerPass.begin(self.passes, attention, inp, kv, self.inv_freq_F, on_layer)
+        through = LayerPass.begin(self.passes, attention, inp, kv, self.ropes, on_layer, self.layers)
         last = len(self.layers) - 1
         few = wanted_L is not None and wanted_L.numel() < x_TE.shape[0] and self.layers[last].feed.is_alone
         next_norms = (*(layer.input_norm_E for layer in self.layers[1:]), self.final_norm_E)
@@ -107,6 +114,11 @@ class Decoder:
         return normed_TE if few or wanted_L is None else normed_TE.index_select(0, wanted_L), inputs
 
 
+def text_prefix(checkpoint: Checkpoint) -> str:
+    """What the names of the decoder's tensors begin with."""
+    return next((prefix for prefix in PREFIXES if f"{prefix}.embed_tokens.weight" in checkpoint), PREFIXES[0])
+
+
 def load_decoder(
     checkpoint: Checkpoint,
     config: ModelConfig,
@@ -116,38 +128,41 @@ def load_decoder(
     to_device: device,
     pack: Pack | None = None,
     collectives: Collectives | None = None,
+    served: dtype | None = None,
 ) -> Decoder:
     """Loads and checks the weights that `config` implies. CheckpointError names the first that does not fit.
 
     `pack` lays out the weights of linears. That is faster, but takes this worker's own memory. With `collectives` the
-    ranks of a group share the MLPs.
+    ranks of a group share the MLPs. `served` is the dtype that the model has; None: `to_dtype`.
     """
-    weights = Weights(checkpoint, config, to_dtype, to_device, pack, collectives)
+    prefix, weights = text_prefix(checkpoint), Weights(checkpoint, config, to_dtype, to_device, pack, collectives)
     sizes = (config.vocab_size, config.hidden_size)
-    embedding, head = "model.embed_tokens", "lm_head"
+    embedding, head = f"{prefix}.embed_tokens", "lm_head"
     if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
         embedding = embedding if f"{embedding}.weight" in checkpoint else head
         head = head if f"{head}.weight" in checkpoint else embedding
     embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
     head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
 
-    layers = tuple(weights.layer(f"model.layers.{index}", layer) for index, layer in enumerate(config.layers))
-    inv_freq_F = inverse_frequencies(config.rope, config.head_dim).to(to_device)
+    layers = tuple(weights.layer(f"{prefix}.layers.{index}", layer) for index, layer in enumerate(config.layers))
+    ropes = tuple(Rope.of(rope, config.head_dim, to_device) for rope in config.ropes)
+    scale = torch.tensor(config.hidden_size**0.5, dtype=served or to_dtype)  # transformers rounds it like the weights
     return Decoder(
         config=config,
         embedding_VE=embedding_VE,
         layers=layers,
-        final_norm_E=weights.tensor("model.norm.weight", config.hidden_size),
+        final_norm_E=weights.norm(f"{prefix}.norm.weight", config.hidden_size),
         head=weights.finished(head_linear),
-        inv_freq_F=inv_freq_F,
+        ropes=ropes,
         passes=passes,
-        at_once=_at_once(layers, passes, inv_freq_F),
+        embedding_scale=float(scale) if config.scales_embeddings else None,
+        at_once=_at_once(layers, passes, ropes),
     )
 
 
-def _at_once(layers: Sequence[DecoderLayer], passes: Passes, inv_freq_F: Tensor) -> CpuLayers | None:
+def _at_once(layers: Sequence[DecoderLayer], passes: Passes, ropes: tuple[Rope, ...]) -> CpuLayers | None:
     """The layers for cpu_layers.c, if they have what it computes with."""
-    if not isinstance(passes, CpuKernels):
+    if not isinstance(passes, CpuKernels) or len(ropes) > 1 or ropes[0].factor != 1.0:
         return None
     in_c = [layer.in_c for layer in layers if layer.input_norm_E is not None]
     all_layers = [layer for layer in in_c if layer is not None]
@@ -155,4 +170,4 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes, inv_freq_F: Tensor)
         return None
     output = layers[0].mixer.output
     assert isinstance(output, Bfloat16Linear)
-    return CpuLayers.of(passes, all_layers, output.dtype, inv_freq_F)
+    return CpuLayers.of(passes, all_layers, output.dtype, ropes[0].inv_freq_F)

@@ -8,7 +8,7 @@ Shapes: N = H + K heads, D head_dim, E hidden, I inputs, O outputs.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -21,6 +21,7 @@ from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
 from model.mlp import Feed, Mlp, Sharded
 from model.passes import rotation_order
+from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 from runtime.model_parts import (
     DEFAULT_NAMES,
@@ -63,6 +64,14 @@ class Weights:
             part = Part(cut, ranks.rank * size, size)
         return self.checkpoint.take(name, shape, as_dtype or self.dtype, self.device, part)
 
+    def norm(self, name: str, size: int) -> Tensor:
+        """The weight of a norm. With an offset it is float32, because the sum has more bits than the weight."""
+        if not self.config.norm_offset:
+            return self.tensor(name, size)
+        norm_E = self.tensor(name, size, as_dtype=torch.float32) + self.config.norm_offset
+        self._note_copies((name,))
+        return norm_E
+
     def linear(self, name: str, outputs: int, inputs: int, *, bias: bool, cut: Cut = Cut.WHOLE) -> Linear:
         """The linear of `name`.weight and, with `bias`, `name`.bias; or this rank's share of it."""
         weight_OI = self.tensor(f"{name}.weight", outputs, inputs, cut=cut)
@@ -89,11 +98,18 @@ class Weights:
         With `may_lack_norm` it may have no norm of its input.
         """
         hidden, norm = self.config.hidden_size, f"{prefix}.input_layernorm.weight"
+
+        def norm_of(name: str) -> Tensor:
+            return self.norm(f"{prefix}.{name}_layernorm.weight", hidden)
+
+        outer = layer.has_outer_norms
         return DecoderLayer(
-            input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.tensor(norm, hidden),
+            input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.norm(norm, hidden),
             mixer=self._attention(f"{prefix}.self_attn", layer.mixer, num_inputs or hidden),
-            feed_norm_E=self.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
+            feed_norm_E=norm_of("pre_feedforward" if outer else "post_attention"),
             feed=self._feed(prefix, layer.feed),
+            mixed_norm_E=norm_of("post_attention") if outer else None,
+            fed_norm_E=norm_of("post_feedforward") if outer else None,
         )
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
@@ -109,19 +125,21 @@ class Weights:
             q, k = (_ordered_outputs(linear, order) for linear in (q, k))
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
+        window = mixer.window if mixer.window < self.config.context_length else 0
+        attention = Attention(joined, finished, scoring=Scoring(window, mixer.scale), rope=mixer.rope)
         if mixer.qk_norm == "none":
-            return Attention(joined, finished)
+            return attention
 
         size_of = sizes if mixer.qk_norm == "all" else dict.fromkeys(sizes, mixer.head_dim)
-        norms = [self.tensor(f"{prefix}.{name}_norm.weight", size) for name, size in size_of.items()]
+        norms = [self.norm(f"{prefix}.{name}_norm.weight", size) for name, size in size_of.items()]
         if order is not None:
             norms = [_ordered(norm, order) for norm in norms]
             self._note_copies(f"{prefix}.{name}_norm.weight" for name in sizes)
         q_norm, k_norm = norms
-        if mixer.qk_norm == "all":
-            return Attention(joined, finished, norms_of_all=(q_norm, k_norm))
+        if mixer.qk_norm == "all" or q_norm.dtype != self.dtype:
+            return replace(attention, norms_before=(q_norm, k_norm))
         both = q_norm.expand(mixer.num_heads, -1), k_norm.expand(mixer.num_kv_heads, -1)
-        return Attention(joined, finished, torch.cat(both))
+        return replace(attention, qk_norm_ND=torch.cat(both))
 
     def _note_copies(self, names: Iterable[str]) -> None:
         """These tensors are no views over the file."""
@@ -150,7 +168,7 @@ class Weights:
             for name in (names.gate, names.up)
         )
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
-        return Mlp(self.joined((gate, up)), self.finished(down))
+        return Mlp(self.joined((gate, up)), self.finished(down), mlp.gate)
 
     def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts:
         """Every rank has the whole router, and a share of each expert."""

@@ -1,11 +1,11 @@
 """The supported architectures: each is a function from the fields of a config.json to the parts of its layers.
 
-A family also has its window, if it has one, and what transformers takes for fields that a config.json may omit.
+A family also has the windows of its layers, and what transformers takes for fields that a config.json may omit.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from runtime.files import JsonFields
@@ -22,6 +22,7 @@ from runtime.model_parts import (
 
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 4096
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 MINIMAX_M2_ONLY: Final[Mapping[str, Any]] = {  # what fields of released folders say, and other values would change
     "scoring_func": "sigmoid",
     "use_routing_bias": True,
@@ -30,21 +31,30 @@ MINIMAX_M2_ONLY: Final[Mapping[str, Any]] = {  # what fields of released folders
     "shared_intermediate_size": 0,
 }
 Layers = tuple[LayerConfig, ...]
+Windows = tuple[int, ...]  # of each layer, in tokens; 0: it has none
 
 
-def no_window(config: JsonFields) -> int | None:
-    """Tokens that a layer with a window sees; None: no layer has one. Here only those that layer_types names."""
-    return config.integer("sliding_window") if config.has("sliding_window") and _slides(config) else None
+def no_windows(config: JsonFields) -> Windows:
+    """No layer has one, and layer_types must not name one."""
+    if SLIDING in config.text_list("layer_types"):
+        raise config.refuse("layer_types", f"{FULL} in every layer: this architecture has no windows")
+    return (0,) * num_layers_of(config)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. `window` is a function as `no_window`. The defaults are those of fields that may be absent."""
+    """One architecture. The defaults are those of fields that may be absent."""
 
     name: str  # of its model_type
     layers: Callable[[JsonFields], Layers]
-    window: Callable[[JsonFields], int | None] = no_window
+    windows: Callable[[JsonFields], Windows] = no_windows
     rotated_share: Callable[[JsonFields], float] | None = None  # by default, of a head; None: whole heads only
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the field, and the only value
+    absent: Mapping[str, Any] = field(default_factory=dict)  # other fields that may be absent, and their defaults
+    norm_offset: float = 0.0  # added to the weights of norms
+    scales_embeddings: bool = False  # by sqrt(hidden_size)
+    caps_logits: bool = False  # if final_logit_softcapping says so
+    default_local_theta: float | None = None  # of layers with a window; None: all layers have one rope
     default_eos: tuple[int, ...] = ()
     default_theta: float = 10_000.0
     default_eps: float = 1e-6
@@ -135,6 +145,17 @@ def glm4_moe(config: JsonFields) -> Layers:
     return (*dense, *(LayerConfig(attention, experts),) * (num_layers - num_dense))
 
 
+def gemma3(config: JsonFields) -> Layers:
+    """Four norms a layer, a norm of q and k of each head, and a rope of its own for layers with a window."""
+    if config.boolean("use_bidirectional_attention", False):
+        raise config.refuse("use_bidirectional_attention", "false (only causal attention is supported)")
+    bias, scalar = config.boolean("attention_bias", False), config.positive_number("query_pre_attn_scalar", 256.0)
+    attention = AttentionConfig(*_heads(config), qkv_bias=bias, output_bias=bias, qk_norm="head", scale=scalar**-0.5)
+    layer = LayerConfig(attention, replace(_mlp(config), gate="gelu_tanh"), has_outer_norms=True)
+    local = replace(layer, mixer=replace(attention, rope=1))
+    return tuple(local if window else layer for window in gemma3_windows(config))
+
+
 def _experts(
     config: JsonFields,
     field: str,
@@ -195,34 +216,56 @@ def _heads(
 # ---- windows ----
 
 
-def mistral_window(config: JsonFields) -> int | None:
-    """A Mistral that does not say has a window; null is none."""
+def mistral_windows(config: JsonFields) -> Windows:
+    """Of every layer. A Mistral that does not say has one; null is none."""
     if "sliding_window" not in config.values:
-        return 4096
-    return config.integer("sliding_window") if config.has("sliding_window") else None
+        return (4096,) * num_layers_of(config)
+    return mixtral_windows(config)
 
 
-def qwen_window(config: JsonFields) -> int | None:
-    """A Qwen has one if use_sliding_window says so, in the layers that layer_types or max_window_layers names."""
+def mixtral_windows(config: JsonFields) -> Windows:
+    """Of every layer; null is none."""
+    return (_window(config) if config.has("sliding_window") else 0,) * num_layers_of(config)
+
+
+def qwen_windows(config: JsonFields) -> Windows:
+    """If use_sliding_window says so, of the layers that layer_types names, or else from max_window_layers on."""
+    types = layer_types(config)
     if not config.boolean("use_sliding_window", False):
-        return None
-    window, first = config.integer("sliding_window", 4096), config.integer("max_window_layers", 28, minimum=0)
-    by_default = first < num_layers_of(config)
-    return window if (_slides(config) if config.text_list("layer_types") else by_default) else None
+        return (0,) * num_layers_of(config)
+    first = config.integer("max_window_layers", 28, minimum=0)
+    slides = [kind == SLIDING for kind in types] or [index >= first for index in range(num_layers_of(config))]
+    window = _window(config) if any(slides) else 0
+    return tuple([window if layer_slides else 0 for layer_slides in slides])
 
 
-def mixtral_window(config: JsonFields) -> int | None:
-    """Of every layer."""
-    return config.integer("sliding_window") if config.has("sliding_window") else None
-
-
-def qwen3_moe_window(config: JsonFields) -> int | None:
+def qwen3_moe_windows(config: JsonFields) -> Windows:
     """Of every layer, if use_sliding_window says so."""
-    return config.integer("sliding_window", 4096) if config.boolean("use_sliding_window", False) else None
+    return (_window(config) if config.boolean("use_sliding_window", False) else 0,) * num_layers_of(config)
 
 
-def _slides(config: JsonFields) -> bool:
-    return "sliding_attention" in config.text_list("layer_types")
+def gemma3_windows(config: JsonFields) -> Windows:
+    """Of the layers that layer_types names, or else of all but every sixth."""
+    pattern, indices = config.integer("sliding_window_pattern", 6), range(num_layers_of(config))
+    types = layer_types(config) or tuple(SLIDING if (index + 1) % pattern else FULL for index in indices)
+    window = _window(config) if SLIDING in types else 0
+    return tuple(window if kind == SLIDING else 0 for kind in types)
+
+
+def layer_types(config: JsonFields) -> tuple[str, ...]:
+    """The type of each layer; none if the field is absent. CheckpointError if one is not known."""
+    types, count = config.text_list("layer_types"), num_layers_of(config)
+    if types and (len(types) != count or not {FULL, SLIDING}.issuperset(types)):
+        raise config.refuse("layer_types", f"{FULL} or {SLIDING} for each of num_hidden_layers, which is {count}")
+    return types
+
+
+def _window(config: JsonFields) -> int:
+    """sliding_window. CheckpointError if it is longer than any context."""
+    window, most = config.integer("sliding_window", 4096), config.integer("max_position_embeddings", minimum=2)
+    if window > most and config.has("sliding_window"):
+        raise config.refuse("sliding_window", f"at most max_position_embeddings, which is {most}")
+    return window
 
 
 def minimax_m2_rotated(config: JsonFields) -> float:
@@ -234,21 +277,64 @@ def minimax_m2_rotated(config: JsonFields) -> float:
     return rotary_dim / head_dim
 
 
+GEMMA3: Final = Family(
+    "gemma3_text",
+    gemma3,
+    gemma3_windows,
+    default_eos=(1,),
+    default_theta=1e6,
+    default_local_theta=10_000.0,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    norm_offset=1.0,
+    scales_embeddings=True,
+    caps_logits=True,
+    absent={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family("llama", llama, default_eos=(2,)),
-    "MistralForCausalLM": Family("mistral", mistral, mistral_window, default_eos=(2,)),
-    "Qwen2ForCausalLM": Family("qwen2", qwen2, qwen_window),
-    "MiMoForCausalLM": Family("mimo", qwen2, qwen_window),
-    "Qwen3ForCausalLM": Family("qwen3", qwen3, qwen_window),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe, qwen3_moe_window),
+    "MistralForCausalLM": Family("mistral", mistral, mistral_windows, default_eos=(2,)),
+    "Qwen2ForCausalLM": Family("qwen2", qwen2, qwen_windows),
+    "MiMoForCausalLM": Family("mimo", qwen2, qwen_windows),
+    "Qwen3ForCausalLM": Family("qwen3", qwen3, qwen_windows),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe, qwen3_moe_windows),
     "MixtralForCausalLM": Family(
-        "mixtral", mixtral, mixtral_window, default_eos=(2,), default_theta=1e6, default_eps=1e-5
+        "mixtral", mixtral, mixtral_windows, default_eos=(2,), default_theta=1e6, default_eps=1e-5
     ),
     "MiniMaxM2ForCausalLM": Family(
         "minimax_m2", minimax_m2, rotated_share=minimax_m2_rotated, default_eos=(200_020,), default_theta=5e6
     ),
     "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, default_eps=1e-5),
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(GEMMA3, name="gemma3"),
 }
+OF_THE_WHOLE: Final = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+
+
+def text_fields(config: JsonFields) -> JsonFields:
+    """The fields of the model of texts: those of text_config if there are other parts beside it, and what transformers
+    takes for absent ones."""
+    names = config.values.get("architectures")
+    family = FAMILIES.get(names[0]) if isinstance(names, list) and len(names) == 1 and names[0] in FAMILIES else None
+    if family is None or not family.absent:
+        return config
+    values, where = config.values, config.where
+    if config.has("text_config"):
+        inner = config.nested("text_config")
+        values = {name: values[name] for name in OF_THE_WHOLE if name in values} | inner.values
+        values["architectures"], where = names, inner.where
+    written = {name: value for name, value in values.items() if value is not None or name not in family.absent}
+    return JsonFields({**family.absent, **written}, where)
 
 
 def find_family(config: JsonFields) -> Family:

@@ -6,8 +6,9 @@ the gateway and the launcher call `read_basics`, which takes any model.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -16,19 +17,18 @@ import xxhash
 
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import ITEM_BYTES
-from runtime.families import Family, find_family
+from runtime.families import FULL, SLIDING, Family, find_family, layer_types, text_fields
 from runtime.files import JsonFields, read_fields
 from runtime.model_parts import AttentionConfig, LayerConfig, RopeConfig
 
 MAX_FACT_CHARS: Final = 200  # of one field in config_facts
-SUPPORTED_ROPE: Final = "'default', 'linear' or 'llama3'"
+SUPPORTED_ROPE: Final = "'default', 'linear', 'llama3' or 'yarn'"
 
 
 UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
     "quantization_config": "quantised checkpoints are",
     "compression_config": "quantised checkpoints are",
     "attn_logit_softcapping": "capped attention scores are",
-    "final_logit_softcapping": "capped logits are",
 }
 
 
@@ -39,11 +39,15 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    layers: tuple[LayerConfig, ...]  # their mixers are equal
+    layers: tuple[LayerConfig, ...]  # their mixers have the same heads
     max_position_embeddings: int
     context_length: int
     rms_norm_eps: float
     rope: RopeConfig
+    local_rope: RopeConfig | None = None  # of layers with a window, if they have another one
+    norm_offset: float = 0.0  # added to the weights of norms
+    scales_embeddings: bool = False  # by sqrt(hidden_size)
+    logit_cap: float | None = None  # logits are cap * tanh(logit / cap)
     tie_word_embeddings: bool = False
     checkpoint_dtype: str | None = None  # from config.json, if it has one
     eos_token_ids: tuple[int, ...] = ()
@@ -54,13 +58,18 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The model's ropes; mixers name one by its place."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    @property
     def has_experts(self) -> bool:
         """Whether a layer is a mixture of experts."""
         return any(layer.feed.num_scores for layer in self.layers)
 
     @property
     def attention(self) -> AttentionConfig:
-        """The mixer of every layer."""
+        """The mixer of the first layer. Those of others have the same heads."""
         return self.layers[0].mixer
 
     @property
@@ -91,7 +100,7 @@ class ModelBasics:
 
 def read_basics(folder: Path) -> ModelBasics:
     """Reads config.json and generation_config.json, which may be absent. CheckpointError if one is damaged."""
-    config = read_fields(folder / "config.json", optional=True)
+    config = text_fields(read_fields(folder / "config.json", optional=True))
     return ModelBasics(
         config.integer("max_position_embeddings", minimum=2) if config.has("max_position_embeddings") else None,
         config.integer("vocab_size") if config.has("vocab_size") else None,
@@ -106,7 +115,7 @@ def load_config(folder: Path, *, context_length: int | None = None) -> ModelConf
     `context_length` is the longest prompt plus output to serve; None: the model's limit. CheckpointError (ConfigError
     for `context_length`) names file, field, value and what is supported.
     """
-    config = read_fields(folder / "config.json")
+    config = text_fields(read_fields(folder / "config.json"))
     family = find_family(config)
     served = served_context(context_length, config.integer("max_position_embeddings", minimum=2))
     eos_token_ids = _eos_token_ids(folder, config)
@@ -118,13 +127,15 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
     for name, what in UNSUPPORTED.items():
         if config.has(name):
             raise config.refuse(name, f"none ({what} not supported)")
-    if config.text("hidden_act", "silu") != "silu":
-        raise config.refuse("hidden_act", "'silu'")
-    _refuse_sliding_window(config, family, served)
+    if config.has("final_logit_softcapping") and not family.caps_logits:
+        raise config.refuse("final_logit_softcapping", "none (capped logits are not supported)")
+    activation, only = family.activation
+    if config.text(activation, only) != only:
+        raise config.refuse(activation, repr(only))
 
     max_position_embeddings = config.integer("max_position_embeddings", minimum=2)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
-    layers = family.layers(config)
+    layers = _layers(config, family)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
@@ -134,6 +145,10 @@ def read_config(config: JsonFields, family: Family, served: int, eos_token_ids: 
         context_length=served,
         rms_norm_eps=config.positive_number("rms_norm_eps", family.default_eps),
         rope=_read_rope(config, family, layers[0].mixer.head_dim, max_position_embeddings),
+        local_rope=_read_local_rope(config, family, max_position_embeddings),
+        norm_offset=family.norm_offset,
+        scales_embeddings=family.scales_embeddings,
+        logit_cap=config.positive_number("final_logit_softcapping") if config.has("final_logit_softcapping") else None,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         checkpoint_dtype=_checkpoint_dtype(config),
         eos_token_ids=tuple(
@@ -150,6 +165,8 @@ def config_facts(config: ModelConfig) -> dict[str, str]:
     content = asdict(config)
     del content["context_length"], content["layers"]
     content |= _flat("rope", content.pop("rope"))
+    if config.local_rope is not None:
+        content |= _flat("local_rope", content.pop("local_rope"))
 
     kinds = list(dict.fromkeys(config.layers))
     for number, kind in enumerate(kinds):
@@ -204,18 +221,13 @@ def served_context(context_length: int | None, max_position_embeddings: int) -> 
     return longest
 
 
-def _refuse_sliding_window(config: JsonFields, family: Family, served: int) -> None:
-    """CheckpointError if a served request can be longer than the model's sliding window."""
-    layer_types = config.text_list("layer_types")
-    if any(kind not in ("full_attention", "sliding_attention") for kind in layer_types):
-        raise config.refuse("layer_types", "full_attention in every layer")
-
-    window = family.window(config)
-    if window is not None and window < served:
-        raise CheckpointError(
-            f"{config.where}: sliding_window: got {window}, which would change results within the served context of"
-            f" {served} tokens; supported: null, or a context length of at most {window}"
-        )
+def _layers(config: JsonFields, family: Family) -> tuple[LayerConfig, ...]:
+    """The layers of the family, each with its window."""
+    layer_types(config)
+    return tuple(
+        replace(layer, mixer=replace(layer.mixer, window=window)) if window else layer
+        for layer, window in zip(family.layers(config), family.windows(config), strict=True)
+    )
 
 
 def _read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:
@@ -223,25 +235,67 @@ def _read_rope(config: JsonFields, family: Family, head_dim: int, max_position_e
     fields = config.nested("rope_scaling")
     if not fields.values:
         fields = config.nested("rope_parameters")
+    if family.default_local_theta is not None and fields.has(FULL):
+        fields = fields.nested(FULL)
     for name, value in fields.values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not (family.default_local_theta is not None and name == SLIDING):
             raise fields.refuse(name, "one rope for all layers (rope by layer type is not supported)")
-    num_rotated = _num_rotated(config, fields, family, head_dim)
     theta = fields.positive_number("rope_theta", config.positive_number("rope_theta", family.default_theta))
+    rope = _rope_of_kind(fields, theta, max_position_embeddings)
+    return replace(rope, num_rotated=_num_rotated(config, fields, family, head_dim))
+
+
+def _read_local_rope(config: JsonFields, family: Family, max_position_embeddings: int) -> RopeConfig | None:
+    """The rope of layers with a window. None: that of all others."""
+    if family.default_local_theta is None:
+        return None
+    fields = config.nested("rope_parameters").nested(SLIDING)
+    theta = config.positive_number("rope_local_base_freq", family.default_local_theta)
+    return _rope_of_kind(fields, fields.positive_number("rope_theta", theta), max_position_embeddings)
+
+
+def _rope_of_kind(fields: JsonFields, theta: float, max_position_embeddings: int) -> RopeConfig:
+    """A rope of whole heads. CheckpointError if its kind is not supported, or a field of it is missing or wrong."""
     name = "rope_type" if fields.has("rope_type") else "type"
     kind = fields.text(name, "default")
     if kind == "default":
-        return RopeConfig(theta, num_rotated=num_rotated)
+        return RopeConfig(theta)
     if kind == "linear":
-        return RopeConfig(theta, kind, fields.positive_number("factor"), num_rotated=num_rotated)
+        return RopeConfig(theta, kind, fields.positive_number("factor"))
+    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
+    if kind == "yarn":
+        return _yarn(fields, theta, original)
     if kind != "llama3":
         raise fields.refuse(name, SUPPORTED_ROPE)
 
     low, high = fields.positive_number("low_freq_factor"), fields.positive_number("high_freq_factor")
     if high <= low:
         raise fields.refuse("high_freq_factor", f"more than low_freq_factor, which is {low}")
-    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original, num_rotated)
+    return RopeConfig(theta, kind, fields.positive_number("factor"), low, high, original)
+
+
+def _yarn(fields: JsonFields, theta: float, original: int) -> RopeConfig:
+    """Yarn (Peng et al. 2023): transformers' defaults, and its factor of cosines and sines."""
+    factor = fields.positive_number("factor")
+    fast, slow = fields.positive_number("beta_fast", 32.0), fields.positive_number("beta_slow", 1.0)
+    if fast <= slow:
+        raise fields.refuse("beta_fast", f"more than beta_slow, which is {slow}")
+
+    def grown(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    cap, all_dims = (fields.number_within(name, 0, 1e9, 0.0) for name in ("mscale", "mscale_all_dim"))
+    by_default = grown(cap) / grown(all_dims) if cap and all_dims else grown(1.0)
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor,
+        original_max_position_embeddings=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=fields.boolean("truncate", True),
+        attention_factor=fields.positive_number("attention_factor", by_default),
+    )
 
 
 def _num_rotated(config: JsonFields, rope: JsonFields, family: Family, head_dim: int) -> int | None:

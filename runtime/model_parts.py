@@ -11,15 +11,19 @@ from typing import Final
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of one model. Only `llama3` uses the three fields after `factor`."""
+    """Rotary embedding of some layers. Only `llama3` uses the two fields after `factor`, only `yarn` those of yarn."""
 
     theta: float
-    kind: str = "default"  # default | linear | llama3
+    kind: str = "default"  # default | linear | llama3 | yarn
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     num_rotated: int | None = None  # numbers of a head that are rotated, the first ones; None: all
+    beta_fast: float = 32.0  # yarn: pairs that turn more often within the original context are not stretched
+    beta_slow: float = 1.0  # yarn: pairs that turn less often are stretched by `factor`
+    truncate: bool = True  # yarn: the range between them begins and ends at whole pairs
+    attention_factor: float = 1.0  # of cosines and sines
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: str = "none"  # none | head: of each head by itself | all: of all heads together
+    window: int = 0  # tokens that a token sees, itself and those before it; 0: all
+    scale: float | None = None  # of products of queries and keys; None: 1 / sqrt(head_dim)
+    has_sinks: bool = False  # each head has a score that takes a share of the weights, and has no value
+    rope: int = 0  # which of the model's ropes
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class MlpConfig:
     width: int  # of its intermediate values
     bias: bool = False
     field: str = "intermediate_size"
+    gate: str = "silu"  # silu | gelu_tanh
 
     @property
     def active_width(self) -> int:
@@ -120,3 +129,4 @@ class LayerConfig:
 
     mixer: AttentionConfig
     feed: FeedConfig
+    has_outer_norms: bool = False  # what mixer and feed give has a norm, too, before it is added

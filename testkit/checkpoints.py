@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     LlamaConfig,
@@ -32,10 +34,24 @@ from transformers import (
 
 from testkit.router_margins import router_margin
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "minimax_m2", "glm4_moe"]
+Architecture = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "minimax_m2",
+    "glm4_moe",
+    "mistral_window",
+    "qwen3_window",
+    "gemma3",
+]
 DENSE: tuple[Architecture, ...] = ("llama", "mistral", "qwen2", "qwen3")
 OF_EXPERTS: tuple[Architecture, ...] = ("qwen3_moe", "mixtral", "minimax_m2", "glm4_moe")
-ARCHITECTURES = (*DENSE, *OF_EXPERTS)
+WITH_WINDOWS: tuple[Architecture, ...] = ("mistral_window", "qwen3_window", "gemma3")
+ARCHITECTURES = (*DENSE, *OF_EXPERTS, *WITH_WINDOWS)
+WINDOW = 24
 
 MIN_ROUTER_MARGIN = 1e-5  # some ten times what rounding moves a score
 
@@ -48,6 +64,9 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "mistral_window": (MistralConfig, MistralForCausalLM),
+    "qwen3_window": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 _SIZES: dict[str, Any] = {
     "vocab_size": 307,
@@ -89,6 +108,24 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
         "attention_bias": True,
     },
+    "mistral_window": {"head_dim": 16, "sliding_window": WINDOW},  # in every layer
+    "qwen3_window": {  # in two layers of three
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma3": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+        "final_logit_softcapping": 20.0,
+    },
 }
 
 
@@ -116,7 +153,8 @@ def make_checkpoint(
             if name.endswith("bias"):
                 parameter.data.normal_(0.0, 0.2)
             elif "norm" in name:
-                parameter.data.uniform_(0.6, 1.4)
+                least = -0.4 if arch == "gemma3" else 0.6  # there 1 is added
+                parameter.data.uniform_(least, least + 0.8)
             elif name.endswith(".gate.weight"):
                 parameter.data.normal_(0.0, 0.6)
         for name, buffer in model.named_buffers():

@@ -26,6 +26,9 @@ _SEEDS: dict[Architecture, int] = {
     "mixtral": 1,
     "minimax_m2": 4,
     "glm4_moe": 1,
+    "mistral_window": 0,
+    "qwen3_window": 0,
+    "gemma3": 0,
 }
 
 

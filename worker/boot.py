@@ -22,7 +22,7 @@ from model.draft import begins_with
 from model.fake import FakeRunner
 from model.graphs import GraphedRunner
 from model.host_copies import HostCopies
-from model.kv_sizing import choose_kv_size, token_flops
+from model.kv_sizing import choose_kv_size, token_flops, window_waste
 from model.mirrored_kv import MirroredKv
 from model.paged_kv import PagedKv
 from model.runner import DraftSource, ModelRunner, Runner
@@ -265,6 +265,8 @@ def build_executor(runner: Runner, settings: WorkerSettings, wake: Callable[[], 
         shared_by=sharers(runner.device, settings),
         group_mib=bytes_for_group(runner, settings, longest) >> 20,
     )
+    if waste := window_waste(config, longest):
+        log.info("KV before windows is kept", share=round(waste, 2), why="a page has one number for all layers")
 
     forward, schedule = open_streams(runner.device, wake)
     wake_beside_layers(runner, forward)
@@ -341,6 +343,10 @@ def speculation_of(runner: Runner, executor: Executor, settings: WorkerSettings)
     if shape.topk > vocab_size:
         expected = f"expected at most {vocab_size}, the tokens of its draft's vocabulary"
         raise ConfigError(f"--speculative-eagle-topk: got {shape.topk}, {expected}", param="speculative-eagle-topk")
+    windows = [layer.mixer.window for layer in runner.config.layers if layer.mixer.window]
+    if shape.topk > 1 and windows and min(windows) <= shape.num_steps:
+        expected = f"expected fewer than {min(windows)}, the shortest window of a layer, with proposals in trees"
+        raise ConfigError(f"--speculative-num-steps: got {shape.num_steps}, {expected}", param="speculative-num-steps")
     num_layers = runner.draft.group.lookahead
     if 1 < num_layers < shape.num_steps:
         expected = f"expected at most {num_layers}, the layers of the draft"

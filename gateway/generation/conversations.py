@@ -34,10 +34,10 @@ def check_format(conversation: Conversation, templates: ChatTemplates, tool_form
     if with_tools and not templates.shows_tools(conversation.template):
         refuse(TOOLS, f"the chat template renders no tools, so no calls in the format {tool_format}; {HINT}")
 
-    for place, turn in enumerate(conversation.turns):
+    for index, turn in enumerate(conversation.turns):
         for position, part in enumerate(turn.parts):
             if isinstance(part, Call) and not templates.shows_calls(conversation.template, with_tools=with_tools):
-                refuse((*TURNS, place, "parts", position), f"the chat template renders no calls of tools; {HINT}")
+                refuse((*TURNS, index, "parts", position), f"the chat template renders no calls of tools; {HINT}")
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:
@@ -45,8 +45,8 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         refuse(TOOLS, f"has {len(tools)} items, expected at most {MAX_TOOLS}")
 
     known, num_chars = set[str](), 0
-    for place, tool in enumerate(tools):
-        where = (*TOOLS, place, "name")
+    for index, tool in enumerate(tools):
+        where = (*TOOLS, index, "name")
         if not re.fullmatch(TOOL_NAME, tool.name):
             refuse(where, f"got {short(tool.name)}, expected 1 to 128 letters, digits, '_', '-' or '.'")
         if tool.name in known:
@@ -56,7 +56,7 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         num_chars += len(json.dumps(tool.schema))
         if num_chars > MAX_SCHEMA_CHARS:
             what = "its schema and those before have more than"
-            refuse((*TOOLS, place, "schema"), f"{what} {MAX_SCHEMA_CHARS} characters, expected at most so many")
+            refuse((*TOOLS, index, "schema"), f"{what} {MAX_SCHEMA_CHARS} characters, expected at most so many")
 
 
 def _check_choice(conversation: Conversation) -> None:
@@ -70,14 +70,14 @@ def _check_choice(conversation: Conversation) -> None:
 def _check_results(turns: Sequence[Turn]) -> None:
     """Fault for a result whose call is not in a turn before. One that names no call passes."""
     known = set[str]()
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         for position, part in enumerate(turn.parts):
             if isinstance(part, Result) and part.call_id and part.call_id not in known:
-                calls = (part for later in turns[place:] for part in later.parts if isinstance(part, Call))
+                calls = (part for later in turns[index:] for part in later.parts if isinstance(part, Call))
                 is_early = any(call.id == part.call_id for call in calls)
                 what = "the call is in a later message" if is_early else "no message has a call with this id"
                 refuse(
-                    (*TURNS, place, "parts", position, "call_id"),
+                    (*TURNS, index, "parts", position, "call_id"),
                     f"got {short(part.call_id)}, but {what}: expected the id of a call before",
                 )
         known |= {part.id for part in turn.parts if isinstance(part, Call)}

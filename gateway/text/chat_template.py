@@ -86,8 +86,8 @@ class ChatTemplates:
         put = self._plain.put
         messages = [
             put(message)
-            for place, turn in enumerate(conversation.turns)
-            for message in messages_of(turn, (*TURNS, place), self._arguments)
+            for index, turn in enumerate(conversation.turns)
+            for message in messages_of(turn, (*TURNS, index), self._arguments)
         ]
         tools = put(tools_of(conversation.tools))
         return self.render(messages, conversation.template, put(dict(conversation.variables)), tools)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer, models
 
-from gateway.text.choice_text import (
+from gateway.text.detokenizer import (
     MAX_CONTEXT_TOKENS,
     ByteDetokenizer,
     Detokenizer,
@@ -157,10 +157,10 @@ class TextTokenizer:
         for part in others:
             if part not in known:
                 known[part] = self._encode_behind(part, most)
-            found = known[part]
-            if ids is None or found is None or (most is not None and len(ids) > most):
+            behind = known[part]
+            if ids is None or behind is None or (most is not None and len(ids) > most):
                 return None
-            ids += found
+            ids += behind
         return None if ids is None else [*before, *ids, *after]
 
     def _encode_behind(self, text: str, most: int | None) -> list[int] | None:

@@ -27,7 +27,8 @@ TOLERANCE = {"float32": 1e-4, "float16": 0.005, "bfloat16": 0.03}
 @dataclass(frozen=True)
 class ContractCase:
     """`extends` are (chunk, context with it), `decodes` contexts. `padding`: lanes of a graph that nobody has.
-    `wider`: pages by which the page table is wider than the longest context. `trees`: (start, bits) of each decode."""
+    `wider`: pages by which the page table is wider than the longest context. `trees`: (start, bits) of each decode.
+    `window`, `scale` and `sinks`: see Scoring."""
 
     name: str
     extends: tuple[tuple[int, int], ...] = ()
@@ -37,6 +38,9 @@ class ContractCase:
     padding: int = 0
     wider: int = 0
     trees: tuple[tuple[int, int], ...] = ()
+    window: int = 0
+    scale: float | None = None
+    sinks: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -91,6 +95,37 @@ TREE_CASES = (
 )
 
 
+_AROUND_24 = ((23, 23), (24, 24), (25, 25), (49, 49), (5, 26), (1, 24), (20, 90))
+_MANY = (1, 23, 24, 25, 26, 40, 47, 48, 90, 300, 700)
+
+WINDOW_CASES = (
+    ContractCase("a window, chunks", _AROUND_24, window=24),
+    ContractCase("a window, decodes", (), _MANY, window=24),
+    ContractCase("a window, chunks and decodes", _AROUND_24, (31, 2, 300), window=24),
+    ContractCase("a window of one token", ((9, 9), (12, 40)), (31, 1), window=1),
+    ContractCase("a window of a page", ((40, 40), (12, 40)), (31, 16, 17), window=16),
+    ContractCase("a window over steps and splits", ((130, 400),), (700, 300, 259, 2100), window=257),
+    ContractCase("a window longer than any context", ((9, 9), (12, 40)), (31, 2), window=400),
+    ContractCase("a window, padded lanes", (), (31, 2, 64), padding=5, window=24),
+    ContractCase("a window, no rows at all", window=24),
+    ContractCase("a window, heads of a real model", ((64, 300),), (257, 33), heads=(8, 2), head_dim=128, window=128),
+    ContractCase("another scale", ((12, 40),), (70, 300), scale=0.11),
+)
+SINK_CASES = (
+    ContractCase("sinks, a whole prompt", ((37, 37), (1, 1)), sinks=True),
+    ContractCase("sinks, chunks and decodes", ((9, 9), (12, 40)), (31, 1, 300, 700), sinks=True),
+    ContractCase("sinks and a window", _AROUND_24, (1, 24, 25, 300), window=24, sinks=True, scale=0.3),
+    ContractCase("sinks, one kv head for all", ((12, 40),), (70, 5), heads=(20, 1), head_dim=8, sinks=True),
+    ContractCase("sinks, decodes alone", (), (70, 5, 24), heads=(3, 3), head_dim=12, sinks=True, window=8),
+)
+WINDOW_TREE_CASES = (  # a window is longer than a tree has levels
+    *(ContractCase(f"a window, trees {n}", (), _LENGTHS, trees=_random_masks(_LENGTHS, n), window=70) for n in (0, 1)),
+    ContractCase("a window, a tree", (), (40, 41, 42), trees=((39, 1), (39, 0b11), (39, 0b101)), window=24, sinks=True),
+    ContractCase("a window, chunks, trees", ((9, 30),), (31, 300), trees=((20, 0b101), (250, 9)), window=8),
+)
+ALL_CASES = (*CASES, *TREE_CASES, *WINDOW_CASES, *SINK_CASES, *WINDOW_TREE_CASES)
+
+
 def check_case(
     make: MakeBackend, case: ContractCase, page_size: int, device: str = "cpu", dtype: str = "float32"
 ) -> None:
@@ -104,6 +139,9 @@ def check_case(
         head_dim=case.head_dim,
         dtype=dtype,
         trees=case.trees,
+        window=case.window,
+        scale=case.scale,
+        sinks=case.sinks,
     )
     made = _padded(made, case.padding) if case.padding else made
     table_BP = F.pad(made.inp.page_table_BP, (0, case.wider))
@@ -131,13 +169,19 @@ def check_a_mask_that_hides_nothing(
 
 
 def check_alone_or_together(
-    make: MakeBackend, page_size: int, device: str = "cpu", dtype: str = "float32", *, trees: bool = False
+    make: MakeBackend,
+    page_size: int,
+    device: str = "cpu",
+    dtype: str = "float32",
+    *,
+    trees: bool = False,
+    window: int = 0,
 ) -> None:
     """Every decode has the same bits alone, in a batch, in another order, and beside chunks and padding. With `trees`,
     it has a tree mask."""
     lengths = (700, 40, 256, 1, 513, 90)
     masks = _random_masks(lengths, 0) if trees else ()
-    together = make_case((), lengths, page_size=page_size, dtype=dtype, trees=masks)
+    together = make_case((), lengths, page_size=page_size, dtype=dtype, trees=masks, window=window)
     backend = make(4, together.layout)
     expected_THD = _attended(backend, together, device)
     orders = [[row] for row in range(len(lengths))] + [[5, 4, 3, 2, 1, 0], [0, 3]]
@@ -152,8 +196,10 @@ def check_alone_or_together(
 
 def _attended(backend: AttentionBackend, case: Case, device: str) -> Tensor:
     moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(case.inp).items()}
-    plan = backend.plan(ModelInput(**moved), case.layout)
-    return backend.attend(case.q_THD.to(device), case.kv_layer.to(device), plan).cpu()
+    by = case.scoring
+    by = replace(by, sinks_H=None if by.sinks_H is None else by.sinks_H.to(device))
+    plan = backend.plan(ModelInput(**moved), case.layout, by.window)
+    return backend.attend(case.q_THD.to(device), case.kv_layer.to(device), plan, by).cpu()
 
 
 def _decodes_of(case: Case, rows: list[int]) -> Case:

@@ -16,8 +16,7 @@ from model.attention_triton import SPLIT, TritonAttention, extend_tiles
 from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import make_case
 from tests.model.attention_contract import (
-    CASES,
-    TREE_CASES,
+    ALL_CASES,
     ContractCase,
     check_a_graph_can_be_made,
     check_a_mask_that_hides_nothing,
@@ -32,12 +31,12 @@ def make(num_heads: int, layout: LayerLayout, max_context: int = 6000) -> Triton
     return TritonAttention(num_heads, layout.num_kv_heads, layout.head_dim, max_context, CPU)
 
 
-@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_the_contract(case: ContractCase) -> None:
     check_case(make, case, page_size=16)
 
 
-@pytest.mark.parametrize("case", (*CASES[::3], *TREE_CASES[::3]), ids=str)
+@pytest.mark.parametrize("case", ALL_CASES[::3], ids=str)
 def test_the_contract_with_pages_of_one_token(case: ContractCase) -> None:
     check_case(make, case, page_size=1)
 
@@ -51,6 +50,10 @@ def test_half_precision() -> None:
 @pytest.mark.parametrize("page_size, dtype", [(16, "float32"), (1, "float16")])
 def test_a_request_does_not_depend_on_its_neighbours(page_size: int, dtype: str, trees: bool) -> None:
     check_alone_or_together(make, page_size, dtype=dtype, trees=trees)
+
+
+def test_a_request_with_a_window_does_not_depend_on_its_neighbours() -> None:
+    check_alone_or_together(make, 16, window=24)
 
 
 def test_a_tree_mask_that_hides_nothing() -> None:

@@ -10,8 +10,7 @@ from model.attention_cpu import CpuAttention, group_by_length
 from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import (
-    CASES,
-    TREE_CASES,
+    ALL_CASES,
     ContractCase,
     check_a_mask_that_hides_nothing,
     check_case,
@@ -24,12 +23,13 @@ def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
 
 def worst(case: Case) -> float:
     backend = CpuAttention()
-    out = backend.attend(case.q_THD, case.kv_layer, backend.plan(case.inp, case.layout))
+    plan = backend.plan(case.inp, case.layout, case.scoring.window)
+    out = backend.attend(case.q_THD, case.kv_layer, plan, case.scoring)
     return float((out.double() - case.expected_THD).abs().max())
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_the_contract(case: ContractCase, page_size: int) -> None:
     check_case(make, case, page_size)
 
@@ -50,6 +50,8 @@ def test_long_chunks_are_cut_into_blocks(kept: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention_cpu, "QUERY_BLOCK", 7)
     monkeypatch.setattr(attention_cpu, "MAX_KEPT_MASK", kept)
     assert worst(make_case(((30, 41), (8, 9)), (), page_size=4)) < 1e-5
+    assert worst(make_case(((30, 41), (30, 30)), (), page_size=4, window=9)) < 1e-5
+    assert worst(make_case(((30, 41), (30, 30)), (), page_size=4, sinks=True)) < 1e-5
 
 
 def test_ragged_decodes_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +59,7 @@ def test_ragged_decodes_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> 
     case = make_case((), (10, 90, 12, 11, 80, 3), page_size=4)
     assert len(CpuAttention().plan(case.inp, case.layout).decodes) == 4
     assert worst(case) < 1e-5
+    assert worst(make_case((), (10, 90, 12, 11, 80, 3), page_size=4, window=9, sinks=True)) < 1e-5
     masks = ((3, 1), (60, 5), (12, 0), (11, 0), (20, 1 << 40), (1, 2))
     assert worst(make_case((), (10, 90, 12, 11, 80, 3), page_size=4, trees=masks)) < 1e-5
 
@@ -69,6 +72,12 @@ def test_groups_hold_everyone_once_and_waste_at_most_half(seq_lens: list[int], m
         longest = seq_lens[group[0]]
         assert all(longest <= 2 * seq_lens[member] and seq_lens[member] <= longest for member in group)
         assert len(group) == 1 or longest * len(group) <= max_tokens
+
+
+def test_a_group_goes_on_as_far_as_it_may() -> None:
+    assert list(group_by_length([8, 4], 16)) == [[0, 1]], "half as long, and 16 tokens"
+    assert list(group_by_length([8, 3], 16)) == [[0], [1]] and list(group_by_length([8, 4], 15)) == [[0], [1]]
+    assert list(group_by_length([6, 6, 6], 12)) == [[0, 1], [2]]
 
 
 def test_kv_is_not_changed() -> None:

@@ -11,8 +11,7 @@ from protocol.kv_layout import LayerLayout
 from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.model.attention_contract import (
-    CASES,
-    TREE_CASES,
+    ALL_CASES,
     ContractCase,
     check_a_mask_that_hides_nothing,
     check_alone_or_together,
@@ -45,7 +44,7 @@ def make_on_the_device(num_heads: int, layout: LayerLayout) -> AttentionBackend:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("case", (*CASES, *REAL_SIZES, *TREE_CASES), ids=str)
+@pytest.mark.parametrize("case", (*ALL_CASES, *REAL_SIZES), ids=str)
 def test_the_contract_on_the_device(case: ContractCase, page_size: int, dtype: str) -> None:
     check_case(make_on_the_device, case, page_size, "cuda", dtype)
 
@@ -56,6 +55,7 @@ def test_the_contract_on_the_device(case: ContractCase, page_size: int, dtype: s
 def test_a_request_does_not_depend_on_its_neighbours_on_the_device(page_size: int, dtype: str) -> None:
     check_alone_or_together(make_on_the_device, page_size, "cuda", dtype)
     check_alone_or_together(make_on_the_device, page_size, "cuda", dtype, trees=True)
+    check_alone_or_together(make_on_the_device, page_size, "cuda", dtype, window=24)
     check_a_mask_that_hides_nothing(make_on_the_device, page_size, "cuda", dtype)
 
 
@@ -65,11 +65,11 @@ def test_numbers_that_change_while_serving_need_no_other_kernel() -> None:
     pytest.importorskip("triton")
     from model import attention_kernels as kernels  # noqa: PLC0415 - an optional package
 
-    varying = {"num_decodes", "first_request", "first_token", "table_stride"}
+    varying = {"num_decodes", "first_request", "first_token", "table_stride"}  # a window does not change
     for kernel in (kernels.tiles_kernel, kernels.number_kernel, kernels.splits_kernel, kernels.combine_kernel):
         named = {each.name for each in kernel.params}
         assert {each.name for each in kernel.params if each.do_not_specialize} == varying & named
-        columns = {"seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr"}  # parts of larger tensors
+        columns = {"seq_lens_ptr", "tree_starts_ptr", "tree_bits_ptr", "firsts_ptr"}  # parts of larger tensors
         assert {each.name for each in kernel.params if each.do_not_specialize_on_alignment} == columns & named
 
 
@@ -78,14 +78,20 @@ ATTENDS = {**SHAPE, "GROUPS": 4, "PAGE_SIZE": 16}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_more", [False, True])
 @pytest.mark.parametrize("dtype, rows, step", [("bf16", 64, 64), ("fp32", 32, 32)])
-def test_chunks_compile_for_a_gpu_that_is_not_there(dtype: str, rows: int, step: int) -> None:
+def test_chunks_compile_for_a_gpu_that_is_not_there(dtype: str, rows: int, step: int, has_more: bool) -> None:
     pytest.importorskip("triton")
     from model.attention_kernels import tiles_kernel  # noqa: PLC0415 - an optional package
 
-    types = {"table_stride": "i32"} | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
+    types = {"table_stride": "i32", "window": "i32", "sinks_ptr": "*fp32"} | dict.fromkeys(
+        ("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}"
+    )
     types |= dict.fromkeys(("tiles_ptr", "page_table_ptr"), "*i64") | {"scale": "fp32"}
-    assert cubin_bytes(tiles_kernel, types, {**ATTENDS, "ROWS": rows, "STEP": step}) > 1000
+    assert (
+        cubin_bytes(tiles_kernel, types, {**ATTENDS, "ROWS": rows, "STEP": step, "WINDOW": has_more, "SINKS": has_more})
+        > 1000
+    )
 
 
 @pytest.mark.slow
@@ -97,14 +103,14 @@ def test_decodes_compile_for_a_gpu_that_is_not_there(dtype: str, step: int) -> N
     integers = ("num_decodes", "first_request", "first_token", "table_stride")
     types = dict.fromkeys(integers, "i32") | dict.fromkeys(("q_ptr", "kv_ptr", "out_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("seq_lens_ptr", "starts_ptr", "page_table_ptr"), "*i64") | {"rows_ptr": "*i32"}
-    types |= dict.fromkeys(("tree_starts_ptr", "tree_bits_ptr"), "*i64")
+    types |= dict.fromkeys(("tree_starts_ptr", "tree_bits_ptr", "firsts_ptr"), "*i64") | {"sinks_ptr": "*fp32"}
     types |= dict.fromkeys(("sums_ptr", "scales_ptr"), "*fp32") | {"scale": "fp32"}
     for kernel, sizes in (
         (kernels.number_kernel, {"SPLIT": 256, "BLOCK": 128}),
-        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": False}),
-        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": True}),
-        (kernels.combine_kernel, {**SHAPE, "COMBINED": 16, "COMBINED_HEADS": 1}),
-        (kernels.combine_kernel, {**SHAPE, "COMBINED": 8, "COMBINED_HEADS": 4}),
+        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": False, "WINDOW": False}),
+        (kernels.splits_kernel, {**ATTENDS, "ROWS": 16, "SPLIT": 256, "STEP": step, "TREE": True, "WINDOW": True}),
+        (kernels.combine_kernel, {**SHAPE, "COMBINED": 16, "COMBINED_HEADS": 1, "SINKS": False}),
+        (kernels.combine_kernel, {**SHAPE, "COMBINED": 8, "COMBINED_HEADS": 4, "SINKS": True}),
     ):
         own = {each.name: types[each.name] for each in kernel.params if each.name in types}
         assert cubin_bytes(kernel, own, sizes) > 1000

@@ -10,7 +10,7 @@ from model.attention_varlen import VarlenAttention, find_kernel, reads_block_tab
 from protocol.errors import ConfigError
 from protocol.kv_layout import LayerLayout
 from tests.model.attention_cases import make_case, paged_kernel
-from tests.model.attention_contract import CASES, ContractCase, check_a_graph_can_be_made, check_case
+from tests.model.attention_contract import CASES, WINDOW_CASES, ContractCase, check_a_graph_can_be_made, check_case
 
 LAYOUT = LayerLayout(2, 16, 4, "float32")
 
@@ -20,7 +20,7 @@ def make(num_heads: int, layout: LayerLayout) -> VarlenAttention:
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", (*CASES, *WINDOW_CASES), ids=str)
 def test_the_contract(case: ContractCase, page_size: int) -> None:
     check_case(make, case, page_size)
 

@@ -12,16 +12,20 @@ from torch import Tensor
 
 from model.attention_cpu import CpuAttention
 from model.cpu_build import NoKernels, find_compiler
-from model.cpu_kernels import CpuKernels, load_kernels
+from model.cpu_kernels import CpuKernels, CRequests, load_kernels
 from model.fake import FakeRunner
 from model.paged_kv import PagedKv
+from model.scoring import PLAIN
 from protocol.kv_layout import KvLayout, LayerLayout
 from runtime.model_config import ModelConfig
 from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
 from tests.model.attention_cases import Case, make_case
 from tests.model.attention_contract import (
-    CASES,
+    ALL_CASES,
+    SINK_CASES,
     TREE_CASES,
+    WINDOW_CASES,
+    WINDOW_TREE_CASES,
     ContractCase,
     check_a_mask_that_hides_nothing,
     check_alone_or_together,
@@ -78,18 +82,19 @@ def make(num_heads: int, layout: LayerLayout) -> CpuAttention:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4, 16, 48])
-@pytest.mark.parametrize("case", (*CASES, *TREE_CASES), ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_the_contract_of_attention(case: ContractCase, page_size: int) -> None:
     check_case(make, case, page_size)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_tree_masks(page_size: int) -> None:
-    for case in TREE_CASES:
+def test_tree_masks_windows_and_sinks(page_size: int) -> None:
+    for case in (*TREE_CASES, *WINDOW_CASES, *SINK_CASES, *WINDOW_TREE_CASES):
         if (case.heads, case.head_dim) == ((4, 2), 16):  # as other tests have them: the library is there already
             check_case(make, case, page_size)
     check_a_mask_that_hides_nothing(make, page_size)
     check_alone_or_together(make, page_size, trees=True)
+    check_alone_or_together(make, page_size, window=24)
 
 
 HEADS = [(8, 1), (18, 2), (51, 3), (20, 10), (9, 9)]  # up to 17 that share a kv head, more kv heads than a part has
@@ -156,7 +161,9 @@ def test_a_request_does_not_depend_on_its_neighbours_or_on_threads(heads: tuple[
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     alone = torch.empty_like(case.q_THD[2:3])
-    kernels.attend(case.q_THD[2:3], case.kv_layer, case.inp.page_table_BP[2:3], case.inp.seq_lens_B[2:3], None, alone)
+    inp = case.inp
+    own = CRequests.of(inp.page_table_BP[2:3], inp.seq_lens_B[2:3], inp.positions_T[2:3], None)
+    kernels.attend(case.q_THD[2:3], case.kv_layer, own, PLAIN, alone)
     assert torch.equal(alone[0], found[0][2])
 
 

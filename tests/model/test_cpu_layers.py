@@ -44,7 +44,7 @@ def logits(runner: ModelRunner, lanes: Lanes, inp: ModelInput) -> tuple[Tensor, 
     return found, lanes.kv.device_bytes.clone()
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "mistral_window", "qwen3_window"])
 @pytest.mark.parametrize("lengths", [(9,), (40, 7, 33), tuple(range(2, 22))])
 def test_the_same_bits_as_one_by_one(tmp_path: Path, arch: Architecture, lengths: tuple[int, ...]) -> None:
     runner = load(make_checkpoint(tmp_path / "m", arch))
@@ -74,7 +74,7 @@ def test_a_row_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
         assert torch.equal(runner.forward(alone, lanes.kv)[0], together[row])
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "mistral_window", "qwen3_window"])
 def test_a_token_has_the_bits_that_it_has_in_any_width(tmp_path: Path, arch: Architecture) -> None:
     """Tokens of two requests, one at a time, and several of each in one launch: there a token reads the KV of those
     before it, which the same launch has written."""
@@ -141,8 +141,10 @@ def test_features_are_the_inputs_of_layers(tmp_path: Path, layers: tuple[int, ..
 def test_a_layer_with_a_part_that_c_does_not_have_is_not_for_c(tmp_path: Path) -> None:
     layer = load(make_checkpoint(tmp_path / "dense", "qwen3")).decoder.layers[0]
     norms = torch.ones(4 * 16), torch.ones(2 * 16)
-    together = replace(layer, mixer=replace(layer.mixer, qk_norm_ND=None, norms_of_all=norms))
+    together = replace(layer, mixer=replace(layer.mixer, qk_norm_ND=None, norms_before=norms))
     assert layer.in_c is not None and together.in_c is None
+    gemma = load(make_checkpoint(tmp_path / "gemma", "gemma3")).decoder
+    assert gemma.at_once is None and all(layer.in_c is None for layer in gemma.layers)
     experts = load(make_checkpoint(tmp_path / "experts", "glm4_moe")).decoder
     assert experts.layers[0].in_c is not None and experts.layers[1].in_c is None and experts.at_once is None
 

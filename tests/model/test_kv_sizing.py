@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.kv_sizing import SAFETY_SHARE, KvBudget, activation_bytes, choose_kv_size, host_copy_bytes, token_flops
+from model.kv_sizing import (
+    SAFETY_SHARE,
+    KvBudget,
+    activation_bytes,
+    choose_kv_size,
+    host_copy_bytes,
+    token_flops,
+    window_waste,
+)
 from protocol.errors import ConfigError, MemoryShort
 from protocol.kv_layout import KvLayout, LayerGroup
 from runtime.model_parts import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, RouterConfig
@@ -143,6 +151,16 @@ def test_host_memory_that_is_not_there_is_refused(gib: int, available: int) -> N
     assert caught.value.param == "retract_host_gib"
 
 
+def test_host_memory_for_kv_may_be_one_page_and_may_be_all_there_is() -> None:
+    budget = KvBudget(8 * GIB, 1, 0, 0)
+    layout = KvLayout.uniform(
+        num_layers=4, num_kv_heads=2, head_dim=32, page_size=budget.usable_bytes >> 11, dtype="float32"
+    )
+    assert layout.all_page_bytes == budget.usable_bytes >> 11 << 11
+    exact = replace(budget, activation_bytes=budget.usable_bytes - layout.all_page_bytes)
+    assert host_copy_bytes(layout, 8, 1, exact) == layout.all_page_bytes == exact.usable_bytes
+
+
 def test_a_page_larger_than_host_memory_for_it_is_refused() -> None:
     layout = KvLayout.uniform(num_layers=64, num_kv_heads=64, head_dim=128, page_size=4096, dtype="float32")
     with pytest.raises(ConfigError, match="expected at least 16384") as wrong:
@@ -155,6 +173,12 @@ def test_operations_of_a_token_are_two_for_each_weight() -> None:
     config = replace(FakeRunner().config, layers=layers, hidden_size=8)
     weights = 3 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 1)  # q, k and v, o, and gate, up, down
     assert token_flops(config) == 2 * weights
+
+
+def test_windows_waste_the_kv_before_them() -> None:
+    layers = tuple(LayerConfig(AttentionConfig(4, 2, head_dim=2, window=window), MlpConfig(1)) for window in (0, 24))
+    config = replace(FakeRunner().config, layers=layers)
+    assert [window_waste(config, tokens) for tokens in (20, 24, 48, 96)] == [0, 0, 0.25, 0.375]
 
 
 def test_of_experts_those_count_that_a_token_has() -> None:

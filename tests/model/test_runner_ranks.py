@@ -14,7 +14,7 @@ from model.mlp import Mlp, Sharded
 from model.runner import DraftSource, ModelRunner, Runner
 from protocol.errors import ConfigError
 from protocol.messages_group import StepShape
-from testkit.checkpoints import OF_EXPERTS, Architecture, make_checkpoint
+from testkit.checkpoints import OF_EXPERTS, WITH_WINDOWS, Architecture, make_checkpoint
 from tests.doubles.hash_model import FakeRunner
 from tests.drafts import make_draft
 from tests.model.driving import Lanes, idle, random_prompt
@@ -108,8 +108,8 @@ def test_ranks_give_the_logits_of_one_rank(tmp_path: Path, arch: Architecture, s
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("arch", OF_EXPERTS)
-def test_ranks_that_share_experts_give_the_logits_of_one_rank(tmp_path: Path, arch: Architecture, size: int) -> None:
+@pytest.mark.parametrize("arch", [*OF_EXPERTS, *WITH_WINDOWS])
+def test_ranks_of_every_family_give_the_logits_of_one_rank(tmp_path: Path, arch: Architecture, size: int) -> None:
     folder = make_checkpoint(tmp_path / "model", arch, seed=3)
     assert_as_one_rank(size, folder, tmp_path)
 

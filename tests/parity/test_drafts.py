@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from model.runner import DraftSource, ModelRunner
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import SamplingParams
-from testkit.checkpoints import OF_EXPERTS, Architecture
+from testkit.checkpoints import OF_EXPERTS, WITH_WINDOWS, Architecture
 from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
@@ -132,7 +132,7 @@ def test_tokens_are_those_without_a_draft(
     check_a_draft(kind, tree, topology, page_size, overlap, arch, scratch)
 
 
-@pytest.mark.parametrize("arch", first(1, OF_EXPERTS))
+@pytest.mark.parametrize("arch", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
 @pytest.mark.parametrize(("kind", "tree"), [("eagle", CHAIN), ("eagle3", TREE)])
 def test_tokens_of_experts_are_those_without_a_draft(
     kind: str, tree: tuple[int, int], arch: Architecture, scratch: Path

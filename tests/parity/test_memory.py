@@ -20,7 +20,7 @@ from bench.gpu.step_parity import our_logits
 from model.runner import DraftSource, ModelRunner
 from protocol.logit_rules import LogitRules
 from protocol.messages_gateway import SamplingParams
-from testkit.checkpoints import MIN_ROUTER_MARGIN, OF_EXPERTS, Architecture
+from testkit.checkpoints import MIN_ROUTER_MARGIN, OF_EXPERTS, WITH_WINDOWS, Architecture
 from testkit.reference import VOCAB_SIZE, reference
 from testkit.router_margins import router_margin
 from tests.cluster import Cluster
@@ -94,7 +94,7 @@ def undisturbed(name: str) -> tuple[list[list[int]], list[list[Margin]]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, OF_EXPERTS)])
+@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, (*OF_EXPERTS, *WITH_WINDOWS))])
 @torch.no_grad()
 def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
     for prompt in prompts_of(name):
@@ -102,7 +102,7 @@ def test_rounding_moves_logits_by_less_than_the_bound(name: str) -> None:
         assert float((our_logits(runner_of(name), prompt) - theirs_TV).abs().max()) < LOGIT_BOUND / 4
 
 
-@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, OF_EXPERTS)])
+@pytest.mark.parametrize("name", ["story", "qwen3", *first(1, (*OF_EXPERTS, *WITH_WINDOWS))])
 def test_margins_tell_what_is_drawn(name: str) -> None:
     answers, of_answers = undisturbed(name)
     pairs = list(zip(chain(*answers), chain(*of_answers), strict=True))
@@ -148,6 +148,6 @@ def check_that_nothing_changes(name: str, draft: str, topology: str, page_size: 
 
 
 @pytest.mark.parametrize("topology", first(1, ["1P1D", "1U"]))
-@pytest.mark.parametrize("name", first(1, OF_EXPERTS))
+@pytest.mark.parametrize("name", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
 def test_caches_and_preemption_change_no_token_of_experts(name: str, topology: str) -> None:
     check_that_nothing_changes(name, "", topology, 16)

@@ -8,7 +8,7 @@ import pytest
 
 from model.runner import Runner
 from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens
-from testkit.checkpoints import OF_EXPERTS, Architecture
+from testkit.checkpoints import OF_EXPERTS, WITH_WINDOWS, Architecture
 from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
@@ -103,7 +103,7 @@ def test_every_cut_of_a_real_model(topology: str, params: SamplingParams, n: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", first(1, OF_EXPERTS))
+@pytest.mark.parametrize("arch", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
 def test_every_cut_of_a_model_with_experts(arch: Architecture) -> None:
     check_every_cut(runner_of(arch), "1P1D", GREEDY, 16, 1, list(reference(arch).prompts[2]))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import CheckpointError, ConfigError
-from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config
+from runtime.model_config import ModelConfig, config_facts, facts_digest, load_config, read_basics
 from runtime.model_parts import (
     AttentionConfig,
     ExpertNames,
@@ -98,19 +98,67 @@ def test_end_of_sequence_ids(tmp_path: Path) -> None:
     assert load_config(tmp_path).eos_token_ids == (7, 9)
 
 
-def test_windows_that_change_nothing_are_accepted(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, "mistral", sliding_window=8192)).context_length == 8192
-    assert load_config(write(tmp_path, "mistral", sliding_window=4096), context_length=4096).context_length == 4096
-    assert load_config(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)).num_layers == 2
-    beyond: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}
-    assert load_config(write(tmp_path, "qwen2", **beyond)).num_layers == 2
-    assert load_config(write(tmp_path, "llama", sliding_window=64)).num_layers == 2  # a Llama has no window
-    full: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
-    assert load_config(write(tmp_path, "qwen3", **full)).num_layers == 2
+def windows(folder: Path) -> list[int]:
+    return [layer.mixer.window for layer in load_config(folder).layers]
+
+
+def test_windows_by_layer(tmp_path: Path) -> None:
+    assert windows(write(tmp_path, "mistral")) == [0, 0]
+    assert windows(write(tmp_path, "mistral", without=("sliding_window",))) == [4096, 4096]
+    assert windows(write(tmp_path, "mistral", sliding_window=8192)) == [8192, 8192]
+    assert windows(write(tmp_path, "mixtral", sliding_window=64, num_local_experts=4)) == [64, 64]
+    assert windows(write(tmp_path, "llama", sliding_window=64)) == [0, 0]  # a Llama has no window
+    assert windows(write(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)) == [0, 0]
+
+    used: dict[str, Any] = {"sliding_window": 64, "use_sliding_window": True}
+    assert [windows(write(tmp_path, "qwen2", **used, max_window_layers=first)) for first in (0, 1, 2)] == [
+        [64, 64], [0, 64], [0, 0],
+    ]  # fmt: skip
+    assert windows(write(tmp_path, "qwen2", use_sliding_window=True, max_window_layers=1)) == [0, 4096]
+    types = ["sliding_attention", "full_attention"]
+    assert windows(write(tmp_path, "qwen3", **used, layer_types=types)) == [64, 0]
+    assert windows(write(tmp_path, "qwen3", **used, layer_types=["full_attention"] * 2)) == [0, 0]
+    assert windows(write(tmp_path, "qwen3_moe", **used, num_experts=16)) == [64, 64]
+
+
+def test_what_gemma_3_has(tmp_path: Path) -> None:
+    """Fields as released folders have them: much is absent."""
+    text: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "sliding_window": 32}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    outer: dict[str, Any] = {"text_config": text, "eos_token_id": [1, 106], "torch_dtype": "bfloat16"}
+    config = load_config(write(tmp_path, "Gemma3ForConditionalGeneration", without=tuple(BASE), **outer))
+    assert [layer.mixer.window for layer in config.layers] == [32] * 5 + [0, 32]
+    assert [layer.mixer.rope for layer in config.layers] == [1] * 5 + [0, 1]
+    assert config.ropes == (RopeConfig(1e6, "linear", 8.0), RopeConfig(10_000.0))
+    assert config.attention == AttentionConfig(8, 4, 256, qk_norm="head", window=32, scale=1 / 16, rope=1)
+    assert (config.vocab_size, config.max_position_embeddings) == (262_208, 131_072)
+    assert config.tie_word_embeddings and config.norm_offset == 1 and config.scales_embeddings
+    assert config.logit_cap is None and config.eos_token_ids == (1, 106) and config.checkpoint_dtype == "bfloat16"
+    assert all(layer.has_outer_norms and layer.feed == MlpConfig(96, gate="gelu_tanh") for layer in config.layers)
+    basics = read_basics(tmp_path)
+    assert (basics.context_length, basics.vocab_size, basics.eos_token_ids) == (131_072, 262_208, (1, 106))
+    local = load_config(write(tmp_path, "Gemma3ForCausalLM", rope_local_base_freq=5e3, final_logit_softcapping=30.0))
+    assert local.local_rope == RopeConfig(5e3) and local.logit_cap == 30
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("Gemma3ForCausalLM", {}, "architectures: got ['Gemma3ForCausalLM'], expected one of LlamaForCausalLM"),
+    ("GPT2LMHeadModel", {}, "architectures: got ['GPT2LMHeadModel'], expected one of LlamaForCausalLM"),
+    ("Gemma3ForCausalLM", {"hidden_activation": "silu"}, "hidden_activation: got 'silu', expected 'gelu"),
+    (
+        "Gemma3ForCausalLM",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention: got True",
+    ),
+    ("Gemma3ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: got 0"),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
+    ("Gemma3ForCausalLM", {"final_logit_softcapping": -1}, "final_logit_softcapping: got -1"),
+    ("Gemma3ForCausalLM", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: rope_type: got 'dynamic'"),
+    ("Gemma3ForCausalLM", {"rope_parameters": {"chunked_attention": {}}}, "chunked_attention: got {}"),
+    (
+        "Gemma3ForConditionalGeneration",
+        {"text_config": {"num_hidden_layers": 0}},
+        "text_config: num_hidden_layers: got",
+    ),
     ("llama", {"architectures": None, "model_type": "gpt2"}, "architectures: got None"),
     ("llama", {"architectures": "LlamaForCausalLM"}, "architectures: got 'LlamaForCausalLM', expected a list"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: got {'quant_method': 'fp8'}"),
@@ -118,7 +166,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
     ("qwen3", {"final_logit_softcapping": 30}, "final_logit_softcapping: got 30, expected none"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling: rope_type: got 'yarn'"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling: factor is missing"),
+    (
+        "llama",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}},
+        "beta_fast: got 1, expected",
+    ),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": 1}}, "truncate: got 1"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0}}, "attention_factor: got 0"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling: type: got 'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters: rope_type: got 'longrope'"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
@@ -141,14 +196,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"eos_token_id": "2"}, "eos_token_id: got '2'"),
     ("llama", {"eos_token_id": [2, -(2**70)]}, "eos_token_id: got [2, -1180591620717411303424], expected a token id"),
     ("llama", {"dtype": "float8_e4m3fn"}, "dtype: got 'float8_e4m3fn'"),
-    ("mistral", {"sliding_window": 4096}, "sliding_window: got 4096, which would change results"),
-    ("mistral", {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window: got 64"),
-    ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, "sliding_window: got 64"),
-    ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 4096"),
+    ("mistral", {"sliding_window": 8193}, "sliding_window: got 8193, expected at most max_position_embeddings, which"),
+    ("mistral", {"sliding_window": 0}, "sliding_window: got 0, expected an integer of at least 1"),
+    ("mixtral", {"num_local_experts": 4, "sliding_window": -1}, "sliding_window: got -1, expected an integer"),
+    ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 2}, "layer_types: got ['sliding_attention"),
+    ("qwen2", {"sliding_window": 9000, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window: got 9000"),
     (
         "qwen3",
-        {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
-        "sliding_window: got 64",
+        {"layer_types": ["full_attention"] * 3},
+        "full_attention or sliding_attention for each of",
     ),
     ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types: got"),
     (
@@ -162,10 +218,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"num_experts": 16, "mlp_only_layers": [True]}, "mlp_only_layers: got [True]"),
     ("qwen3_moe", {"num_experts": 16, "decoder_sparse_step": 0}, "decoder_sparse_step: got 0"),
     ("qwen3_moe", {"num_experts": 16, "moe_intermediate_size": -4}, "moe_intermediate_size: got -4"),
-    ("qwen3_moe", {"num_experts": 16, "use_sliding_window": True}, "sliding_window: got 4096, which would change"),
+    (
+        "qwen3_moe",
+        {"num_experts": 16, "use_sliding_window": True, "sliding_window": 1 << 20},
+        "got 1048576",
+    ),
     ("mixtral", {"num_local_experts": 0}, "num_local_experts: got 0"),
     ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "at most num_local_experts, which is 2"),
-    ("mixtral", {"num_local_experts": 4, "sliding_window": 4096}, "sliding_window: got 4096, which would change"),
     ("minimax_m2", {"num_local_experts": 8, "scoring_func": "softmax"}, "scoring_func: got 'softmax', expected"),
     ("minimax_m2", {"num_local_experts": 8, "qk_norm_type": "per_head"}, "qk_norm_type: got 'per_head', expected"),
     ("minimax_m2", {"num_local_experts": 8, "shared_intermediate_size": 64}, "shared_intermediate_size: got 64"),
@@ -245,11 +304,6 @@ def test_missing_fields_are_named(tmp_path: Path, name: str) -> None:
         load_config(write(tmp_path, without=(name,)))
 
 
-def test_mistral_without_the_field_has_a_window(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="sliding_window: got 4096"):
-        load_config(write(tmp_path, "mistral", without=("sliding_window",)))
-
-
 @pytest.mark.parametrize(
     "text, sentence", [("{", "not valid JSON"), ("[1]", "got a JSON list"), (None, "no such file")]
 )
@@ -270,6 +324,7 @@ def test_the_facts_are_every_field_but_the_context_length_served(tmp_path: Path)
     facts = config_facts(load_config(write(tmp_path, rope_theta=5.0, eos_token_id=list(range(200))), context_length=64))
     named = {each.name for each in fields(ModelConfig)} - {"context_length", "rope"} | {"num_layers"}
     parts = {"rope": RopeConfig, "layer.mixer": AttentionConfig, "layer.feed": MlpConfig}
+    named |= {"layer.has_outer_norms"}
     assert set(facts) == named | {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
     assert (facts["rope.theta"], facts["layer.feed.width"], facts["layers"]) == ("5.0", "96", "[[0, 2]]")
     assert len(facts["eos_token_ids"]) == 32  # a digest

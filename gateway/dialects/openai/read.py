@@ -7,7 +7,6 @@ from dataclasses import fields
 from gateway.dialects.openai.conversation_fields import ChatMessage, ConversationFields
 from gateway.dialects.openai.fields import (
     DEFAULT_COMPLETION_TOKENS,
-    AnyRequest,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -49,6 +48,7 @@ from gateway.words.request import (
     Tool,
     Turn,
 )
+from protocol.errors import BadRequest
 
 NAMES: Origins = {
     **{(*SAMPLING, each.name): field(each.name) for each in fields(Sampling)},
@@ -73,12 +73,8 @@ OF_CHATS: Origins = {
 RESULTS = ("tool", "function")  # roles whose messages are results of calls
 
 
-def ask_of(request: AnyRequest) -> Ask:
+def ask_of_completion(request: CompletionRequest) -> Ask:
     """What the client asks for. BadRequest for two grammars."""
-    return _of_chat(request) if isinstance(request, ChatRequest) else _of_completion(request)
-
-
-def _of_completion(request: CompletionRequest) -> Ask:
     add_special = request.add_special_tokens is not False
     prompts = [
         PromptText(prompt, add_special) if isinstance(prompt, str) else PromptIds(prompt) for prompt in request.prompts
@@ -93,7 +89,13 @@ def _of_completion(request: CompletionRequest) -> Ask:
     return _ask(request, prompts, origins, DEFAULT_COMPLETION_TOKENS, request.logprobs, scores)
 
 
-def _of_chat(request: ChatRequest) -> Ask:
+def ask_of_chat(request: ChatRequest) -> Ask:
+    """What the client asks for. BadRequest for two grammars, and for `top_logprobs` without `logprobs`."""
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest(
+            f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
+            param="top_logprobs",
+        )
     conversation = conversation_of(request, add_special=request.add_special_tokens is True)
     num_top = request.prompt_logprobs
     prompt_scores = None if num_top is None else PromptScores(num_top, 0, 1 + num_top)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.dialects.openai.fields import AnyRequest, ChatRequest, CompletionRequest
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.dialects.shared.refusals import EMPTY, OFF, ON, ONE, ZERO, Table, each, refuse_misspelt, refuse_values
 from gateway.words.router_marks import refuse_marked
 
@@ -40,7 +40,7 @@ ID_FIELDS = ("request_id", "rid")
 KNOWN = tuple(dict.fromkeys((*ChatRequest.model_fields, *CompletionRequest.model_fields, *NEUTRAL, "best_of")))
 
 
-def refuse_unsupported(body: Mapping[str, Any], kind: type[AnyRequest]) -> None:
+def refuse_unsupported(body: Mapping[str, Any], kind: type[GenerationRequest]) -> None:
     """BadRequest for the first field of a request that is not supported and would change the answer, or is misspelt."""
     table = NEUTRAL if kind is ChatRequest else IN_COMPLETIONS
     forbidden = [name for name, by in FORBIDDEN_BY.items() if body.get(by) == "none"]

@@ -19,8 +19,8 @@ STORY = ("--model", "models/story", "--context", "8", "--rounds", "2")
 def tables(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[dict[str, Any]]]:
     """By title, the rows of the last line of output."""
     assert main(words) == 0
-    found: dict[str, list[dict[str, Any]]] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
-    return found
+    by_name: dict[str, list[dict[str, Any]]] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
+    return by_name
 
 
 def test_servers_that_a_part_starts_do_not_see_the_variable_that_they_would_refuse(

@@ -62,12 +62,12 @@ def test_a_launch_behind_one_of_another_kind_is_not_timed(others: tuple[str, int
     assert costs.launch_s(1) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("place", range(FEW + 1))
-def test_a_launch_that_was_held_up_counts_a_little(place: int) -> None:
+@pytest.mark.parametrize("index", range(FEW + 1))
+def test_a_launch_that_was_held_up_counts_a_little(index: int) -> None:
     costs, now = LaunchCosts(FLAT), 0.0
     costs.over("a", 0, now)
     for launch in range(FEW + 1):
-        now += 1000.0 if launch == place else 1.0
+        now += 1000.0 if launch == index else 1.0
         costs.over("a", 0, now)
     assert costs.launch_s(1)[0] == pytest.approx(1.0 + (MOST - 1.0) / (FEW + 1))
 

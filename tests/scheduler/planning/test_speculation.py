@@ -49,7 +49,7 @@ def test_where_every_token_costs_as_much_nothing_is_proposed() -> None:
 
 
 def test_large_batches_get_fewer_proposals() -> None:
-    acceptance = [0.8**place for place in range(1, 7)]
+    acceptance = [0.8**index for index in range(1, 7)]
     steps = [best_steps(acceptance, USUAL.launch_s(num_rows)) for num_rows in (1, 4, 16, 64)]
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1] == 0
 

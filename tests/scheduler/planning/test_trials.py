@@ -23,18 +23,18 @@ def ways(trials: Trials, rates: Rates, count: int) -> list[bool]:
 def test_a_way_that_was_never_timed_is_tried_soon_and_once() -> None:
     """Also if its launches cannot be timed."""
     trials, rates = Trials(), Rates(2.0, 1.0, proposing_known=True, quiet_known=False)
-    found = ways(trials, rates, FIRST_WAIT)
-    assert found == [True] * SETTLE + [False] * TRIAL + [True] * (FIRST_WAIT - SETTLE - TRIAL)
+    ways_taken = ways(trials, rates, FIRST_WAIT)
+    assert ways_taken == [True] * SETTLE + [False] * TRIAL + [True] * (FIRST_WAIT - SETTLE - TRIAL)
 
 
 @pytest.mark.parametrize("proposes", [True, False])
 def test_a_way_that_loses_is_tried_ever_more_rarely(proposes: bool) -> None:
     trials, rates = Trials(proposes), Rates(2.0 if proposes else 0.5, 1.0, True, True)
-    found = ways(trials, rates, 12 * LONGEST_WAIT)
-    begins = [at for at, (before, now) in enumerate(pairwise(found)) if before == proposes != now]
+    ways_taken = ways(trials, rates, 12 * LONGEST_WAIT)
+    begins = [at for at, (before, now) in enumerate(pairwise(ways_taken)) if before == proposes != now]
     waits = [end - start - TRIAL for start, end in pairwise(begins)]
     assert waits == [2 * min(FIRST_WAIT << trial, LONGEST_WAIT) for trial in range(len(waits))] and len(waits) > 5
-    assert found.count(not proposes) == TRIAL * len(begins), "what loses by a half waits twice as long"
+    assert ways_taken.count(not proposes) == TRIAL * len(begins), "what loses by a half waits twice as long"
 
 
 @pytest.mark.parametrize("proposes", [True, False])
@@ -83,7 +83,7 @@ class World:
 
     def expected(self, num_steps: int) -> float:
         """Tokens a second with a fixed number of proposals, but for the noise of launches."""
-        length = sum(self.acceptance**place for place in range(num_steps + 1))
+        length = sum(self.acceptance**index for index in range(num_steps + 1))
         return len(self.rows) * length / self.cost(len(self.rows), num_steps)
 
 
@@ -108,9 +108,9 @@ NOISE = 1.1  # the mean of it
 def test_never_much_slower_than_the_better_way(name: str, acceptance: float, num_rows: int) -> None:
     world = World(COSTS[name], acceptance, num_rows, seed=num_rows)
     world.run(100)
-    found = world.run(4000) * NOISE
+    speed = world.run(4000) * NOISE
     best = max(world.expected(steps) for steps in range(STEPS + 1))
-    assert found > 0.94 * best and found > 0.96 * world.expected(0)
+    assert speed > 0.94 * best and speed > 0.96 * world.expected(0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
