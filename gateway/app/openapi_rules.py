@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from gateway.dialects.openai.conversation_fields import NEED_CONTENT, KnownRole
 from gateway.dialects.openai.fields import DEFAULT_COMPLETION_TOKENS
+from gateway.dialects.openai.tokenize_fields import UNSUPPORTED
 from gateway.dialects.openai.unsupported import FORBIDDEN_BY, ID_FIELDS, IN_COMPLETIONS, NEUTRAL
 from gateway.dialects.sglang.fields import RENAMED
 from gateway.dialects.sglang.unsupported import OF_BODY, OF_SAMPLING
@@ -110,10 +111,13 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     if not bounds.takes_text:
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
         prompt |= {"anyOf": prompt["anyOf"][2:], "examples": [[1, 2, 3]]}  # without text and lists of texts
-    _add_tool_rules(schemas["ChatRequest"], bounds)
+    for name in ("ChatRequest", "TokenizeRequest"):
+        _add_conversation_rules(schemas[name], bounds)
     schemas["FunctionFields"]["properties"]["name"]["pattern"] = TOOL_NAME
-    variables = schemas["ChatRequest"]["properties"]["chat_template_kwargs"]["anyOf"][0]
-    variables["propertyNames"] = {"not": {"enum": sorted(RESERVED)}}
+    _add_neutral(schemas["TokenizeRequest"], UNSUPPORTED)
+    by_prompt = {**_given("prompt", "string"), "not": _given("messages", "array")}
+    by_messages = {**_given("messages", "array"), "not": _given("prompt", "string")}
+    schemas["TokenizeRequest"] |= _either(by_prompt, by_messages)
 
     _add_neutral(schemas["GenerateRequest"], OF_BODY)
     _add_neutral(schemas["NativeSampling"], {**OF_SAMPLING, **dict.fromkeys(RENAMED.values(), ())})
@@ -178,8 +182,10 @@ def _default_rules(bounds: Bounds) -> list[Schema]:
     return [_either(_is_asked(), _given("max_tokens", "integer"), _at_most("min_tokens", default))]
 
 
-def _add_tool_rules(schema: Schema, bounds: Bounds) -> None:
-    """When a chat may have tools, and must have some."""
+def _add_conversation_rules(schema: Schema, bounds: Bounds) -> None:
+    """Which variables the chat template may get; when a chat may have tools, and must have some."""
+    variables = schema["properties"]["chat_template_kwargs"]["anyOf"][0]
+    variables["propertyNames"] = {"not": {"enum": sorted(RESERVED)}}
     rules = schema.setdefault("allOf", [])
     some_tools = {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}}
     rules.append(_either({"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}, some_tools))

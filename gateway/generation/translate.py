@@ -18,6 +18,7 @@ from gateway.text.stop_strings import StopSet
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
 from gateway.words.places import (
+    FIRST_PROMPT,
     MAX_TOKENS,
     MIN_TOKENS,
     NUM_CHOICES,
@@ -26,6 +27,7 @@ from gateway.words.places import (
     SHAPE,
     STOP_TOKEN_IDS,
     STOPS,
+    TOKENS,
     Place,
     named,
 )
@@ -38,6 +40,7 @@ from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
+MAX_TOLD_IDS = 1_000_000  # of one answer of /tokenize
 MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75 MB
 
 
@@ -139,21 +142,52 @@ class Translator:
                 self._token_ids(prompt, (*PROMPTS, position), limits) for position, prompt in enumerate(ask.prompts)
             ]
 
+    def tokenize(self, ask: Ask) -> Sequence[int]:
+        """Token ids of the only prompt, also of one that is longer than the context."""
+        prompt = ask.prompts[0]
+        with named(ask.origins):
+            if self._tokenizer is None:
+                refuse(FIRST_PROMPT, "this model has no tokenizer")
+            if isinstance(prompt, PromptIds):
+                return prompt.ids
+            is_rendered = isinstance(prompt, Conversation)
+            text = self._rendered(prompt) if isinstance(prompt, Conversation) else prompt.text
+            ids = _ids_of(self._tokenizer, text, MAX_TOLD_IDS, prompt.add_special, is_rendered=is_rendered)
+            if ids is None or len(ids) > MAX_TOLD_IDS:
+                refuse(FIRST_PROMPT, f"has more than {MAX_TOLD_IDS} tokens, expected at most so many")
+            return ids
+
+    def detokenize(self, token_ids: Sequence[int], limits: Limits) -> str:
+        """The text of these tokens, special ones as they are spelt."""
+        if self._tokenizer is None:
+            refuse(TOKENS, "this model has no tokenizer")
+        vocab_size = limits.vocab_size or self._tokenizer.vocab_size
+        if max(token_ids, default=0) >= vocab_size:
+            refuse(TOKENS, f"got token id {max(token_ids)}, expected ids below the vocabulary size {vocab_size}")
+        detokenizer = self._tokenizer.detokenizer((), skip_special=False)
+        return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
+
+    def token_name(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" if it has none."""
+        return "" if self._tokenizer is None else self._tokenizer.name_of(token_id)
+
     def _token_ids(self, prompt: PromptText | PromptIds | Conversation, where: Place, limits: Limits) -> Sequence[int]:
         if isinstance(prompt, PromptIds):
             return prompt.ids
         if isinstance(prompt, PromptText):
             return self._encode(prompt.text, where, limits, prompt.add_special)
 
-        check_conversation(prompt)
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer; use /v1/completions with token ids")
-        if prompt.choice == "none" and not self.takes_tools:
-            prompt = replace(prompt, tools=())  # its answer calls none, whatever the prompt says
-        check_format(prompt, self._templates, self._tool_format)
-        return self._encode(
-            self._templates.render_conversation(prompt), where, limits, prompt.add_special, is_rendered=True
-        )
+        return self._encode(self._rendered(prompt), where, limits, prompt.add_special, is_rendered=True)
+
+    def _rendered(self, conversation: Conversation) -> str:
+        """The text of a conversation. Fault if it makes no sense, or if the template cannot tell all of it."""
+        check_conversation(conversation)
+        if conversation.choice == "none" and not self.takes_tools:
+            conversation = replace(conversation, tools=())  # its answer calls none, whatever the prompt says
+        check_format(conversation, self._templates, self._tool_format)
+        return self._templates.render_conversation(conversation)
 
     def _prompt(
         self, ask: Ask, position: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
@@ -208,11 +242,7 @@ class Translator:
         if limits.context_length is not None and least > limits.context_length:
             raise too_long(where, (where, f" has {len(text)} characters, at least {least} tokens"), limits)
 
-        if is_rendered:
-            ids = self._tokenizer.encode_rendered(text, limits.longest_prompt, add_special=add_special)
-        else:
-            encode = self._tokenizer.encode_prompt if add_special else self._tokenizer.encode_plain
-            ids = encode(text, limits.longest_prompt)
+        ids = _ids_of(self._tokenizer, text, limits.longest_prompt, add_special, is_rendered=is_rendered)
         if ids is None:
             raise prompt_too_long(where, len(text), limits)
         return ids
@@ -253,6 +283,15 @@ class Translator:
             refuse(SHAPE, "this model has no tokenizer, so its answers follow no grammar")
         if not params.eos_token_ids:
             refuse(SHAPE, "this model has no EOS token, with which an answer in a grammar ends")
+
+
+def _ids_of(
+    tokenizer: TextTokenizer, text: str, most: int | None, add_special: bool, *, is_rendered: bool
+) -> list[int] | None:
+    """Token ids of a text; None once more than `most` have been read. `is_rendered`: it may have marks."""
+    if is_rendered:
+        return tokenizer.encode_rendered(text, most, add_special=add_special)
+    return (tokenizer.encode_prompt if add_special else tokenizer.encode_plain)(text, most)
 
 
 def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:

@@ -81,8 +81,8 @@ class ChatTemplates:
         return tuple(sorted(name for name, template in self._templates.items() if not isinstance(template, str)))
 
     def render_conversation(self, conversation: Conversation) -> str:
-        """The prompt text, up to where the assistant's answer begins, with marks (plain_marks.py) in what a client has
-        written. A Fault names arguments that are no object, or carries the template's complaint."""
+        """The prompt text, with marks (plain_marks.py) in what a client has written. A Fault names arguments that are
+        no object, or carries the template's complaint."""
         put = self._plain.put
         messages = [
             put(message)
@@ -90,7 +90,8 @@ class ChatTemplates:
             for message in messages_of(turn, (*TURNS, index), self._arguments)
         ]
         tools = put(tools_of(conversation.tools))
-        return self.render(messages, conversation.template, put(dict(conversation.variables)), tools)
+        variables = put(dict(conversation.variables))
+        return self.render(messages, conversation.template, variables, tools, opens_answer=conversation.opens_answer)
 
     def render(
         self,
@@ -98,8 +99,10 @@ class ChatTemplates:
         name: str | None,
         extra: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        opens_answer: bool = True,
     ) -> str:
-        """The prompt text of messages and tools as a template takes them.
+        """The prompt text of messages and tools as a template takes them, up to where the assistant's answer begins.
 
         `name` picks a named template, None the default one; `extra` are further variables for the template. A Fault
         carries the template's complaint.
@@ -112,7 +115,7 @@ class ChatTemplates:
 
         variables = {**self._special_tokens, "tools": list(tools) or None, "documents": None, **extra}
         try:
-            return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=True))
+            return _joined(template.generate(variables, messages=list(messages), add_generation_prompt=opens_answer))
         except TEMPLATE_FAULTS as error:
             reason = str(error)[:MAX_WHY]  # it may quote a message
             raise Fault(FIRST_PROMPT, FIRST_PROMPT, f": the model's chat template refused them: {reason}") from error

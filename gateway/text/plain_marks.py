@@ -22,7 +22,7 @@ class PlainMarks:
 
     def __init__(self, special: Sequence[str]) -> None:
         longest_first = sorted((text for text in set(special) if len(text) > 1), key=len, reverse=True)
-        self._longest = len(longest_first[0]) if longest_first else 0
+        self._longest, self._shortest = (len(longest_first[0]), len(longest_first[-1])) if longest_first else (0, 0)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def put(self, value: T) -> T:
@@ -42,6 +42,8 @@ class PlainMarks:
 
     def _text(self, text: str) -> str:
         """The same object if it has no special token."""
+        if len(text) < self._shortest:
+            return text
         cuts = [0, *self._breaks(text), len(text)]
         if len(cuts) == 2:
             return text

@@ -220,6 +220,10 @@ class TextTokenizer:
         once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return twice[len(once) :].encode()  # the first token of a text may lack its space
 
+    def name_of(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def _skipped(self, skip_special: bool) -> frozenset[int]:
         return self._special_ids if skip_special else frozenset()
 

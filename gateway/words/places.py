@@ -30,6 +30,7 @@ STOP_TOKEN_IDS: Final[Place] = ("stop_token_ids",)
 SHAPE: Final[Place] = ("shape",)
 SOURCE: Final[Place] = (*SHAPE, "source")
 PROMPT_SCORES: Final[Place] = ("prompt_scores",)
+TOKENS: Final[Place] = ("tokens",)  # ids whose text is asked for
 ABORT_IDS: Final[Place] = ("abort_ids",)
 
 

@@ -103,6 +103,7 @@ class Conversation:
     tools: Sequence[Tool] = ()
     choice: Choice = "auto"
     parallel: bool = True  # one answer may call several tools
+    opens_answer: bool = True  # the prompt goes up to where the assistant's answer begins
 
 
 @dataclass(frozen=True)

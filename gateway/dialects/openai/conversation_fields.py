@@ -73,14 +73,13 @@ class ChatMessage(BaseModel, strict=True, extra="allow"):
         return value
 
 
-class ConversationFields(BaseModel, strict=True):
-    """Fields that make the prompt of a chat."""
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+EXAMPLE = [{"role": "user", "content": "Tell me a story."}]
 
-    messages: Annotated[
-        list[ChatMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        told("The conversation so far, oldest message first.", [{"role": "user", "content": "Tell me a story."}]),
-    ]
+
+class ConversationFields(BaseModel, strict=True):
+    """Fields that make the prompt of a chat, beside its messages."""
+
     chat_template: Annotated[
         str | None, told("The name of one of the model's templates. Absent: `default`.", enum="templates")
     ] = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, Field
 
-from gateway.dialects.openai.conversation_fields import ConversationFields
+from gateway.dialects.openai.conversation_fields import EXAMPLE, ConversationFields, Messages
 from gateway.dialects.shared.grammar_fields import GrammarFields
 from gateway.dialects.shared.json_body import validated
 from gateway.dialects.shared.prompt_fields import PromptFields, check_prompt_fields
@@ -142,6 +142,7 @@ class CompletionRequest(GenerationRequest):
 class ChatRequest(GenerationRequest, ConversationFields):
     """`POST /v1/chat/completions`."""
 
+    messages: Annotated[Messages, told("The conversation so far, oldest message first.", EXAMPLE)]
     logprobs: Annotated[bool | None, told("Log-probabilities of the answer's tokens.", True)] = None
     top_logprobs: Annotated[
         NumTop | None,

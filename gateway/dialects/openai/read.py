@@ -96,7 +96,7 @@ def ask_of_chat(request: ChatRequest) -> Ask:
             f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
             param="top_logprobs",
         )
-    conversation = conversation_of(request, add_special=request.add_special_tokens is True)
+    conversation = conversation_of(request, request.messages, add_special=request.add_special_tokens is True)
     num_top = request.prompt_logprobs
     prompt_scores = None if num_top is None else PromptScores(num_top, 0, 1 + num_top)
     scores = (request.top_logprobs or 0) if request.logprobs else None
@@ -104,18 +104,21 @@ def ask_of_chat(request: ChatRequest) -> Ask:
     return _ask(request, (conversation,), origins, None, scores, prompt_scores)
 
 
-def conversation_of(request: ConversationFields, *, add_special: bool) -> Conversation:
-    """The conversation of a chat. `add_special`: see Conversation."""
+def conversation_of(
+    request: ConversationFields, messages: Sequence[ChatMessage], *, add_special: bool, opens_answer: bool = True
+) -> Conversation:
+    """The conversation of a chat. `add_special`, `opens_answer`: see Conversation."""
     effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
     choice = request.tool_choice
     return Conversation(
-        [turn_of(message) for message in request.messages],
+        [turn_of(message) for message in messages],
         request.chat_template,
         effort | (request.chat_template_kwargs or {}),
         add_special,
         [_tool(tool.function) for tool in request.tools or ()],
         Named(choice.function.name) if isinstance(choice, NamedTool) else choice or "auto",
         request.parallel_tool_calls is not False,
+        opens_answer,
     )
 
 
@@ -150,6 +153,10 @@ def _call(call_id: str, function: FunctionCall) -> Call:
 
 def origins_of(messages: Sequence[ChatMessage], conversation: Conversation) -> Origins:
     """How a chat writes the places of its conversation, whose turns are its messages."""
+    has_calls = any(message.tool_calls or message.function_call or message.role in RESULTS for message in messages)
+    if not has_calls and not conversation.tools:
+        return OF_CHATS
+
     origins = dict(OF_CHATS)
     for number in range(len(conversation.tools)):
         path = f"tools.{number}.function"

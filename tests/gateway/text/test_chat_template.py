@@ -129,7 +129,8 @@ CALLING: list[dict[str, Any]] = [
 
 
 def conversation(**fields: Any) -> Conversation:
-    return conversation_of(parse(ChatRequest, {"messages": CALLING, **fields}), add_special=False)
+    request = parse(ChatRequest, {"messages": CALLING, **fields})
+    return conversation_of(request, request.messages, add_special=False)
 
 
 def test_a_conversation_with_tools() -> None:
