@@ -19,6 +19,7 @@ from model.collectives import Collectives
 from model.cpu_experts import CpuExperts
 from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
+from model.host_memory import return_free_memory
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
 from model.mlp import Feed, Mlp, Sharded
@@ -99,7 +100,7 @@ class Weights:
             feed=self._feed(prefix, layer.feed),
         )
         if self.pack is not None and self.pack.copies:
-            self.checkpoint.forget(f"{prefix}.")  # else a worker that loads has the weights twice
+            return_free_memory()  # of copies between the file and the packed weights
         return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
@@ -115,6 +116,7 @@ class Weights:
             q, k = (_ordered_outputs(linear, order) for linear in (q, k))
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
+        self._forget(f"{prefix}.{name}_proj" for name in (*sizes, "v", "o"))
         if mixer.qk_norm == "none":
             return Attention(joined, finished)
 
@@ -128,6 +130,12 @@ class Weights:
             return Attention(joined, finished, norms_of_all=(q_norm, k_norm))
         both = q_norm.expand(mixer.num_heads, -1), k_norm.expand(mixer.num_kv_heads, -1)
         return Attention(joined, finished, torch.cat(both))
+
+    def _forget(self, linears: Iterable[str]) -> None:
+        """Gives back what was read of weights that are packed now, so that a worker never has two copies of many."""
+        if self.pack is not None and self.pack.copies:
+            for name in linears:
+                self.checkpoint.forget(f"{name}.weight")
 
     def _note_copies(self, names: Iterable[str]) -> None:
         """These tensors are no views over the file."""
@@ -156,7 +164,9 @@ class Weights:
             for name in (names.gate, names.up)
         )
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
-        return Mlp(self.joined((gate, up)), self.finished(down))
+        made = Mlp(self.joined((gate, up)), self.finished(down))
+        self._forget(f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
+        return made
 
     def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
         """Every rank has the whole router, and a share of each expert."""
