@@ -2,7 +2,8 @@
 
 argparse is built from the option table; errors suggest the right flag. Exit statuses:
 
-    0   done, or ended by Ctrl-C     1   something failed while starting or serving     2   wrong configuration or model
+    0   done, or ended by Ctrl-C     1   something failed while starting or serving, or `baton check` found a fault
+    2   wrong configuration or model
 """
 
 import argparse

@@ -199,11 +199,9 @@ class Checkpoint:
         """The bytes of a tensor in the mapped file. Nothing is read yet."""
         return self._files[name].raw(name)
 
-    def forget(self, prefix: str) -> None:
-        """Gives back the memory of what was read of the tensors taken so far whose names begin so. They stay valid."""
-        for name in self.taken:
-            if name.startswith(prefix):
-                self._files[name].forget(name)
+    def forget(self, name: str) -> None:
+        """Gives back the memory of what was read of a tensor. It stays valid."""
+        self._files[name].forget(name)
 
     @property
     def dtype(self) -> str | None:

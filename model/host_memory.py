@@ -3,6 +3,7 @@
 It reads both cgroup versions, and CUDA devices. kv_sizing.py decides with these numbers.
 """
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ import torch
 from runtime.cgroups import ROOT, groups_of, read_if_there
 
 _PROC: Final = Path("/proc")
+_LIBC: Final = ctypes.CDLL(None)
 # files of a group: limit, usage, and the name of its page cache in memory.stat
 _NAMES_V2: Final = "memory.max", "memory.current", "inactive_file"
 _NAMES_V1: Final = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
@@ -23,6 +25,13 @@ def available_bytes(device: torch.device, *, proc: Path = _PROC, cgroups: Path =
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
     return min(_mem_available(proc), *_cgroup_rooms(proc, cgroups))
+
+
+def return_free_memory() -> None:
+    """Gives what the C library keeps of freed memory back to the host, where the library can do so."""
+    trim = getattr(_LIBC, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def device_share(device: torch.device, workers: int) -> int:

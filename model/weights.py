@@ -19,6 +19,7 @@ from model.collectives import Collectives
 from model.cpu_experts import CpuExperts
 from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
+from model.host_memory import return_free_memory
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
 from model.mlp import Feed, Mlp, Sharded, gating_of
@@ -121,7 +122,7 @@ class Weights:
             fed_norm_E=norm_of("post_feedforward") if outer else None,
         )
         if self.pack is not None and self.pack.copies:
-            self.checkpoint.forget(f"{prefix}.")  # else a worker that loads has the weights twice
+            return_free_memory()  # of copies between the file and the packed weights
         return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
@@ -137,6 +138,7 @@ class Weights:
             q, k = (_ordered_outputs(linear, order) for linear in (q, k))
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
+        self._forget(f"{prefix}.{name}_proj" for name in (*sizes, "v", "o"))
         window = mixer.window if mixer.window < self.config.context_length else 0
         sinks_H = self.tensor(f"{prefix}.sinks", mixer.num_heads, as_dtype=torch.float32) if mixer.has_sinks else None
         attention = Attention(joined, finished, scoring=Scoring(window, mixer.scale, sinks_H), rope=mixer.rope)
@@ -153,6 +155,12 @@ class Weights:
             return replace(attention, norms_before=(q_norm, k_norm))
         both = q_norm.expand(mixer.num_heads, -1), k_norm.expand(mixer.num_kv_heads, -1)
         return replace(attention, qk_norm_ND=torch.cat(both))
+
+    def _forget(self, linears: Iterable[str]) -> None:
+        """Gives back what was read of weights that are packed now, so that a worker never has two copies of many."""
+        if self.pack is not None and self.pack.copies:
+            for name in linears:
+                self.checkpoint.forget(f"{name}.weight")
 
     def _note_copies(self, names: Iterable[str]) -> None:
         """These tensors are no views over the file."""
@@ -181,7 +189,9 @@ class Weights:
             for name in (names.gate, names.up)
         )
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
-        return Mlp(self.joined((gate, up)), self.finished(down), gating_of(mlp))
+        made = Mlp(self.joined((gate, up)), self.finished(down), gating_of(mlp))
+        self._forget(f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
+        return made
 
     def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
         """Every rank has the whole router, and a share of each expert."""
