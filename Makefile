@@ -46,6 +46,12 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
 SLOW   = $(shell grep -rlE --include='test_*.py' 'mark\.(slow|broad)|tests\.selecting' tests)
 # Slow tests run in more processes than there are cores, because most of them wait for other processes.
 MANY   := -n 4 --dist worksteal
+# Unit tests run in parts, three at a time on two cores: some wait for processes. With pytest-xdist each process would
+# import and collect the files of all.
+GATEWAY := tests/gateway tests/deploy tests/protocol tests/runtime
+COMPUTE := tests/model tests/scheduler tests/transfer tests/worker
+SERVED  := tests/explore tests/explore_handoff tests/handoff tests/decode tests/prefill tests/unified
+UNIT    := check-unit-gateway check-unit-compute check-unit-served check-unit-others
 TOOLS  := $(PY) -m
 
 # Tests start some hundreds of processes. Each would compile the project again if this variable were set.
@@ -54,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup serve demo bench bench-commits bench-gateway bench-memory bench-step bench-trace bench-transfer soak check test \
   test-slow test-full test-faults test-cluster explore explore-handoff fuzz fuzz-grammars fuzz-schemas mutants gpu test-gpu \
-  format largest clean check-format check-lint check-pages check-measured check-types check-imports check-unit
+  format largest clean check-format check-lint check-pages check-measured check-types check-imports check-unit $(UNIT)
 
 help: ## print this list
 	@echo "Baton: large language models with prefill and decode on separate workers."
@@ -80,7 +86,7 @@ bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added 
 bench-memory: $(READY) ## measure what the prefix cache saves: tokens computed, bytes moved, TTFT; beside vLLM: make bench ARGS='--scenario trace'
 	@$(PY) -m bench.memory $(ARGS)
 
-bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks or grammar; ARGS='--help'
+bench-step: $(READY) ## measure what a decode step costs: PART=overlap, asks, spec, ranks, experts or grammar; ARGS='--help'
 	@$(PY) -m bench.step $(or $(PART),overlap) $(ARGS)
 
 bench-commits: $(READY) ## measure served tokens/s beside an earlier commit: BEFORE=COMMIT
@@ -99,8 +105,8 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 # ---- gates ----
 
 check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: four minutes on two idle cores
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target \
-	  check-unit check-types check-format check-lint check-pages check-measured check-imports
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target \
+	  $(UNIT) check-types check-format check-lint check-pages check-measured check-imports
 
 check-format:
 	@$(TOOLS) ruff format --check --quiet . || { echo "Not formatted. Run: make format"; exit 1; }
@@ -121,7 +127,19 @@ check-imports:
 	@$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 check-unit:
-	@$(PYTEST) -n 2
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target $(UNIT)
+
+check-unit-gateway:
+	@$(PYTEST) -n 0 $(GATEWAY)
+
+check-unit-compute:
+	@$(PYTEST) -n 0 $(COMPUTE)
+
+check-unit-served:
+	@$(PYTEST) -n 0 $(SERVED)
+
+check-unit-others:
+	@$(PYTEST) -n 0 $(addprefix --ignore ,$(GATEWAY) $(COMPUTE) $(SERVED))
 
 test: check ## check, then slow tests (real processes), those that find what no other does: eleven minutes in all on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)

@@ -51,8 +51,8 @@ async def compare(before: Path, rounds: int, flags: Sequence[str], load: Load, s
     for side, _ in turns(trees, rounds):
         speeds[side].append(await tokens_per_s(trees[side], flags, load))
         sheet.note(f"round {len(speeds[side])} of {rounds}, {side}: {speeds[side][-1]:,.0f} tokens/s")
-    for side, found in speeds.items():
-        sheet.row("Served", {"side": side, "tokens/s": spread(found), **compared(found, speeds["before"])})
+    for side, speed in speeds.items():
+        sheet.row("Served", {"side": side, "tokens/s": spread(speed), **compared(speed, speeds["before"])})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -37,13 +37,13 @@ async def measure(rounds: int, is_quick: bool, sheet: Sheet) -> None:
     model = bench_model(num_hidden_layers=1) if is_quick else bench_model()
     serve = (*PAIR, "--model", str(model))
     async with baton_sides({"cache": serve, "no cache": (*serve, "--disable-radix-cache")}, MonotonicClock()) as sides:
-        found: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+        by_side: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
         for side, number in turns(sides, rounds, warm_up=1):
             row = await one_round(side, random.Random(f"system prompt {number}"), num_requests)
-            found[side.name] += [row] if number >= 0 else []
+            by_side[side.name] += [row] if number >= 0 else []
 
     about = f"{num_requests} requests, {AT_A_TIME} at a time: {SYSTEM_TOKENS} common tokens, then 1 to {SUFFIX_TOKENS}."
-    values = {name: {each: [row[each] for row in rows] for each in rows[0]} for name, rows in found.items()}
+    values = {name: {figure: [row[figure] for row in rows] for figure in rows[0]} for name, rows in by_side.items()}
     for name, figures in values.items():
         shown = {figure: spread(rounds) for figure, rounds in figures.items()}
         sheet.row("One system prompt", {"side": name, **shown}, about)

@@ -64,9 +64,9 @@ class Target:
         (side, load), (other, beside) = self.over, self.under
         return f"{load}: {self.figure}, {side} / {other}{f', {beside}' if beside != load else ''}"
 
-    def ratio(self, found: Rounds) -> float | None:
+    def ratio(self, rounds_of: Rounds) -> float | None:
         """None without rounds that have both figures."""
-        pairs = zip(found.get(self.over, ()), found.get(self.under, ()), strict=False)
+        pairs = zip(rounds_of.get(self.over, ()), rounds_of.get(self.under, ()), strict=False)
         both = [(over[self.figure], under[self.figure]) for over, under in pairs]
         ratios = [over / under for over, under in both if over is not None and under]
         return median(ratios) if ratios else None
@@ -122,7 +122,7 @@ async def compare(names: Sequence[str], rounds: int, is_quick: bool, arguments: 
     others, so that none is cached."""
     executable, clock = peer_executable(os.environ), MonotonicClock()
     sheet.note(f"the peer: vLLM {await version_of(executable)}" if executable else ABSENT)
-    model, found = bench_model(), dict[tuple[str, str], list[dict[str, float | None]]]()
+    model, rounds_of = bench_model(), dict[tuple[str, str], list[dict[str, float | None]]]()
     for number in range(rounds):
         for name in names:
             scenario = SCENARIOS[name]
@@ -132,10 +132,10 @@ async def compare(names: Sequence[str], rounds: int, is_quick: bool, arguments: 
                     for load_name, load in scenario.loads.items():
                         asked = replace(smaller(load) if is_quick else load, seed=load.seed + RUN_SEED * number)
                         measured = await run_load(server, clock, asked)
-                        found.setdefault((side, load_name), []).append(cells_of(measured))
-                        if why := failures(measured):
-                            sheet.fault(f"{load_name}, {side}: {why}")
-    show(found, sheet)
+                        rounds_of.setdefault((side, load_name), []).append(cells_of(measured))
+                        if reason := failures(measured):
+                            sheet.fault(f"{load_name}, {side}: {reason}")
+    show(rounds_of, sheet)
 
 
 @asynccontextmanager
@@ -151,19 +151,19 @@ async def _running(
             yield peer.server
 
 
-def show(found: Rounds, sheet: Sheet) -> None:
+def show(rounds_of: Rounds, sheet: Sheet) -> None:
     """A table for each load with a line for each side; then the targets of those that were measured."""
     loads = {name: load for scenario in SCENARIOS.values() for name, load in scenario.loads.items()}
-    for side, name in sorted(found, key=lambda each: list(loads).index(each[1])):
-        rounds = found[side, name]
+    for side, name in sorted(rounds_of, key=lambda side_and_load: list(loads).index(side_and_load[1])):
+        rounds = rounds_of[side, name]
         known = {figure: [value for cells in rounds if (value := cells[figure]) is not None] for figure in rounds[0]}
         cells = {figure: spread(values) if values else None for figure, values in known.items()}
         sheet.row(f"{name}: {loads[name].words()}", {"side": side, **cells}, ABOUT)
 
     for target in TARGETS:
-        if (ratio := target.ratio(found)) is not None:
+        if (ratio := target.ratio(rounds_of)) is not None:
             sheet.goal(str(target), ratio, target.sense, target.bound)
-        elif target.over in found and target.under in found:
+        elif target.over in rounds_of and target.under in rounds_of:
             sheet.note(f"{target}: no figure, because the values are too few")
 
 

@@ -24,12 +24,12 @@ def turns(sides: Iterable[T], rounds: int, warm_up: int = 0) -> Iterator[tuple[T
 
 def in_rounds(sides: Mapping[K, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[K, list[T]]:
     """The figures of each round, by side."""
-    found: dict[K, list[T]] = {name: [] for name in sides}
+    results: dict[K, list[T]] = {name: [] for name in sides}
     for name, turn in turns(sides, rounds, warm_up):
         result = sides[name]()
         if turn >= 0:
-            found[name].append(result)
-    return found
+            results[name].append(result)
+    return results
 
 
 def spread(values: Sequence[float]) -> str:
@@ -52,6 +52,6 @@ def interval(values: Sequence[float], share: float = 0.95) -> tuple[float, float
 
 def compared(ours: Sequence[float], baseline: Sequence[float]) -> dict[str, Value]:
     """Cells of a row: the median ratio of the rounds, and its 95% interval."""
-    found = ratios(ours, baseline)
-    low, high = interval(found)
-    return {"ratio": median(found), "95% interval": f"{low:.3f} to {high:.3f}"}
+    of_rounds = ratios(ours, baseline)
+    low, high = interval(of_rounds)
+    return {"ratio": median(of_rounds), "95% interval": f"{low:.3f} to {high:.3f}"}

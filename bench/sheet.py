@@ -48,16 +48,16 @@ class Printed(Sheet):
 
     def end(self) -> int:
         """Returns the exit status: 1 if there is a fault."""
-        rows = [each for each in self.records if isinstance(each, Row)]
-        goals = [each for each in self.records if isinstance(each, Goal)]
-        notes = [each.text for each in self.records if isinstance(each, Note)]
+        rows = [record for record in self.records if isinstance(record, Row)]
+        goals = [record for record in self.records if isinstance(record, Goal)]
+        notes = [record.text for record in self.records if isinstance(record, Note)]
         print("\n".join(said([*rows, *goals])))
         tables: dict[str, list[dict[str, Value]]] = {}
         for row in rows:
             tables.setdefault(row.table, []).append({name: _known(value) for name, value in row.cells.items()})
         judged = [{**asdict(goal), "met": goal.met} for goal in goals]
         print(json.dumps({"bench": self.name, "tables": tables, "goals": judged, "notes": notes}))
-        return int(any(isinstance(each, Note) and each.fault for each in self.records))
+        return int(any(isinstance(record, Note) and record.fault for record in self.records))
 
 
 def _known(value: Value) -> Value:

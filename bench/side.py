@@ -67,9 +67,9 @@ class Side:
     async def total(self, metric: str, **labels: str) -> float:
         """The sum of all samples of `metric` with these labels, once everything is counted."""
         await self._settled()
-        found = await metrics(self.server, self.clock) or {}
+        page = await metrics(self.server, self.clock) or {}
         wanted = (metric + "{", *(f'{name}="{value}"' for name, value in labels.items()))
-        return sum(value for sample, value in found.items() if all(each in sample for each in wanted))
+        return sum(value for sample, value in page.items() if all(word in sample for word in wanted))
 
     async def _settled(self) -> None:
         """Waits until each worker has told, after this call, what it has counted. A busy machine's heartbeats come
@@ -99,7 +99,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
         if "error" in event:
             raise RuntimeError(f"a stream ended with {event['error']}")
         usage = event.get("usage") or usage
-        moments |= {each["name"]: each["at_ms"] for each in event.get("timeline") or ()}
+        moments |= {moment["name"]: moment["at_ms"] for moment in event.get("timeline") or ()}
         for choice in event["choices"]:
             new = choice.get("token_ids")
             if new is None or new:  # without ids, each chunk counts
@@ -125,14 +125,14 @@ async def baton_sides(arguments: Mapping[str, Sequence[str]], clock: Clock) -> A
 
 async def run_jobs(jobs: Sequence[Callable[[], Awaitable[T]]], at_a_time: int) -> list[T]:
     """Runs `jobs` in order, `at_a_time` of them at once. Results in the order of `jobs`."""
-    found: dict[int, T] = {}
+    run_jobs: dict[int, T] = {}
     waiting = iter(enumerate(jobs))
 
     async def one_client() -> None:
-        for place, job in waiting:
-            found[place] = await job()
+        for index, job in waiting:
+            run_jobs[index] = await job()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_a_time):
             group.create_task(one_client())
-    return [found[place] for place in range(len(jobs))]
+    return [run_jobs[index] for index in range(len(jobs))]

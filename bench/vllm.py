@@ -57,12 +57,12 @@ class Peer:
 
 def session_members(session: int) -> list[psutil.Process]:
     """The processes of a session that still run. Zombies do not count."""
-    found = []
+    members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has ended meanwhile
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                members.append(process)
+    return members
 
 
 def peer_executable(environment: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ written in place until its prefill worker has answered CancelJob.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.errors import Unavailable, WireError
 from protocol.fingerprint import Fingerprint
@@ -56,6 +57,13 @@ class PrefillPeer:
     def settle(self, reservation: int) -> None:
         """Stops counting the job, if it is still counted."""
         self.tokens_queued -= self.queued.pop(reservation, 0)
+
+
+class GivenUp(NamedTuple):
+    """A peer that is forgotten, and why its requests fail."""
+
+    instance: int
+    reason: Unavailable
 
 
 @dataclass(eq=False)
@@ -115,15 +123,15 @@ class PrefillPeers:
         else:
             peer.granted, peer.layout = answer.job_tokens, answer.layout
 
-    def give_up(self, now: float) -> list[tuple[int, Unavailable]]:
+    def give_up(self, now: float) -> list[GivenUp]:
         """Forgets peers that have not answered the Hello in time: the next request greets them again. Returns who they
         are, and why their requests fail."""
-        given_up = list[tuple[int, Unavailable]]()
+        given_up = list[GivenUp]()
         for peer in list(self.by_instance.values()):
             if not (peer.accepted or peer.refusal) and peer.answer_by <= now:
                 self.lose(peer.address.instance)
                 reason = f"prefill worker {peer.address.worker_id} did not answer in {HELLO_DEADLINE_S:.0f} s"
-                given_up.append((peer.address.instance, Unavailable(reason)))
+                given_up.append(GivenUp(peer.address.instance, Unavailable(reason)))
         return given_up
 
     def return_credit(self, returned: CreditReturned) -> None:

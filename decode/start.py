@@ -6,10 +6,10 @@ from decode.prefill_link import PrefillLink
 from decode.worker import DecodeWorker
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
 from transfer.backends.table import open_receiver
-from worker.started import Started
+from worker.started import Built, Started
 
 
-def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
+def build(started: Started) -> Built:
     """The core, its link to prefill workers, and the address where it receives KV."""
     settings, kv = started.settings, started.kv
     receiver = open_receiver(
@@ -43,4 +43,4 @@ def build(started: Started) -> tuple[DecodeWorker, PrefillLink, WorkerAddress]:
         worker.on_session_lost,
         started.security,
     )
-    return worker, link, address
+    return Built(worker, link, address)

@@ -6,6 +6,7 @@ argparse is built from the option table; errors suggest the right flag. Exit sta
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -23,7 +24,7 @@ from deploy.demo import demo
 from deploy.foreign_flags import FOREIGN, ForeignFlag, detached
 from deploy.kernels import kernels
 from deploy.keys import keys
-from deploy.options import COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, RAY_CONFIG, options_for
+from deploy.options import CHECKED, COMMANDS, EXAMPLES, MODEL_FLAG, OPTIONS, OTHER_VARIABLES, RAY_CONFIG, options_for
 from deploy.ray.commands import RAY_USAGE, ray_command
 from deploy.serve import gateway, serve, worker
 from protocol.errors import SHOWN_CHARS, ConfigError, brief
@@ -51,7 +52,7 @@ _ALIKE = 0.8  # similarity of names from which a flag is suggested
 @dataclass(frozen=True)
 class CommandLine:
     """The typed command. `flags` maps option names to unparsed values, `spelled` to the flags as typed (perhaps an
-    alias). `as_json` is `baton config --json`; `words` are the arguments of a command that takes words."""
+    alias). `as_json` is `--json`; `words` are the arguments of a command that takes words."""
 
     command: str
     flags: Mapping[str, str]
@@ -91,6 +92,14 @@ def _become(tool: str, words: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "loadtest", tool, *words])  # noqa: S606  # the user's own words
 
 
+def _become_check(config: Config, *, as_json: bool) -> NoReturn:
+    """Replaces this process by deploy/check.py, which imports torch."""
+    asked = json.dumps({name.replace("-", "_"): config[name] for name in CHECKED})
+    sys.stdout.flush()
+    words = [asked, *(["json"] if as_json else [])]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy.check", *words])  # noqa: S606  # options, checked
+
+
 def _run(line: CommandLine, config: Config) -> int:
     if line.command == "config":
         if line.as_json:
@@ -100,6 +109,9 @@ def _run(line: CommandLine, config: Config) -> int:
             width = None if sys.stdout.isatty() else config_report.PIPE_WIDTH
             config_report.print_table(config, RichConsole(highlight=False, width=width))
         return 0
+
+    if line.command == "check":
+        _become_check(config, as_json=line.as_json)
 
     if line.command == "keys":
         print("\n".join(keys(line.words, KEYS_USAGE)))
@@ -312,8 +324,8 @@ def _add_command(commands: "argparse._SubParsersAction[_Parser]", name: str, wha
         parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     else:
         _add_foreign(parser, name)
-    if name == "config":
-        parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON instead of a table")
+    if name in ("check", "config"):
+        parser.add_argument("--json", action="store_true", dest="as_json", help="as JSON instead of text")
 
 
 def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:

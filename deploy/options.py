@@ -33,11 +33,13 @@ COMMANDS = {
     "demo": "serve the bundled model, stream one answer, show its time line, stop",
     "bench": "put a load on an endpoint and say how it serves; compare two reports",
     "verify": "say whether a server ever answers wrongly under load",
+    "check": "say whether a model folder loads, what it is made of, and how much memory it takes; start nothing",
     "kernels": "build the C code for CPUs before a worker needs it, as for an image",
     "keys": "make the keys by which gateway and workers know one another",
     "config": "print every value and where it comes from",
     "ray": "make and check the file that runs Baton on a Ray cluster, and show what runs there",
 }
+CHECKED: Final = ("model", "device", "dtype", "context-length", "page-size", "max-running-requests", "dp-size")
 RAY_CONFIG: Final = "ray config"  # takes the options of `baton serve`, and some of its own
 OTHER_VARIABLES = {
     "BATON_LAUNCHER_PID": "written by the launcher for its children, which end with it; not for users",
@@ -193,6 +195,9 @@ EXAMPLES = {
     "verify": """\
   baton verify http://127.0.0.1:8000
   baton verify http://127.0.0.1:8000 --model ~/models/Qwen3-0.6B --cancels --minutes 5 --out verified""",
+    "check": """\
+  baton check ~/models/Qwen3-30B-A3B
+  baton check ~/models/GLM-4.5-Air --context-length 32768 --max-running-requests 64 --dp-size 4 --json""",
     "kernels": """\
   baton kernels build                                for heads of 64 and 128: Llama, Qwen, Mistral and most others
   baton kernels build 96 256                         for these head sizes
@@ -217,7 +222,9 @@ EXAMPLES = {
 
 def options_for(command: str) -> tuple[Option, ...]:
     """The options of one command, in the order of the help. `config` takes those of every command that serves, `ray
-    config` those of `serve`, too."""
+    config` those of `serve`, too, and `check` some of them."""
+    if command == "check":
+        return tuple(option for option in options_for("serve") if option.name in (*CHECKED, "config", "log-level"))
     if command == RAY_CONFIG:
         return tuple(option for option in OPTIONS if {RAY_CONFIG, "serve"} & set(option.commands))
     if command != "config":

@@ -249,7 +249,7 @@ def lone_gateway(config: Config) -> ProcessSpec:
     model = find_model(config["model"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
-    check_exposed(config, split_endpoint(config["control"], "--control")[0], "--control")
+    check_exposed(config, split_endpoint(config["control"], "--control").host, "--control")
     check_context_length(model, config["context-length"])
     name = first_name(config, model)
     return gateway_plan(config, model, name)

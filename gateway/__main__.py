@@ -3,24 +3,25 @@
 The exit status is 2 when it cannot start.
 """
 
-from runtime.process_life import die_with_parent
+from runtime.process_life import die_with_parent, quick_imports
 
 die_with_parent()  # before the imports below: they take seconds
 
-import gc
-import sys
-from collections.abc import Sequence
+with quick_imports():
+    import gc
+    import sys
+    from collections.abc import Sequence
 
-import uvloop
+    import uvloop
 
-from gateway.app.launcher_news import LauncherNews
-from gateway.process import SPARE, Gateway, allow_connections
-from protocol.errors import BatonError
-from runtime.clock import MonotonicClock
-from runtime.installation import check_imports
-from runtime.log import get_log, start_log
-from runtime.process_life import EXIT_CONFIG, StatusPipe
-from runtime.settings import GatewaySettings, read_arguments
+    from gateway.app.launcher_news import LauncherNews
+    from gateway.process import SPARE, Gateway, allow_connections
+    from protocol.errors import BatonError
+    from runtime.clock import MonotonicClock
+    from runtime.installation import check_imports
+    from runtime.log import get_log, start_log
+    from runtime.process_life import EXIT_CONFIG, StatusPipe
+    from runtime.settings import GatewaySettings, read_arguments
 
 SWITCH_S = 0.0002  # how long a thread that parses a long body may hold the GIL while the loop waits
 GC_YOUNG = 20_000  # new objects before the garbage collector runs; a token makes about a dozen, none of them in a cycle

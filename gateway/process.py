@@ -20,7 +20,8 @@ from gateway.generation.grammars.trial_child import TrialChild, trial_command
 from gateway.generation.tallies import Metrics
 from gateway.generation.translate import Translator
 from gateway.http.protocol import BoundedHttp
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules
 from gateway.serving.admission import Admission
@@ -134,8 +135,8 @@ class Gateway:
             log.warning("ignored settings of generation_config.json that are not supported", **folder.not_applied)
 
         keys = None if settings.keys is None else read_keys(settings.keys, for_gateway=True)
-        where, _ = split_endpoint(settings.control, "control")
-        refuse_exposed(where, "--control", has_keys=keys is not None, trust_network=settings.trust_network)
+        host = split_endpoint(settings.control, "control").host
+        refuse_exposed(host, "--control", has_keys=keys is not None, trust_network=settings.trust_network)
         facts = model_facts(folder.path)
         if not facts:
             log.warning("config.json names no architecture: workers are not compared with it", model=settings.model)

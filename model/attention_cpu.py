@@ -97,22 +97,25 @@ class _PagedDecodes:
 
 @dataclass(frozen=True)
 class CpuPlan:
-    """The plan of one forward: decodes in groups, or all at once for a kernel."""
+    """The plan of one forward: decodes in groups, or all at once for a kernel, which may have the chunks, too."""
 
     extends: tuple[_Extend, ...]
     decodes: tuple[_DecodeGroup, ...]
     paged: _PagedDecodes | None = None
+    chunks: tuple[_PagedDecodes, ...] = ()  # each token of a chunk as a decode
 
 
 @dataclass(frozen=True)
 class CpuAttention:
     """Attends to chunks one by one. Decodes run in one kernel, or without kernels in padded groups.
 
-    Queries have `query_dtype`, or the dtype of the pages if it is None.
+    Queries have `query_dtype`, or the dtype of the pages if it is None. `row_exact`: the kernel computes chunks, too,
+    so that a token has the same bits in any chunk, and as a decode.
     """
 
     query_dtype: torch.dtype | None = None
     kernels: CpuKernels | None = None
+    row_exact: bool = False
 
     def longest_at_once(self, num_decodes: int) -> int | None:
         """See AttentionBackend. Any batch takes one pass."""
@@ -121,19 +124,25 @@ class CpuAttention:
     def plan(self, inp: ModelInput, layout: LayerLayout, window: int = 0) -> CpuPlan:
         """Pages, groups and masks. `inp` is in host memory, so its lengths can be read."""
         dtype = self.query_dtype or TORCH_DTYPES[layout.dtype]
-        extends = []
-        start = 0
+        in_kernel = self.row_exact and self.kernels is not None
+        extends, chunks, start = list[_Extend](), list[_PagedDecodes](), 0
         for index, (length, seq_len) in enumerate(zip(inp.extend_lens, inp.extend_seq_lens, strict=True)):
-            blocks = tuple(_query_blocks(start, length, seq_len, dtype, window))
-            first_page = blocks[0].begin // layout.page_size if blocks else 0
-            pages = inp.page_table_BP[index, first_page : layout.num_pages(seq_len)]
-            extends.append(_Extend(pages, first_page * layout.page_size, blocks))
+            if in_kernel:
+                pages = inp.page_table_BP[index, : layout.num_pages(seq_len)]
+                contexts_C = torch.arange(seq_len - length + 1, seq_len + 1)
+                chunks.append(_PagedDecodes(start, pages.expand(length, -1), contexts_C, contexts_C - 1, None))
+            else:
+                blocks = tuple(_query_blocks(start, length, seq_len, dtype, window))
+                first_page = blocks[0].begin // layout.page_size if blocks else 0
+                pages = inp.page_table_BP[index, first_page : layout.num_pages(seq_len)]
+                extends.append(_Extend(pages, first_page * layout.page_size, blocks))
             start += length
 
-        first = len(extends)
+        first = len(inp.extend_lens)
         if self.kernels is not None:
             ends = (inp.page_table_BP[first:], inp.seq_lens_B[first:], inp.positions_T[start:], inp.tree_mask)
-            return CpuPlan(tuple(extends), (), _PagedDecodes(start, *ends) if inp.num_decodes else None)
+            paged = _PagedDecodes(start, *ends) if inp.num_decodes else None
+            return CpuPlan(tuple(extends), (), paged, tuple(chunks))
 
         decode_lens = inp.seq_lens_B[first : first + inp.num_decodes].tolist()
         firsts = [max(0, position + 1 - window) if window else 0 for position in inp.positions_T[start:].tolist()]
@@ -155,10 +164,10 @@ class CpuAttention:
             self._extend(q_THD, kv_layer, extend, scoring, out_THD)
         for group in plan.decodes:
             out_THD[group.rows_N] = self._decode(q_THD[group.rows_N], kv_layer, group, scoring)
-        if plan.paged is not None and self.kernels is not None:
-            paged, start = plan.paged, plan.paged.start
-            q_DHD, out_DHD = (q_THD[start:], out_THD[start:]) if start else (q_THD, out_THD)
-            self.kernels.attend(q_DHD, kv_layer, paged.in_c, scoring, out_DHD)
+        for paged in (*plan.chunks, *filter(None, [plan.paged])):
+            assert self.kernels is not None
+            rows = slice(paged.start, paged.start + paged.seq_lens_D.shape[0])
+            self.kernels.attend(q_THD[rows], kv_layer, paged.in_c, scoring, out_THD[rows])
         return out_THD
 
     def _extend(self, q_THD: Tensor, kv_layer: Tensor, extend: _Extend, scoring: Scoring, out_THD: Tensor) -> None:

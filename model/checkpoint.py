@@ -8,7 +8,9 @@ Workers with different weights never exchange KV: they compare digests of a few 
 places depend on the tensor's name and size only, so all workers read the same ones even if their files differ.
 """
 
+import ctypes
 import math
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +40,7 @@ _LENGTH_BYTES: Final = 8
 _ITEM_BYTES: Final = dict(
     zip("F64 I64 F32 I32 F16 BF16 I16 I8 U8 BOOL".split(), (8, 8, 4, 4, 2, 2, 2, 1, 1, 1), strict=True)
 )
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 BLOCK_BYTES: Final = 4096
 BLOCKS_PER_TENSOR: Final = 8  # at most 64 MiB of MAX_TENSORS; of an expert two blocks
@@ -90,6 +93,14 @@ class SafetensorsFile:
     def raw(self, name: str) -> memoryview:
         """The tensor's bytes: a view over the mapping."""
         return self._view(name).reshape(-1).view(torch.uint8).numpy().data
+
+    def forget(self, name: str) -> None:
+        """Takes the tensor's whole pages out of this process's memory. Who reads them again reads the file."""
+        view = self._view(name)
+        start = -(-view.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (view.data_ptr() + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if size > 0 and _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
 
     def _view(self, name: str) -> Tensor:
         try:
@@ -187,6 +198,12 @@ class Checkpoint:
     def raw(self, name: str) -> memoryview:
         """The bytes of a tensor in the mapped file. Nothing is read yet."""
         return self._files[name].raw(name)
+
+    def forget(self, prefix: str) -> None:
+        """Gives back the memory of what was read of the tensors taken so far whose names begin so. They stay valid."""
+        for name in self.taken:
+            if name.startswith(prefix):
+                self._files[name].forget(name)
 
     @property
     def dtype(self) -> str | None:

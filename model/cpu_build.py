@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = Path(__file__).parent
-HEADERS: Final = ("cpu_kernels.h", "cpu_lanes.h", "cpu_layers.h", "cpu_products.h", "cpu_team.h")
+HEADERS: Final = (
+    "cpu_experts.h",
+    "cpu_in_place.h",
+    "cpu_kernels.h",
+    "cpu_lanes.h",
+    "cpu_layers.h",
+    "cpu_products.h",
+    "cpu_team.h",
+)
 _COMMON: Final = ("-O3", "-pthread", "-fPIC", "-fno-math-errno")
 _WIDE: Final = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 # Sums may be taken in any order, but NaN and infinities must be kept, so not -ffast-math.
@@ -33,10 +41,13 @@ _AS_WRITTEN: Final = (*_COMMON, "-ffp-contract=fast", "-fno-trapping-math", *_WI
 SOURCES: Final = {  # each file and its flags
     "cpu_attention.c": _AS_WRITTEN,
     "cpu_draft.c": _ANY_ORDER,
+    "cpu_experts.c": _ONE_ORDER,
     "cpu_kernels.c": _ANY_ORDER,
     "cpu_layers.c": _ANY_ORDER,
     "cpu_products.c": _ONE_ORDER,
     "cpu_products_bf16.c": _ONE_ORDER,
+    "cpu_products_float32.c": _ONE_ORDER,
+    "cpu_products_in_place.c": _ONE_ORDER,
     "cpu_team.c": _ONE_ORDER,
 }
 MACROS: Final[dict[tuple[str, str], tuple[str, ...]]] = {  # (type of activations, type of pages) -> of cpu_kernels.h

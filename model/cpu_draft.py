@@ -15,7 +15,7 @@ from torch import Tensor
 from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
 from model.cpu_layers import CLayer, address, decodes_in_c, numbers_of_a_row, places_in_c
-from model.cpu_products import Bfloat16Linear, CLinear
+from model.cpu_products import CLinear, CpuLinear
 from model.cpu_structs import check_struct
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -48,8 +48,8 @@ class DraftParts:
     the hidden state side by side, and the hidden state is the residual."""
 
     embedding_VE: Tensor
-    project: Bfloat16Linear | None
-    head: Bfloat16Linear
+    project: CpuLinear | None
+    head: CpuLinear
     token_norm_E: Tensor | None = None
     hidden_norm_E: Tensor | None = None
     hidden_first: bool = False  # the hidden state lies before the token

@@ -17,14 +17,21 @@ typedef struct {
 
 const place_of places[] = {
     WHOLE(linear), FIELD(linear, weight), FIELD(linear, bias), FIELD(linear, inputs), FIELD(linear, outputs),
+    FIELD(linear, stride),
 
     WHOLE(scoring), FIELD(scoring, sinks), FIELD(scoring, window), FIELD(scoring, scale),
 
     WHOLE(requests), FIELD(requests, tables), FIELD(requests, lengths), FIELD(requests, positions),
     FIELD(requests, tree_starts), FIELD(requests, tree_bits), FIELD(requests, table_stride),
 
-    WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, qkv), FIELD(layer, qk_norm), FIELD(layer, by),
-    FIELD(layer, output), FIELD(layer, mlp_norm), FIELD(layer, gate_up), FIELD(layer, down),
+    WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, q), FIELD(layer, k), FIELD(layer, v), FIELD(layer, qk_norm),
+    FIELD(layer, by), FIELD(layer, output), FIELD(layer, feed_norm), FIELD(layer, feed), FIELD(layer, experts),
+
+    WHOLE(mlp), FIELD(mlp, gate), FIELD(mlp, up), FIELD(mlp, down),
+
+    WHOLE(mixture), FIELD(mixture, router), FIELD(mixture, choice_bias), FIELD(mixture, num_chosen),
+    FIELD(mixture, sigmoid), FIELD(mixture, num_groups), FIELD(mixture, num_chosen_groups), FIELD(mixture, normalised),
+    FIELD(mixture, scale), FIELD(mixture, experts), FIELD(mixture, shared),
 
     WHOLE(decodes), FIELD(decodes, cos_TF), FIELD(decodes, sin_TF), FIELD(decodes, k_rows), FIELD(decodes, v_rows),
     FIELD(decodes, of), FIELD(decodes, num_heads), FIELD(decodes, num_kv_heads), FIELD(decodes, head_dim),
@@ -51,7 +58,6 @@ void locate(const token_places *p, decodes *d, int64_t rows, int threads) {
     d->cos_TF = cos_TF, d->sin_TF = sin_TF, d->k_rows = k_rows, d->v_rows = v_rows, d->of.positions = p->positions;
 }
 
-// `scratch` has room for the widest of a layer's values: see numbers_of_a_row in cpu_layers.py.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
                int threads) {
     act *q = scratch, *rest = q + rows * d->num_heads * d->head_dim;
@@ -61,29 +67,50 @@ void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, a
 
 void place_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, const act *x, act *q, act *scratch,
                  int64_t rows, int threads) {
-    const int64_t hidden = l->output.outputs, width = l->qkv.outputs;
+    const int64_t hidden = l->output.outputs, apart = l->k.weight != 0;
     const int64_t q_size = d->num_heads * d->head_dim, kv_size = d->num_kv_heads * d->head_dim;
+    const int64_t width = q_size + 2 * kv_size;
     act *normed = scratch, *qkv = normed + rows * hidden;
+    act *k = qkv + q_size * (apart ? rows : 1), *v = k + kv_size * (apart ? rows : 1);
 
     if (!inputs && l->input_norm) rms_norm(x, l->input_norm, normed, rows, hidden, d->eps, threads);
     const act *read = inputs ? inputs : l->input_norm ? normed : x;
-    product(&l->qkv, read, 0, qkv, rows, threads);
-    place(qkv, width, qkv + q_size, width, qkv + q_size + kv_size, width, l->qk_norm, d->eps, d->cos_TF, d->sin_TF,
-          d->k_rows, d->v_rows, q, pages, rows, d->num_heads, d->num_kv_heads, threads);
+    product(&l->q, read, 0, qkv, rows, threads);
+    if (apart) {
+        product(&l->k, read, 0, k, rows, threads);
+        product(&l->v, read, 0, v, rows, threads);
+    }
+    place(qkv, apart ? q_size : width, k, apart ? kv_size : width, v, apart ? kv_size : width, l->qk_norm, d->eps,
+          d->cos_TF, d->sin_TF, d->k_rows, d->v_rows, q, pages, rows, d->num_heads, d->num_kv_heads, threads);
 }
 
 void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *q, act *x, act *scratch, int64_t rows,
                   int threads) {
-    const int64_t hidden = l->output.outputs, inner = l->down.inputs;
+    const int64_t hidden = l->output.outputs, inner = l->feed.down.inputs, apart = l->feed.up.weight != 0;
     act *attended = scratch, *normed = scratch, *gate_up = normed + rows * hidden;
-    act *inner_values = gate_up + 2 * rows * inner;
+    act *up = gate_up + inner * (apart ? rows : 1), *inner_values = gate_up + 2 * rows * inner;
 
     attend(q, pages, &d->of, &l->by, attended, rows, d->num_heads, d->num_kv_heads, d->page_size, threads);
     product(&l->output, attended, x, x, rows, threads);
-    rms_norm(x, l->mlp_norm, normed, rows, hidden, d->eps, threads);
-    product(&l->gate_up, normed, 0, gate_up, rows, threads);
-    gated(gate_up, gate_up + inner, inner_values, rows, inner, 2 * inner, threads);
-    product(&l->down, inner_values, x, x, rows, threads);
+    rms_norm(x, l->feed_norm, normed, rows, hidden, d->eps, threads);
+    if (l->experts) {
+        void *room = (void *)(((uintptr_t)gate_up + 63) / 64 * 64);
+        mix(l->experts, normed, x, x, room, rows, threads);
+        return;
+    }
+    product(&l->feed.gate, normed, 0, gate_up, rows, threads);
+    if (apart) product(&l->feed.up, normed, 0, up, rows, threads);
+    gated(gate_up, up, inner_values, rows, inner, (apart ? 1 : 2) * inner, threads);
+    product(&l->feed.down, inner_values, x, x, rows, threads);
+}
+
+int64_t most_mix_bytes(const layer *layers, int64_t num_layers, int64_t rows) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < num_layers; i++) {
+        const int64_t bytes = layers[i].experts ? mix_bytes(layers[i].experts, rows) + 64 : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 // x (rows, hidden) becomes the output of the last layer. `pages` has the pages of each layer. Of the layers `noted`, in

@@ -3,18 +3,19 @@
 #define CPU_LAYERS_H
 #include <stdint.h>
 
+#include "cpu_experts.h"
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
 typedef struct {
     const act *input_norm;    // or NULL: attention reads its input as it is
-    linear qkv;               // q, k and v side by side
-    const act *qk_norm;     // or NULL
+    linear q, k, v;           // without a weight of k, q gives all three side by side
+    const act *qk_norm;       // or NULL
     scoring by;
     linear output;
-    const act *mlp_norm;
-    linear gate_up;           // gate and up side by side
-    linear down;
+    const act *feed_norm;
+    mlp feed;
+    const mixture *experts;   // NULL: the feed is the dense MLP
 } layer;
 
 typedef struct {
@@ -51,6 +52,7 @@ typedef struct {
 void locate(const token_places *p, decodes *d, int64_t rows, int threads);
 
 // x (rows, hidden) becomes the output of the layer. Attention reads `inputs`, or the input norm of x if it is NULL.
+// `scratch` has room for the widest of a layer's values, see CpuLayers in cpu_layers.py.
 void run_layer(const layer *l, kv *pages, const decodes *d, const act *inputs, act *x, act *scratch, int64_t rows,
                int threads);
 
@@ -60,4 +62,7 @@ void place_layer(const layer *l, kv *pages, const decodes *d, const act *inputs,
                  int64_t rows, int threads);
 void finish_layer(const layer *l, const kv *pages, const decodes *d, const act *q, act *x, act *scratch, int64_t rows,
                   int threads);
+
+// Bytes of memory that the experts of these layers need at most, with a start at any address.
+int64_t most_mix_bytes(const layer *layers, int64_t num_layers, int64_t rows);
 #endif

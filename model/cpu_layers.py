@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from model.attention_cpu import CpuPlan
+from model.cpu_experts import ALIGNED, CMlp, CpuExperts, aligned
 from model.cpu_kernels import CpuKernels, CRequests, CScoring
-from model.cpu_products import Bfloat16Linear, CLinear
+from model.cpu_products import CLinear, CpuLinear
 from model.cpu_structs import check_struct
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
@@ -29,27 +30,32 @@ class CLayer(ctypes.Structure):
 
     _fields_ = (
         ("input_norm", _POINTER),
-        ("qkv", CLinear),
+        *((name, CLinear) for name in ("q", "k", "v")),
         ("qk_norm", _POINTER),
         ("by", CScoring),
         ("output", CLinear),
-        ("mlp_norm", _POINTER),
-        ("gate_up", CLinear),
-        ("down", CLinear),
+        ("feed_norm", _POINTER),
+        ("feed", CMlp),
+        ("experts", _POINTER),
     )
 
     @classmethod
     def of(
         cls,
         input_norm_E: Tensor | None,
+        mixer: Sequence[CpuLinear],
         qk_norm_ND: Tensor | None,
-        mlp_norm_E: Tensor,
         scoring: Scoring,
-        linears: Sequence[Bfloat16Linear],
+        feed_norm_E: Tensor,
+        feed: Sequence[CpuLinear] | CpuExperts,
     ) -> "CLayer":
-        """A layer with these norms, this scoring and the linears qkv, output, gate_up and down."""
-        (qkv, output, gate_up, down), by = (linear.in_c for linear in linears), CScoring.of(scoring)
-        return cls(address(input_norm_E), qkv, address(qk_norm_ND), by, output, mlp_norm_E.data_ptr(), gate_up, down)
+        """A layer with these norms and this scoring. `mixer`: q, k and v, merged or not, and output. `feed`: experts,
+        or gate and up, merged or not, and down."""
+        q, *kv, output = (linear.in_c for linear in mixer)
+        parts = (CMlp(), ctypes.addressof(feed.in_c)) if isinstance(feed, CpuExperts) else (CMlp.of(feed), None)
+        norms = address(input_norm_E), address(qk_norm_ND), feed_norm_E.data_ptr()
+        qkv, by = (q, *(kv or [CLinear(), CLinear()])), CScoring.of(scoring)
+        return cls(norms[0], *qkv, norms[1], by, output, norms[2], *parts)
 
 
 class _Decodes(ctypes.Structure):
@@ -75,18 +81,18 @@ class CpuLayers:
 
     kernels: CpuKernels
     layers: "ctypes.Array[CLayer]"
-    numbers_of_a_row: int  # of the widest values that a layer has at a time
+    numbers_of_a_row: int  # of the widest values that a layer has at a time, beside those of experts
     dtype: torch.dtype  # of its activations
     inv_freq_F: Tensor
 
     @classmethod
     def of(cls, kernels: CpuKernels, layers: Sequence[CLayer], dtype: torch.dtype, inv_freq_F: Tensor) -> "CpuLayers":
-        """`layers` in their order. All have the same sizes, and activations of `dtype`. InternalError if C has another
-        form of the structs."""
+        """`layers` in their order, with activations of `dtype`. InternalError if C has another form of the structs."""
         check_struct(kernels.library, "layer", CLayer)
         check_struct(kernels.library, "decodes", _Decodes)
         check_struct(kernels.library, "token_places", _TokenPlaces)
-        return cls(kernels, (CLayer * len(layers))(*layers), numbers_of_a_row(kernels, layers[0]), dtype, inv_freq_F)
+        of_a_row = max(numbers_of_a_row(kernels, layer) for layer in layers)
+        return cls(kernels, (CLayer * len(layers))(*layers), of_a_row, dtype, inv_freq_F)
 
     def run(
         self,
@@ -103,22 +109,30 @@ class CpuLayers:
         decodes, (places, _room) = decodes_in_c(kernels, kv, plan), places_in_c(kernels, inp, self.inv_freq_F)
         pages = (ctypes.c_void_p * len(self.layers))(*(kv.layer(i).data_ptr() for i in range(len(self.layers))))
         num_rows = x_TE.shape[0]
-        scratch = torch.empty(num_rows * self.numbers_of_a_row, dtype=x_TE.dtype)
+        scratch = torch.empty(self._scratch_bytes(num_rows) + ALIGNED, dtype=torch.uint8)
         noted = sorted(set(noted_layers))
         inputs = [torch.empty_like(x_TE) for _ in noted]
         kernels.threads.before_long_call()
         kernels.library.decode_layers(
             self.layers, pages, _LONG(len(self.layers)), ctypes.byref(places), ctypes.byref(decodes),
-            _POINTER(x_TE.data_ptr()), _POINTER(scratch.data_ptr()), _LONG(num_rows),
+            _POINTER(x_TE.data_ptr()), _POINTER(aligned(scratch)), _LONG(num_rows),
             (_LONG * len(noted))(*noted), _LONG(len(noted)), (_POINTER * len(noted))(*(i.data_ptr() for i in inputs)),
             kernels.threads.for_rows(num_rows),
         )  # fmt: skip
         return x_TE, inputs
 
+    def _scratch_bytes(self, rows: int) -> int:
+        """Bytes of the widest values of a layer, and behind them those of experts, which begin at a multiple of
+        ALIGNED."""
+        of_experts = self.kernels.library.most_mix_bytes
+        of_experts.restype = _LONG
+        dense = rows * self.numbers_of_a_row * self.dtype.itemsize
+        return dense + int(of_experts(self.layers, _LONG(len(self.layers)), _LONG(rows)))
+
 
 def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
     """Whether a forward with this plan can be one call: it has decodes, and no chunk of a prompt."""
-    return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends
+    return isinstance(plan, CpuPlan) and plan.paged is not None and not plan.extends and not plan.chunks
 
 
 def places_in_c(kernels: CpuKernels, inp: ModelInput, inv_freq_F: Tensor) -> tuple[_TokenPlaces, Tensor]:
@@ -143,8 +157,9 @@ def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
 
 def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
     """How many numbers of one row a layer holds at a time, at most."""
-    q_size = kernels.num_heads * kernels.head_dim
-    return int(q_size + max(layer.output.outputs + max(layer.qkv.outputs, 3 * layer.down.inputs), q_size))
+    q_size, kv_size = kernels.num_heads * kernels.head_dim, kernels.num_kv_heads * kernels.head_dim
+    after_norm = max(q_size + 2 * kv_size, 3 * layer.feed.down.inputs)
+    return int(q_size + max(layer.output.outputs + after_norm, q_size))
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -43,7 +43,7 @@ static inline __attribute__((always_inline)) void tile(const linear *l, const fl
                                                        const int panels, float (*sums)[MOST_ROWS][PANEL]) {
     vector sum[4][MOST_ROWS][VECTORS];
     const int64_t size = panel_size(l), inputs = l->inputs;
-    const bf16 *weight = l->weight + panel * size;
+    const bf16 *weight = (const bf16 *)l->weight + panel * size;
 #pragma GCC unroll 4
     for (int p = 0; p < panels; p++)
 #pragma GCC unroll 5
@@ -150,10 +150,24 @@ static void part_of_product(const void *work, int64_t index) {
 }
 
 void product(const linear *l, const float *x, const float *residual, float *out, int64_t rows, int threads) {
+    if (l->stride) {
+        float32_product(l, x, residual, out, rows, threads);
+        return;
+    }
     const int64_t panels = (l->outputs + PANEL - 1) / PANEL;
     const int64_t parts = lesser((panels + 3) / 4, (int64_t)PARTS * threads);
     const job work = {l, x, residual, out, rows, panels, rows ? parts : 0};
     team_run(part_of_product, &work, work.parts, threads);
+}
+
+void product_part(const linear *l, const float *x, const float *residual, float *out, int64_t rows, int64_t index,
+                  int64_t parts) {
+    if (l->stride) {
+        float32_part(l, x, residual, out, rows, index, parts);
+        return;
+    }
+    const job work = {l, x, residual, out, rows, (l->outputs + PANEL - 1) / PANEL, parts};
+    part_of_product(&work, index);
 }
 
 #else
@@ -161,8 +175,14 @@ void product(const linear *l, const float *x, const float *residual, float *out,
 int has_products(void) { return 0; }
 
 void product(const linear *l, const float *x, const float *residual, float *out, int64_t rows, int threads) {
-    (void)l, (void)x, (void)residual, (void)out, (void)rows, (void)threads;
-    __builtin_trap();
+    if (!l->stride) __builtin_trap();
+    float32_product(l, x, residual, out, rows, threads);
+}
+
+void product_part(const linear *l, const float *x, const float *residual, float *out, int64_t rows, int64_t index,
+                  int64_t parts) {
+    if (!l->stride) __builtin_trap();
+    float32_part(l, x, residual, out, rows, index, parts);
 }
 
 #endif

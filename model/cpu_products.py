@@ -1,13 +1,14 @@
-"""Products with weights that are bfloat16 in memory, and their threads.
+"""Products in C, and their threads. A row's result depends neither on the rows beside it nor on threads.
 
-On a CPU with instructions for bfloat16 the rows are bfloat16, too (cpu_products_bf16.c). On one without them they are
-float32 (cpu_products.c): a decode step reads every weight, so weights of two bytes instead of four halve its time. A
-row's result depends neither on the rows beside it nor on threads.
+Weights may be bfloat16, packed. On a CPU with instructions for bfloat16 the rows are bfloat16, too
+(cpu_products_bf16.c). On one without them they are float32 (cpu_products.c): a decode step reads every weight, so
+weights of two bytes instead of four halve its time. Weights of the rows' own
+type may be read where they lie (cpu_in_place.h).
 Shapes: T tokens, I inputs, O outputs.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.linear import Linear
+from model.linear import AnyLinear, Linear
 from model.passes import Passes
 
 PANEL: Final = 16  # outputs that lie side by side, as in cpu_products.h
@@ -43,26 +44,33 @@ class CLinear(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
     )
 
 
 @dataclass(frozen=True)
-class Bfloat16Linear:
-    """A Linear whose weight is bfloat16, packed for cpu_products.h. `dtype` is that of its rows."""
+class CpuLinear:
+    """A Linear for C. `dtype` is that of its rows."""
 
     library: ctypes.CDLL
     threads: Threads
-    packed: Tensor  # (panels, pairs of inputs, PANEL, 2)
+    weight: Tensor  # packed bfloat16: (panels, pairs of inputs, PANEL, 2); or in place, of `dtype`: (outputs, inputs)
     bias_O: Tensor | None
     inputs: int
     outputs: int
     dtype: torch.dtype
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the weight is packed bfloat16."""
+        return self.weight.dim() > 2
+
+    @property
     def in_c(self) -> CLinear:
         """The same for C. It is valid as long as this object lives."""
         bias = None if self.bias_O is None else self.bias_O.data_ptr()
-        return CLinear(self.packed.data_ptr(), bias, self.inputs, self.outputs)
+        stride = 0 if self.is_packed else self.weight.stride(0)
+        return CLinear(self.weight.data_ptr(), bias, self.inputs, self.outputs, stride)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._product(x_TI, None)
@@ -86,7 +94,22 @@ class Bfloat16Linear:
         return y_TO
 
 
-def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype: torch.dtype) -> Bfloat16Linear:
+def for_c(linears: Sequence[AnyLinear]) -> list[CpuLinear]:
+    """The linears, if C has products with all of them; else none."""
+    found = [linear for linear in linears if isinstance(linear, CpuLinear)]
+    return found if len(found) == len(linears) else []
+
+
+def in_place(linear: Linear, library: ctypes.CDLL, threads: Threads) -> CpuLinear:
+    """`linear` with its weight where it is, for rows of the same dtype. A share of a weight's columns is no copy."""
+    weight_OI = linear.weight_OI
+    assert weight_OI.dtype in (torch.float32, torch.bfloat16) and weight_OI.stride(1) == 1
+    outputs, inputs = weight_OI.shape
+    bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
+    return CpuLinear(library, threads, weight_OI, bias_O, inputs, outputs, weight_OI.dtype)
+
+
+def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype: torch.dtype) -> CpuLinear:
     """`linear` for rows of `dtype`. Weights that bfloat16 cannot hold are rounded to it; the bias is float32."""
     outputs, inputs = linear.weight_OI.shape
     panels, pairs = -(-outputs // PANEL), -(-inputs // STEP) * STEP // 2
@@ -95,4 +118,4 @@ def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype:
         padded = F.pad(padded, (0, pairs * 2 - inputs, 0, panels * PANEL - outputs))
     packed = padded.reshape(panels, PANEL, pairs, 2).transpose(1, 2).contiguous()
     bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
-    return Bfloat16Linear(library, threads, packed, bias_O, inputs, outputs, dtype)
+    return CpuLinear(library, threads, packed, bias_O, inputs, outputs, dtype)

@@ -68,7 +68,7 @@ static void finish(const job *j, sums_of sums, int64_t at, int64_t first, int64_
 static inline __attribute__((always_inline)) void dots(const linear *l, const bf16 *x, int64_t panel, const int rows,
                                                        const int panels, sums_of sums) {
     const int64_t size = panel_size(l), inputs = l->inputs;
-    const bf16 *weight = l->weight + panel * size;
+    const bf16 *weight = (const bf16 *)l->weight + panel * size;
     __m512 sum[4][MOST_ROWS];
 #pragma GCC unroll 4
     for (int p = 0; p < panels; p++)
@@ -246,7 +246,7 @@ static void tiles_at(const job *j, int64_t row, int64_t first, int64_t end) {
 
     sums_of sums;
     for (int64_t panel = first, panels; panel < end; panel += panels) {
-        const bf16 *weight = l->weight + panel * size;
+        const bf16 *weight = (const bf16 *)l->weight + panel * size;
         const int64_t left = end - panel;
         if (next > at) {
             panels = left < 2 ? 1 : 2;
@@ -290,10 +290,24 @@ static void part_of_product(const void *work, int64_t index) {
 }
 
 void product(const linear *l, const bf16 *x, const bf16 *residual, bf16 *out, int64_t rows, int threads) {
+    if (l->stride) {
+        in_place_product(l, x, residual, out, rows, threads);
+        return;
+    }
     const int64_t panels = (l->outputs + PANEL - 1) / PANEL;
     const int64_t row_parts = rows / ROWS ? rows / ROWS : 1, panel_parts = lesser((panels + 3) / 4, PARTS * threads);
     const job work = {l, x, residual, out, rows, panels, row_parts, panel_parts};
     team_run(part_of_product, &work, rows ? row_parts * panel_parts : 0, threads);
+}
+
+void product_part(const linear *l, const bf16 *x, const bf16 *residual, bf16 *out, int64_t rows, int64_t index,
+                  int64_t parts) {
+    if (l->stride) {
+        in_place_part(l, x, residual, out, rows, index, parts);
+        return;
+    }
+    const job work = {l, x, residual, out, rows, (l->outputs + PANEL - 1) / PANEL, 1, parts};
+    part_of_product(&work, index);
 }
 
 #else
@@ -302,6 +316,12 @@ int has_products(void) { return 0; }
 
 void product(const linear *l, const bf16 *x, const bf16 *residual, bf16 *out, int64_t rows, int threads) {
     (void)l, (void)x, (void)residual, (void)out, (void)rows, (void)threads;
+    __builtin_trap();
+}
+
+void product_part(const linear *l, const bf16 *x, const bf16 *residual, bf16 *out, int64_t rows, int64_t index,
+                  int64_t parts) {
+    (void)l, (void)x, (void)residual, (void)out, (void)rows, (void)index, (void)parts;
     __builtin_trap();
 }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.cpu_draft import DraftParts
-from model.cpu_products import Bfloat16Linear
+from model.cpu_products import CpuLinear
 from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
@@ -36,7 +36,7 @@ class EagleDraft(LoadedDraft):
     fc: AnyLinear
 
     def _parts(self, index: int) -> DraftParts | None:
-        if not isinstance(self.fc, Bfloat16Linear) or not isinstance(self.head, Bfloat16Linear):
+        if not isinstance(self.fc, CpuLinear) or not isinstance(self.head, CpuLinear):
             return None
         return DraftParts(self.embedding_VE, self.fc, self.head)
 
@@ -58,7 +58,7 @@ class Eagle3Draft(EagleDraft):
         return self.fc(features_TF)
 
     def _parts(self, index: int) -> DraftParts | None:
-        if not isinstance(self.head, Bfloat16Linear):
+        if not isinstance(self.head, CpuLinear):
             return None
         return DraftParts(
             self.embedding_VE,

@@ -1,9 +1,10 @@
 """A mixture of experts: a router sends each token to a few experts, each a small MLP, and the results are summed.
 
-Scores, choice and weights are float32, and so is the sum. A router's product is computed in float64, because float32
-products round differently on other numbers of threads and beside other rows, and all ranks of a group must choose the
-same experts. The experts of a token are added in the order of their numbers, whatever other tokens there are, the
-shared expert last. Of equal scores the lower expert is chosen.
+This is the form for any device; on a CPU cpu_experts.py computes the same in C.
+Scores, choice and weights are float32, and so is the sum. A router's product is computed in float64, because torch's
+float32 products round differently on other numbers of threads and beside other rows, and all ranks of a group must
+choose the same experts. The experts of a token are added in the order of their numbers, whatever other tokens there
+are, the shared expert last. Of equal scores the lower expert is chosen.
 Shapes: T tokens, E hidden, X experts, K experts of a token, G groups of experts, R tokens of one expert.
 """
 

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from model.attention import AttentionBackend
+from model.cpu_experts import CpuExperts
 from model.cpu_layers import CLayer
-from model.cpu_products import Bfloat16Linear
+from model.cpu_products import for_c
 from model.inputs import ModelInput
 from model.linear import AnyLinear, ParallelLinears
 from model.mlp import Feed
@@ -83,13 +84,12 @@ class DecoderLayer:
     @property
     def in_c(self) -> CLayer | None:
         """The layer for cpu_layers.c, if it has what that computes with. It is valid as long as this object lives."""
-        if self.feed.linears is None or self.mixer.norms_before is not None or self.mixed_norm_E is not None:
+        mixer, feed = for_c(self.mixer.linears), self.feed
+        of_feed = feed if isinstance(feed, CpuExperts) else for_c(feed.linears or ())
+        if not mixer or not of_feed or self.mixer.norms_before is not None or self.mixed_norm_E is not None:
             return None
-        linears = (*self.mixer.linears, *self.feed.linears)
-        products = [linear for linear in linears if isinstance(linear, Bfloat16Linear)]
-        if len(products) < len(linears):
-            return None
-        return CLayer.of(self.input_norm_E, self.mixer.qk_norm_ND, self.feed_norm_E, self.mixer.scoring, products)
+        scoring = self.mixer.scoring
+        return CLayer.of(self.input_norm_E, mixer, self.mixer.qk_norm_ND, scoring, self.feed_norm_E, of_feed)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,12 @@ class PackedLinear:
         return sum_TO, passes.rms_norm(sum_TO, weight_O)
 
 
-Pack = Callable[[Linear], AnyLinear]  # lays a weight out in another way
+@dataclass(frozen=True)
+class Pack:
+    """How linears are made that compute faster, or the same for any number of rows."""
+
+    make: Callable[[Linear], AnyLinear]
+    copies: bool = True  # weights into this worker's own memory, laid out in another way
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -118,10 +123,10 @@ class ParallelLinears:
 
 
 def parallel_linears(linears: Sequence[Linear], *, merge: bool, pack: Pack | None = None) -> ParallelLinears:
-    """Joins linears, of which all or none have a bias. `merge` merges them; `pack` packs the merged one."""
+    """Joins linears, of which all or none have a bias. `merge` merges them; `pack` packs them, or the merged one."""
     if not merge:
-        return ParallelLinears(tuple(linears))
+        return ParallelLinears(tuple(pack.make(linear) if pack else linear for linear in linears))
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
     assert len(biases) in (0, len(linears))
     merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
-    return ParallelLinears((pack(merged) if pack else merged,))
+    return ParallelLinears((pack.make(merged) if pack else merged,))

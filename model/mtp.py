@@ -15,7 +15,7 @@ from torch import Tensor
 from model.attention import AttentionBackend
 from model.checkpoint import Checkpoint
 from model.cpu_draft import DraftParts
-from model.cpu_products import Bfloat16Linear
+from model.cpu_products import CpuLinear
 from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
@@ -51,7 +51,7 @@ class MtpDraft(LoadedDraft):
 
     def _parts(self, index: int) -> DraftParts | None:
         joint = self.joints[index]
-        if not isinstance(joint.project, Bfloat16Linear) or not isinstance(self.head, Bfloat16Linear):
+        if not isinstance(joint.project, CpuLinear) or not isinstance(self.head, CpuLinear):
             return None
         return DraftParts(
             self.embedding_VE,

@@ -6,7 +6,6 @@ It decides dtype and device from the user's options and the checkpoint.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,20 +14,17 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend, choose_attention
+from model.attention_cpu import CpuAttention
 from model.checkpoint import Checkpoint, Taken, folded, full_digests, open_checkpoint, sampled_digests
 from model.collectives import Collectives
-from model.cpu_build import NoKernels
-from model.cpu_kernels import CpuKernels, load_kernels
-from model.cpu_products import Threads, pack_bfloat16
+from model.cpu_products import Threads
 from model.draft import Draft
 from model.eagle import load_eagle
-from model.host_memory import available_bytes
 from model.inputs import ModelInput
-from model.kv_sizing import PACKED_SHARE, WIDENED_SHARE, worth_packing
-from model.linear import Pack, has_fast_bfloat16, pack
 from model.loaded_draft import LoadedDraft
 from model.mlp import check_divides
 from model.mtp import load_mtp
+from model.packing import Packing, choose_packing, kernels_of
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.passes import Passes, TorchPasses
 from model.transformer import PREFIXES, Decoder, load_decoder, text_prefix
@@ -142,7 +138,7 @@ class DraftSource(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """One loaded model. `dtype` is the dtype of KV, and of weights and activations unless `widened`."""
+    """One loaded model. `dtype` is the dtype of KV, and of weights and activations unless `packing` widens them."""
 
     config: ModelConfig
     device: torch.device
@@ -150,9 +146,7 @@ class ModelRunner:
     decoder: Decoder
     attention: AttentionBackend
     checkpoint: Checkpoint
-    packed: bool = False  # linears hold copies of the weights, laid out for cpu_products.py or oneDNN
-    widened: bool = False  # bfloat16 is computed in float32, on a CPU without instructions for it
-    narrow: bool = False  # linears are those of cpu_products.py: their weights are bfloat16 in memory, widened or not
+    packing: Packing
     check_weights: bool = False  # the fingerprint covers every byte of the weights
     max_graphed: int = 0
     draft: LoadedDraft | None = None
@@ -192,33 +186,22 @@ class ModelRunner:
         num_ranks = collectives.size if collectives else 1
         check_divides(num_ranks, config)
         refuse_sinks(attention, config)
-        block = config.quantised.block if config.quantised and config.quantised.method == "fp8" else None
-        checkpoint = open_checkpoint(folder, check_weights, block)
-        name = _dtype(dtype, config.checkpoint_dtype or checkpoint.dtype or "float32")
+        checkpoint = open_weights(folder, config, check_weights)
+        name = choose_dtype(dtype, config, checkpoint)
 
-        # Whether this worker packs its weights, and widens them to float32.
-        weight_bytes = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name]
-        can = on.type == "cpu" and name == "bfloat16"
-        widen = can and not has_fast_bfloat16()
-        threads = Threads()
-        rows = torch.float32 if widen else TORCH_DTYPES[name]
-        products = _kernels(config, rows, name, threads) if can and cpu_kernels else None
-        narrow = products is not None and products.has_products
-        own_bytes = weight_bytes * (2 if widen and not narrow else 1)
-        packed = can and worth_packing(
-            own_bytes, available_bytes(on), workers_on_host, WIDENED_SHARE if widen else PACKED_SHARE
+        weight_bytes, threads = _count_held(checkpoint, config, collectives) * ITEM_BYTES[name], Threads()
+        packing = choose_packing(
+            config, on, name, weight_bytes, workers_on_host=workers_on_host, threads=threads, cpu_kernels=cpu_kernels
         )
-        widened, narrow = widen and packed, narrow and packed
-        compute = rows if packed else TORCH_DTYPES[name]
-        packing: Pack | None = pack if packed else None
-        if narrow and products is not None:
-            packing = partial(pack_bfloat16, library=products.library, threads=threads, dtype=compute)
+        compute, packs = packing.compute, packing.pack
 
         def computing(of: ModelConfig) -> tuple[Passes, AttentionBackend]:
             """The passes and the attention of a model with this configuration."""
-            kernels = _kernels(of, compute, name, threads) if cpu_kernels and on.type == "cpu" else None
+            kernels = kernels_of(of, compute, name, threads) if cpu_kernels and on.type == "cpu" else None
             layer = LayerLayout(of.num_kv_heads, of.head_dim, page_size, name)
             backend = choose_attention(attention, on, layer, of.num_heads, compute, of.context_length, kernels)
+            if packing.row_exact and isinstance(backend, CpuAttention):
+                backend = replace(backend, row_exact=True)
             return kernels or passes_of(of, on), backend
 
         passes, backend = computing(config)
@@ -228,22 +211,22 @@ class ModelRunner:
             passes,
             to_dtype=compute,
             to_device=on,
-            pack=packing,
+            pack=packs,
             collectives=collectives,
             served=TORCH_DTYPES[name],
         )
-        of_model = (config, on, name, decoder, backend, checkpoint, packed, widened, narrow, check_weights)
+        of_model = (config, on, name, decoder, backend, checkpoint, packing, check_weights)
         runner = cls(*of_model, collectives=collectives, threads=threads)
         if parts := other_parts(checkpoint):
             log.info("only the text of this model is served", without=", ".join(parts))
         if draft is not None and draft.algorithm == "mtp":
             drafts = load_mtp_config(folder, config)
-            added = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packing)
+            added = load_mtp(checkpoint, drafts, decoder, passes, backend, pack=packs)
             runner = replace(runner, draft=added.first(draft.num_layers))
         elif draft is not None:
             drafts = load_draft_config(draft.folder, draft.algorithm, config)
             own = open_checkpoint(draft.folder, check_weights)
-            loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), pack=packing)
+            loaded = load_eagle(own, drafts, decoder, *computing(drafts.layer), pack=packs)
             runner = replace(runner, draft=loaded, draft_checkpoint=own)
         log.info("weights loaded", **runner.weights_info)
         return runner
@@ -281,7 +264,7 @@ class ModelRunner:
     @property
     def mapped_weight_bytes(self) -> int:
         """Bytes of weights in the mapped file: neither device, dtype nor packing needs a copy of them."""
-        if self.packed:
+        if self.packing.packed:
             return 0
         return sum(taken.numbers * taken.dtype.itemsize for _, taken in self._taken if taken.is_view)
 
@@ -293,7 +276,9 @@ class ModelRunner:
 
     def _item_bytes(self, name: str, taken: Taken) -> int:
         """Bytes of a number of the tensor `name` in memory."""
-        return ITEM_BYTES[self.dtype] if self.narrow and not name.endswith(_NOT_NARROW) else taken.dtype.itemsize
+        return (
+            ITEM_BYTES[self.dtype] if self.packing.narrow and not name.endswith(_NOT_NARROW) else taken.dtype.itemsize
+        )
 
     @property
     def _taken(self) -> Iterator[tuple[str, Taken]]:
@@ -355,14 +340,6 @@ def other_parts(checkpoint: Checkpoint) -> list[str]:
     return sorted({name.split(".")[0] for name in names})
 
 
-def _kernels(config: ModelConfig, compute: torch.dtype, pages: str, threads: Threads) -> CpuKernels | None:
-    try:
-        return load_kernels(config, compute, pages, threads)
-    except NoKernels as error:
-        log.warning("without CPU kernels: slower", why=str(error))
-        return None
-
-
 def passes_of(config: ModelConfig, device: torch.device) -> TorchPasses:
     """The passes of a model on this device: on a GPU those in Triton, if it is installed."""
     kind = TorchPasses
@@ -395,7 +372,15 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _dtype(asked: str, held: str) -> str:
+def open_weights(folder: Path, config: ModelConfig, check_values: bool = False) -> Checkpoint:
+    """The folder's checkpoint, read as its config.json says that it is quantised. See open_checkpoint."""
+    block = config.quantised.block if config.quantised and config.quantised.method == "fp8" else None
+    return open_checkpoint(folder, check_values, block)
+
+
+def choose_dtype(asked: str, config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """The dtype of weights and KV: the checkpoint's for auto. ConfigError for one that cannot be served."""
+    held = config.checkpoint_dtype or checkpoint.dtype or "float32"
     if asked != "auto" and asked not in ITEM_BYTES:
         raise ConfigError(f"dtype: got {asked!r}, expected auto, {', '.join(ITEM_BYTES)}", param="dtype")
     return held if asked == "auto" else asked

@@ -17,7 +17,7 @@ from model.checkpoint import Checkpoint
 from model.collectives import Collectives
 from model.cpu_kernels import CpuKernels
 from model.cpu_layers import CpuLayers, is_decodes
-from model.cpu_products import Bfloat16Linear
+from model.cpu_products import CpuLinear
 from model.host_memory import give_back
 from model.inputs import ModelInput
 from model.layer import DecoderLayer, LayerPass
@@ -136,7 +136,9 @@ def load_decoder(
     `pack` lays out the weights of linears. That is faster, but takes this worker's own memory. With `collectives` the
     ranks of a group share the MLPs. `served` is the dtype that the model has; None: `to_dtype`.
     """
-    prefix, weights = text_prefix(checkpoint), Weights(checkpoint, config, to_dtype, to_device, pack, collectives)
+    prefix = text_prefix(checkpoint)
+    kernels = passes if isinstance(passes, CpuKernels) else None
+    weights = Weights(checkpoint, config, to_dtype, to_device, pack, collectives, kernels)
     sizes = (config.vocab_size, config.hidden_size)
     embedding, head = f"{prefix}.embed_tokens", "lm_head"
     if config.tie_word_embeddings:  # the tensor may have either name; if both exist, each is used, as in transformers
@@ -177,5 +179,5 @@ def _at_once(layers: Sequence[DecoderLayer], passes: Passes, ropes: tuple[Rope, 
     if len(all_layers) < len(layers):
         return None
     output = layers[0].mixer.output
-    assert isinstance(output, Bfloat16Linear)
+    assert isinstance(output, CpuLinear)
     return CpuLayers.of(passes, all_layers, output.dtype, ropes[0].inv_freq_F)

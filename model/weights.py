@@ -16,6 +16,8 @@ from torch import Tensor, device, dtype
 
 from model.checkpoint import Checkpoint, Part, Taken
 from model.collectives import Collectives
+from model.cpu_experts import CpuExperts
+from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
@@ -53,6 +55,7 @@ class Weights:
     device: device
     pack: Pack | None
     collectives: Collectives | None = None  # of the ranks that share the feeds; None: all of them are whole
+    kernels: CpuKernels | None = None  # in which experts are computed, if C has products with their weights
 
     def tensor(self, name: str, *shape: int, cut: Cut = Cut.WHOLE, as_dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, or this rank's share of it. `shape` is that of the whole tensor.
@@ -85,11 +88,11 @@ class Weights:
 
     def finished(self, linear: Linear) -> AnyLinear:
         """`linear`, packed if that is wanted."""
-        return self.pack(linear) if self.pack else linear
+        return self.pack.make(linear) if self.pack else linear
 
     def joined(self, linears: Sequence[Linear]) -> ParallelLinears:
         """Linears of one input, merged if weights are copied anyway."""
-        merge = self.device.type != "cpu" or self.pack is not None
+        merge = self.device.type != "cpu" or (self.pack is not None and self.pack.copies)
         return parallel_linears(linears, merge=merge, pack=self.pack)
 
     def head(self, outputs: int) -> AnyLinear:
@@ -109,7 +112,7 @@ class Weights:
             return self.norm(f"{prefix}.{name}_layernorm.weight", hidden)
 
         outer = layer.has_outer_norms
-        return DecoderLayer(
+        made = DecoderLayer(
             input_norm_E=None if may_lack_norm and norm not in self.checkpoint else self.norm(norm, hidden),
             mixer=self._attention(f"{prefix}.self_attn", layer.mixer, num_inputs or hidden),
             feed_norm_E=norm_of("pre_feedforward" if outer else "post_attention"),
@@ -117,6 +120,9 @@ class Weights:
             mixed_norm_E=norm_of("post_attention") if outer else None,
             fed_norm_E=norm_of("post_feedforward") if outer else None,
         )
+        if self.pack is not None and self.pack.copies:
+            self.checkpoint.forget(f"{prefix}.")  # else a worker that loads has the weights twice
+        return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
         sizes = {"q": mixer.num_heads * mixer.head_dim, "k": mixer.num_kv_heads * mixer.head_dim}
@@ -177,7 +183,7 @@ class Weights:
         down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
         return Mlp(self.joined((gate, up)), self.finished(down), gating_of(mlp))
 
-    def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts:
+    def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
         """Every rank has the whole router, and a share of each expert."""
         names, float32 = feed.names, torch.float32
         bias, router_name = f"{prefix}.{names.choice_bias}", f"{prefix}.{names.router}"
@@ -191,11 +197,13 @@ class Weights:
         )
         if names.is_stacked:
             return Experts(router, self._stacked(f"{prefix}.experts", feed), None)
-        return Experts(
+        mixture = Experts(
             router,
             tuple(self._mlp(f"{prefix}.experts.{index}", feed.expert, names) for index in range(feed.count)),
             self._mlp(f"{prefix}.shared_experts", feed.shared) if feed.shared else None,
         )
+        in_c = CpuExperts.of(self.kernels, mixture) if self.kernels else None
+        return in_c or mixture
 
     def _stacked(self, prefix: str, feed: ExpertsConfig) -> tuple[Mlp, ...]:
         """Experts of which one tensor has all. The outputs of gate and up alternate. Of all ranks only the first adds

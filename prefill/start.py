@@ -5,10 +5,10 @@ from prefill.worker import PrefillWorker
 from protocol.messages_gateway import WorkerAddress
 from runtime.bus import Router
 from transfer.backends.table import open_sender
-from worker.started import Started
+from worker.started import Built, Started
 
 
-def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
+def build(started: Started) -> Built:
     """The core, its link to decode workers, and the address where it takes jobs."""
     settings, kv = started.settings, started.kv
     router = Router(started.context, settings.host, started.security)
@@ -24,4 +24,4 @@ def build(started: Started) -> tuple[PrefillWorker, DecodeLink, WorkerAddress]:
 
     worker = PrefillWorker(started.planner, sender, address, started.fingerprint, started.clock, started.policies)
     link = DecodeLink(router, sender, address.instance, worker.outbox, worker.on_peer, worker.on_session_lost)
-    return worker, link, address
+    return Built(worker, link, address)

@@ -8,6 +8,7 @@ import errno
 import ipaddress
 import re
 import socket
+from typing import NamedTuple
 
 from protocol.errors import AddressInUse, ConfigError
 
@@ -15,13 +16,20 @@ MAX_PORT = 65535
 _ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(?:%[0-9A-Za-z_.-]+)?\]|[^\s\[\]:/@]+):([0-9]{1,5})")
 
 
-def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT". An IPv6 host is written in brackets. ConfigError names `name`."""
+class HostPort(NamedTuple):
+    """Where a socket listens; an IPv6 host without brackets."""
+
+    host: str
+    port: int
+
+
+def split_endpoint(endpoint: str, name: str, *, min_port: int = 0) -> HostPort:
+    """The parts of "tcp://HOST:PORT". An IPv6 host is written in brackets. ConfigError names `name`."""
     parts = _ENDPOINT.fullmatch(endpoint)
     if parts is None or not min_port <= int(parts[2]) <= MAX_PORT:
         ports = f" with a port from {min_port} to {MAX_PORT}" if parts is not None else ""
         raise ConfigError(f"{name}: got {endpoint[:80]!r}, expected tcp://HOST:PORT{ports}", param=name.lstrip("-"))
-    return parts[1].strip("[]"), int(parts[2])
+    return HostPort(parts[1].strip("[]"), int(parts[2]))
 
 
 def refuse_exposed(host: str, name: str, *, has_keys: bool, trust_network: bool) -> None:

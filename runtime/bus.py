@@ -8,7 +8,7 @@ import os
 import socket as sockets
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -263,6 +263,13 @@ class Dealer:
             self.socket.close(linger_ms)
 
 
+class Received(NamedTuple):
+    """A message, and the routing id of the peer that has sent it."""
+
+    identity: bytes
+    raw: bytes
+
+
 class Router:
     """A bound socket that many Dealers dial at its `endpoint`. ConfigError if `host` is not ours."""
 
@@ -274,10 +281,9 @@ class Router:
         """Queues `raw` for a peer. False if that peer is unknown or its queue is full."""
         return send_routed(self.socket, identity, raw) is Routed.QUEUED
 
-    def receive(self) -> list[tuple[bytes, bytes]]:
-        """(identity, message) pairs that have arrived: at most MAX_RECEIVE, about RECEIVE_BYTES. A message of several
-        parts is joined."""
-        return [(identity, b"".join(parts)) for identity, *parts in _arrived(self.socket)]
+    def receive(self) -> list[Received]:
+        """What has arrived: at most MAX_RECEIVE messages, about RECEIVE_BYTES. Joins a message of several parts."""
+        return [Received(identity, b"".join(parts)) for identity, *parts in _arrived(self.socket)]
 
     def close(self) -> None:
         """Closes the socket and drops what is queued."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -324,10 +324,16 @@ class GatewaySettings(ProcessSettings):
     limits: HttpLimits = field(default_factory=HttpLimits)
 
 
-def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> tuple[S, int | None]:
+class ProcessArguments(NamedTuple, Generic[S]):
+    """What a process was started with."""
+
+    settings: S
+    status_fd: int | None  # None for a process that was started by hand
+
+
+def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> ProcessArguments[S]:
     """Reads `python -m ROOM --settings JSON [--status-fd N]`, from `argv` or from the command line of this process.
-    Returns the settings and the status descriptor (None for a process started by hand). ConfigError if the settings are
-    not valid for `kind`."""
+    ConfigError if the settings are not valid for `kind`."""
     parser = argparse.ArgumentParser(description="One process of Baton; the baton command starts it.")
     parser.add_argument("--settings", required=True, metavar="JSON", help=f"{kind.__name__} as one line of JSON")
     parser.add_argument("--status-fd", type=int, metavar="N", help="descriptor for status events")
@@ -338,4 +344,4 @@ def read_arguments(kind: type[S], argv: Sequence[str] | None = None) -> tuple[S,
             os.fstat(arguments.status_fd)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--status-fd: got {arguments.status_fd}, expected an open descriptor") from error
-    return settings, arguments.status_fd
+    return ProcessArguments(settings, arguments.status_fd)

@@ -117,7 +117,8 @@ class Plan(Message):
     """One launch: its chunks, and each row that decodes. A plan without rows is legal.
 
     With a draft it proposes `num_steps` tokens for each row, or a tree of so many levels, and the target verifies
-    them. Without proposals a row draws one token. See draft_shape.py.
+    them. Without proposals a row draws one token. See draft_shape.py. `drafts`: some row or prompt of the launch has KV
+    of the draft, and keeps it. If not, it is launched as without a draft: no row of it will ever have such KV.
 
     `relay`: sampled tokens are stashed for the next launch, because their choices go on decoding on this executor.
     `ships`: the executor reports each layer as soon as its KV is written, because this worker sends KV. Such a plan has
@@ -134,6 +135,7 @@ class Plan(Message):
     ships: Flag = False
     num_steps: Count = 0
     step: StepShape | None = None
+    drafts: Flag = True
 
     def num_tokens(self, width: int) -> int:
         """Tokens that the target computes: those of its chunks, and `width` of each row that decodes."""

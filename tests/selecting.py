@@ -1,4 +1,4 @@
-"""Which cases of a table `make test` runs, and which only `make test-slow`."""
+"""Which cases of a table `make test` runs, which only `make test-slow`, and which only `make test-full`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,3 +14,8 @@ def first(count: int, values: Iterable[Any]) -> list[Any]:
 def broad(value: Any) -> Any:
     """One case for `make test-slow`."""
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.broad)
+
+
+def full(value: Any) -> Any:
+    """One case for `make test-full`: what it combines is held by others, each part by itself."""
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.full)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -54,4 +54,12 @@ class Started:
         )
 
 
-BuildRole = Callable[[Started], tuple[Core, PeerLink, WorkerAddress]]
+class Built(NamedTuple):
+    """One life of a worker: `address` is where its peers reach it."""
+
+    core: Core
+    link: PeerLink
+    address: WorkerAddress
+
+
+BuildRole = Callable[[Started], Built]

@@ -62,7 +62,7 @@ async def run(load: Load) -> dict[str, float]:
                 added.append(answer.arrivals[0])  # the workers answer at once
             return added
 
-        seen = await asyncio.gather(*(client(prompts[place :: load.clients]) for place in range(load.clients)))
+        seen = await asyncio.gather(*(client(prompts[index :: load.clients]) for index in range(load.clients)))
         after, cpu_s = await metrics_of(side), cpu_seconds(pid) - cpu_s
         assert len(pair.assigned_at) == len(prompts), "every prompt reached the worker"
 
@@ -80,8 +80,8 @@ async def run(load: Load) -> dict[str, float]:
 
 def measure(load: Load, rounds: int, sheet: Sheet) -> None:
     """Writes a table. Each round has a gateway of its own."""
-    found = [asyncio.run(run(load)) for _ in range(rounds)]
-    figures = {name: [each[name] for each in found] for name in found[0]}
+    by_round = [asyncio.run(run(load)) for _ in range(rounds)]
+    figures = {name: [of_round[name] for of_round in by_round] for name in by_round[0]}
     title = (
         f"{load.clients} clients, {load.requests} requests each, {load.prompt_tokens} tokens in,"
         f" {load.output_tokens} out, a token every {load.step_s * 1e3:g} ms"

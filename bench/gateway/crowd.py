@@ -72,7 +72,7 @@ async def _row(load: CrowdLoad, gateway: Running, num_bytes: int) -> dict[str, f
 
     async with asyncio.TaskGroup() as tasks:
         num_tokens = max(2, round(load.seconds / load.step_s))
-        prompts = [[num_bytes % load.vocab_size, place % load.vocab_size, 1] for place in range(load.streams)]
+        prompts = [[num_bytes % load.vocab_size, index % load.vocab_size, 1] for index in range(load.streams)]
         running = [tasks.create_task(side.complete(prompt, num_tokens, one_runs)) for prompt in prompts]
         await all_run.wait()
         own = OwnWatch(clock)
@@ -87,7 +87,7 @@ async def _row(load: CrowdLoad, gateway: Running, num_bytes: int) -> dict[str, f
     return {
         "beside, bytes": num_bytes,
         "prompts": num_beside,
-        GAP: longest_gap_s([each.result() for each in running], begun, ended) * 1e3,
+        GAP: longest_gap_s([stream.result() for stream in running], begun, ended) * 1e3,
         "client late, ms": own.load().lag_max_ms,
         "CPU us a token": cpu_s / max(1.0, after[name] - before[name]) * 1e6,
         "peak memory, MiB": peak_memory_mb(gateway.pid),
@@ -112,7 +112,7 @@ async def _prompts_beside(side: Side, num_bytes: int, until: float) -> int:
 
 def longest_gap_s(streams: Iterable[Answer], begun: float, ended: float) -> float:
     """The longest pause between two reads of one stream, of those that overlap [begun, ended)."""
-    pauses = (pause for each in streams for pause in pairwise(each.sent_at + at for at in each.arrivals))
+    pauses = (pause for stream in streams for pause in pairwise(stream.sent_at + at for at in stream.arrivals))
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
 
 
@@ -120,8 +120,8 @@ def longest_gap_s(streams: Iterable[Answer], begun: float, ended: float) -> floa
 def _long_context(model: Path) -> Iterator[Path]:
     """A folder with the model's tokenizer and the workers' context length."""
     with tempfile.TemporaryDirectory(prefix="baton-crowd-") as name:
-        for each in TOKENIZER_FILES:
-            shutil.copy(model / each, name)
+        for file in TOKENIZER_FILES:
+            shutil.copy(model / file, name)
         config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
         config["max_position_embeddings"] = CONTEXT_LENGTH
         (Path(name) / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -86,7 +86,7 @@ def peak_memory_mb(pid: int) -> float:
 
 async def metrics_of(side: Side) -> dict[str, float]:
     """Every metric by its name without labels: the sum of its samples."""
-    found: defaultdict[str, float] = defaultdict(float)
+    totals: defaultdict[str, float] = defaultdict(float)
     for name, value in (await metrics(side.server, side.clock) or {}).items():
-        found[name.partition("{")[0]] += value
-    return found
+        totals[name.partition("{")[0]] += value
+    return totals

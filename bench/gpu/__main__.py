@@ -85,9 +85,9 @@ def run_steps(steps: Sequence[Step], folder: Folder, device: str, total_s: float
             continue
         console.print(f"{step.name}: {step.words} (up to {limit:.0f} s)", markup=False)
         start_s = clock.now()
-        why = run_limited(child_command(step, folder, device, limit), limit, folder.path / LOG, variables())
-        if not any(isinstance(each, End) and of_step(each, step.name) for each in folder.records()):
-            folder.add(End(step.name, "failed", round(clock.now() - start_s, 1), why or "ended without a word"))
+        reason = run_limited(child_command(step, folder, device, limit), limit, folder.path / LOG, variables())
+        if not any(isinstance(record, End) and of_step(record, step.name) for record in folder.records()):
+            folder.add(End(step.name, "failed", round(clock.now() - start_s, 1), reason or "ended without a word"))
 
 
 def child_command(step: Step, folder: Folder, device: str, limit: float) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ def report(steps: Sequence[Step], folder: Folder, console: Console) -> int:
     console.print(f"\n{folder.path / 'page.md'} and {folder.path / 'figures.jsonl'}:", markup=False)
     for step in steps:
         console.print(f"{step.name:8} {summary(step.name, records)}", markup=False)
-    not_ok = [each for each in records if isinstance(each, End) and each.outcome != "ok"]
-    return 1 if any(of_step(each, step.name) for each in not_ok for step in steps) else 0
+    not_ok = [record for record in records if isinstance(record, End) and record.outcome != "ok"]
+    return 1 if any(of_step(record, step.name) for record in not_ok for step in steps) else 0
 
 
 # ---- one step's process ----

@@ -71,14 +71,14 @@ def tell_machine(device: str) -> int:
 
 def facts(device: str) -> dict[str, Value]:
     """Names and values for the first lines of the page."""
-    found: dict[str, Value] = {"device": device_words(device), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-    found |= {"commit": _commit(), "Python": platform.python_version(), "torch": torch.__version__}
-    found |= {name: _version(name) for name in ("triton", "transformers")}
+    facts: dict[str, Value] = {"device": device_words(device), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    facts |= {"commit": _commit(), "Python": platform.python_version(), "torch": torch.__version__}
+    facts |= {name: _version(name) for name in ("triton", "transformers")}
     if device == "cuda":
         about = torch.cuda.get_device_properties(0)
-        found |= {"multiprocessors": about.multi_processor_count, "device GB": round(about.total_memory / 1e9, 1)}
-        found |= {"CUDA": torch.version.cuda, "GPUs": torch.cuda.device_count()}
-    return found | {"cores": len(os.sched_getaffinity(0))}
+        facts |= {"multiprocessors": about.multi_processor_count, "device GB": round(about.total_memory / 1e9, 1)}
+        facts |= {"CUDA": torch.version.cuda, "GPUs": torch.cuda.device_count()}
+    return facts | {"cores": len(os.sched_getaffinity(0))}
 
 
 def device_words(device: str) -> str:

@@ -109,17 +109,17 @@ def with_graphs(runner: ModelRunner, kv: PagedKv, max_requests: int, max_context
 @contextmanager
 def decoders(ways: Sequence[Way], kv: PagedKv, case: Case) -> Iterator[list[Decoder]]:
     """The workers of all ways, decoding. RuntimeError if one that has graphs has replayed none."""
-    found: list[Decoder] = []
+    opened: list[Decoder] = []
     try:
         for way in ways:
             before = way.runner.num_replays
-            found += [_started(way, kv, case, overlap) for overlap in way.overlaps]
+            opened += [_started(way, kv, case, overlap) for overlap in way.overlaps]
             if way.runner.max_graphed and way.runner.num_replays == before:
                 raise RuntimeError(f"{way.name}: no graph was replayed")
-        yield found
+        yield opened
     finally:
-        for each in found:
-            each.decoding.executor.close()
+        for decoder in opened:
+            decoder.decoding.executor.close()
 
 
 def _started(way: Way, kv: PagedKv, case: Case, overlap: bool) -> Decoder:
@@ -137,6 +137,6 @@ def new_streams(device: torch.device) -> tuple[Replayed, Stream]:
     return ReplayedStream(os.sched_getaffinity(0), 1, MonotonicClock()), InlineStream()
 
 
-def times_of(found: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
+def times_of(opened: Sequence[Decoder], plan: Plan) -> dict[str, Times]:
     """By the names of ways: every worker in turn."""
-    return timed({(each.way.name, each.overlap): (each.decoding, each.stream) for each in found}, plan)
+    return timed({(decoder.way.name, decoder.overlap): (decoder.decoding, decoder.stream) for decoder in opened}, plan)

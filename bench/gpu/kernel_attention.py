@@ -113,11 +113,11 @@ def decodes(sheet: Sheet, at: Setup, batch: int, context: int) -> None:
     if not torch.equal(tight_THD, longest_THD):
         sheet.fault(f"{where}: attention captured for the longest context gives other bits")
 
-    found = timed(sides, runs_for(num_bytes, at.size.graph_bytes), at)
-    rate, ratio = num_bytes / found["tight"], found["longest"] / found["tight"]
+    seconds_of = timed(sides, runs_for(num_bytes, at.size.graph_bytes), at)
+    rate, ratio = num_bytes / seconds_of["tight"], seconds_of["longest"] / seconds_of["tight"]
     share = rate / at.limits.copy_bytes_s
-    cells: dict[str, Value] = {"batch": batch, "context": context, "tight": found["tight"] * 1e6}
-    cells |= {"GB/s": rate / 1e9, "share": share, "longest": found["longest"] * 1e6}
+    cells: dict[str, Value] = {"batch": batch, "context": context, "tight": seconds_of["tight"] * 1e6}
+    cells |= {"GB/s": rate / 1e9, "share": share, "longest": seconds_of["longest"] * 1e6}
     sheet.row("Attention of decodes", {**cells, "longest / tight": ratio, "error": shown(error)}, DECODE_ABOUT)
     sheet.goal(f"{where}: longest / tight", ratio, "at most", LONGEST_RATIO)
     if (batch, context) == at.size.judged_share:
@@ -139,7 +139,7 @@ def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
     q_THD, kv = case.q_THD, case.kv
     ours = case.side(attention_of(at, kv.layout), inp)
     k_TKD, v_TKD = (kv.layer(0)[1:, side].flatten(0, 1)[:tokens] for side in (0, 1))
-    q_1HTD, k_1KTD, v_1KTD = (each.transpose(0, 1)[None].contiguous() for each in (q_THD, k_TKD, v_TKD))
+    q_1HTD, k_1KTD, v_1KTD = (tensor.transpose(0, 1)[None].contiguous() for tensor in (q_THD, k_TKD, v_TKD))
 
     def torchs(_index: int) -> Tensor:
         return F.scaled_dot_product_attention(q_1HTD, k_1KTD, v_1KTD, is_causal=True, enable_gqa=True)
@@ -147,11 +147,15 @@ def prompt(sheet: Sheet, at: Setup, tokens: int) -> None:
     error = relative_error(ours(0), torchs(0)[0].transpose(0, 1))
     if error > BOUND:
         sheet.fault(f"a prompt of {tokens:,} tokens: attention is off by {error:.3g}")
-    found = timed({"ours": ours, "torch": torchs}, FEWEST_RUNS, at)
+    seconds_of = timed({"ours": ours, "torch": torchs}, FEWEST_RUNS, at)
     flops = attention_flops(at.config, tokens)
-    shares = {name: flops / seconds / at.limits.product_flops_s for name, seconds in found.items()}
-    cells: dict[str, Value] = {"tokens": tokens, "ours": found["ours"] * 1e6, "torch": found["torch"] * 1e6}
-    cells |= {"ours / torch": found["ours"] / found["torch"], "share": shares["ours"], "torch's share": shares["torch"]}
+    shares = {name: flops / seconds / at.limits.product_flops_s for name, seconds in seconds_of.items()}
+    cells: dict[str, Value] = {"tokens": tokens, "ours": seconds_of["ours"] * 1e6, "torch": seconds_of["torch"] * 1e6}
+    cells |= {
+        "ours / torch": seconds_of["ours"] / seconds_of["torch"],
+        "share": shares["ours"],
+        "torch's share": shares["torch"],
+    }
     sheet.row("Attention of a prompt", {**cells, "error": shown(error)}, PROMPT_ABOUT)
 
 

@@ -69,13 +69,13 @@ def timed(sides: Mapping[str, Callable[[int], object]], count: int, at: Setup) -
     for name, run in sides.items():
         repeated(run)  # nothing may be compiled or loaded during the capture
         graphs[name] = maker_of_graphs(at.device)(partial(repeated, run))
-    found = seconds_in_turn(graphs, at.size.rounds, at.size.replays, at.device)
-    return {name: seconds / count for name, seconds in found.items()}
+    seconds_of = seconds_in_turn(graphs, at.size.rounds, at.size.replays, at.device)
+    return {name: seconds / count for name, seconds in seconds_of.items()}
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> float:
+def relative_error(computed: Tensor, wanted: Tensor) -> float:
     """The norm of the difference over that of the wanted one; infinite with NaN."""
-    error = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    error = float((computed.double() - wanted.double()).norm() / wanted.double().norm())
     return inf if isnan(error) else error
 
 

@@ -64,12 +64,12 @@ class Total:
 def device_events(trace: Mapping[str, Any], categories: Iterable[str] = ON_THE_DEVICE) -> list[Event]:
     """The events of these categories, by their start."""
     wanted = set(categories)
-    found = [
-        Event(str(each["name"]), float(each["ts"]), float(each["dur"]))
-        for each in trace["traceEvents"]
-        if each.get("ph") == "X" and each.get("cat") in wanted
+    on_device = [
+        Event(str(event["name"]), float(event["ts"]), float(event["dur"]))
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in wanted
     ]
-    return sorted(found, key=lambda event: event.start_us)
+    return sorted(on_device, key=lambda event: event.start_us)
 
 
 def busy_us(events: Iterable[Event]) -> float:
@@ -101,11 +101,11 @@ def by_kind(events: Iterable[Event]) -> list[Total]:
 
 
 def _totals(named: Iterable[tuple[str, float]]) -> list[Total]:
-    each: defaultdict[str, list[float]] = defaultdict(list)
+    times_of: defaultdict[str, list[float]] = defaultdict(list)
     for name, us in named:
-        each[name].append(us)
-    found = [Total(name, len(times), sum(times)) for name, times in each.items()]
-    return sorted(found, key=lambda total: total.us, reverse=True)
+        times_of[name].append(us)
+    totals = [Total(name, len(times), sum(times)) for name, times in times_of.items()]
+    return sorted(totals, key=lambda total: total.us, reverse=True)
 
 
 def periods(events: Sequence[Event], num_steps: int) -> list[Period]:

@@ -31,10 +31,10 @@ def lease(steps: Sequence[Step]) -> list[str]:
     minutes = f"{(CALL_S - START_S) / 60:g}"
     planned, lines = calls(steps), []
     for call in planned:
-        each = ", ".join(f"{step.name} {step.seconds:g}" for step in call)
+        told = ", ".join(f"{step.name} {step.seconds:g}" for step in call)
         expected = START_S + sum(step.seconds for step in call)
         names = " ".join(step.name for step in call)
-        lines.append(f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} s: start {START_S:g}, {each}")
+        lines.append(f"make gpu STEP='{names}' MINUTES={minutes}  # {expected:g} s: start {START_S:g}, {told}")
     total = len(planned) * START_S + sum(step.seconds for step in steps)
     number = f"{len(planned)} call{'s' * (len(planned) != 1)}"
     return [*lines, f"# {number}, {total:g} s together, {total / 60:.1f} minutes, without the starts of the machine"]

@@ -48,7 +48,7 @@ def chosen(names: Sequence[str]) -> list[Step]:
 def limit_s(steps: Sequence[Step], left_s: float) -> float:
     """The time limit of the first of `steps`, when all of them have `left_s` seconds. The later steps keep the seconds
     that they need. If the time is too short for all, all are scaled down alike. At most STEP_S, never negative."""
-    needed_s = sum(each.seconds for each in steps)
+    needed_s = sum(step.seconds for step in steps)
     scale = min(1.0, max(0.0, left_s) / needed_s)
     return max(0.0, min(STEP_S, left_s - scale * (needed_s - steps[0].seconds)))
 
@@ -56,13 +56,13 @@ def limit_s(steps: Sequence[Step], left_s: float) -> float:
 def calls(steps: Sequence[Step]) -> list[list[Step]]:
     """The steps in calls of at most CALL_S each, the start of a call included. The order stays, except that a step goes
     into an earlier call that has room for it."""
-    found: list[list[Step]] = []
+    made: list[list[Step]] = []
     for step in steps:
         assert START_S + step.seconds <= CALL_S, f"{step.name} takes longer than a call"
-        for call in found:
-            if START_S + step.seconds + sum(each.seconds for each in call) <= CALL_S:
+        for call in made:
+            if START_S + step.seconds + sum(planned.seconds for planned in call) <= CALL_S:
                 call.append(step)
                 break
         else:
-            found.append([step])
-    return found
+            made.append([step])
+    return made

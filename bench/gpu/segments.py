@@ -58,7 +58,7 @@ def parts_of(spans: Sequence[Span]) -> Parts:
     def duration(name: str) -> float:
         return median(span.end_s - span.start_s for span in spans if span.name == name) * 1e3
 
-    gaps = (median(each) * 1e3 for each in (bubbles, idles))
+    gaps = (median(bubble) * 1e3 for bubble in (bubbles, idles))
     return Parts(duration("propose"), duration("verify"), duration("extend"), *gaps)
 
 
@@ -98,8 +98,8 @@ class MarkedHostStream(ReplayedStream):
     def spans(self) -> list[Span]:
         """See Marked."""
         self.record().synchronize()
-        return [Span(each.name, each.start_s - self._spans[0].start_s, each.end_s - self._spans[0].start_s)
-                for each in self._spans]  # fmt: skip
+        return [Span(span.name, span.start_s - self._spans[0].start_s, span.end_s - self._spans[0].start_s)
+                for span in self._spans]  # fmt: skip
 
 
 class MarkedCudaStream(ReplayedCudaStream):

@@ -22,6 +22,7 @@ from model.cuda_capture import Capture, CudaCapture, Run
 from model.eagle import load_eagle
 from model.graphs import GraphedRunner
 from model.inputs import ModelInput
+from model.packing import Packing
 from model.paged_kv import TORCH_DTYPES, PagedKv
 from model.runner import ModelRunner, passes_of
 from model.transformer import load_decoder
@@ -115,7 +116,8 @@ def random_runner(
         of_draft = DraftConfig("eagle", replace(config, layers=config.layers[:1]), config.vocab_size)
         draft = load_eagle(RandomDraftWeights(), of_draft, decoder, passes, attention)
     _made(where)
-    return ModelRunner(config, where, dtype, decoder, attention, weights, draft=draft, collectives=collectives)
+    packing = Packing(compute)
+    return ModelRunner(config, where, dtype, decoder, attention, weights, packing, draft=draft, collectives=collectives)
 
 
 def device_runner(device: str, page_size: int, *, with_draft: bool = False) -> ModelRunner:

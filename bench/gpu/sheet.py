@@ -38,8 +38,8 @@ class Folder:
 
     def begin(self, machine: Machine, names: list[str]) -> None:
         """Drops the machine and these steps of earlier runs; keeps the other steps."""
-        kept = [each for each in self.records() if not isinstance(each, Machine)]
-        self._write([machine, *(each for each in kept if not any(of_step(each, name) for name in names))])
+        kept = [record for record in self.records() if not isinstance(record, Machine)]
+        self._write([machine, *(record for record in kept if not any(of_step(record, name) for name in names))])
 
     def _write(self, records: list[Record]) -> None:
         self._replace(FIGURES, "".join(to_line(record) + "\n" for record in records))
@@ -93,8 +93,8 @@ class StepSheet(Sheet):
     def end(self) -> None:
         """The step has ended."""
         spent_s = self._clock.now() - self._start_s
-        why = self._faults[0] if self._faults else ""
-        self.folder.add(End(self.name, "failed" if why else "ok", round(spent_s, 1), why))
+        reason = self._faults[0] if self._faults else ""
+        self.folder.add(End(self.name, "failed" if reason else "ok", round(spent_s, 1), reason))
 
 
 def _brief(error: Exception) -> str:

@@ -138,14 +138,14 @@ def _one(
     """Decodes one case in all ways, and writes its lines in all tables."""
     runner, (tight, server) = setting.runner, setting.words_of_graphs
     ways = [Way(tight, with_graphs(runner, kv, case.batch, case.plan.max_context))]
-    ways += [Way(server, each, overlaps=(True,)) for each in servers]
+    ways += [Way(server, other_server, overlaps=(True,)) for other_server in servers]
     if (case.batch, case.plan.context) in setting.size.eager:
         ways.append(Way(EAGER, without_graphs(runner)))
-    with decoders(ways, kv, case) as found:
-        times = times_of(found, case.plan)
+    with decoders(ways, kv, case) as opened:
+        times = times_of(opened, case.plan)
 
-    for name, each in times.items():
-        _step_row(setting.sheet, case, name, each, is_judged=name != EAGER)
+    for name, time_s in times.items():
+        _step_row(setting.sheet, case, name, time_s, is_judged=name != EAGER)
     _limits_row(setting, case, times[tight].forward, products_ms.get(case.batch))
     if server in times:
         _server_row(setting.sheet, case, times[tight].forward, times[server].forward)

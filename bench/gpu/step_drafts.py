@@ -152,7 +152,7 @@ def _launches(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int, nam
     length = mean_length(side.speculation)
     with_graphs = "no" if not graphs else "yes" if runner.device.type == "cuda" else "stand-in"
     cells: dict[str, Value] = {"batch": batch, "draft": name, "graphs": with_graphs, "launch": launch_s * 1e3}
-    cells |= {each: getattr(parts, each, None) for each in Parts.__dataclass_fields__}
+    cells |= {part: getattr(parts, part, None) for part in Parts.__dataclass_fields__}
     sheet.row("A launch with a draft", cells | {"length": length, "tokens/s": batch * length / launch_s}, LAUNCH_ABOUT)
 
 
@@ -173,9 +173,12 @@ def _costs(sheet: StepSheet, runner: ModelRunner, size: Size, batch: int) -> Non
     costs = measure_costs(captured(graphed), batch, size.context, NUM_STEPS, size.rounds, kv=kv, in_a_row=5)
 
     cells: dict[str, Value] = {"batch": batch, "plain": costs.plain_us / 1e3, "draft step": costs.draft_us / 1e3}
-    cells |= {f"verify {num + 2}": each / 1e3 for num, each in enumerate(costs.verify_us)}
+    cells |= {f"verify {num + 2}": us / 1e3 for num, us in enumerate(costs.verify_us)}
     cells |= {"extend 5": costs.extend_us[-1] / 1e3, "verify 5 / plain": costs.verify_us[-1] / costs.plain_us}
-    cells |= {f"speed at {each:g}": costs.speed_up(geometric(each, NUM_STEPS), NUM_STEPS) for each in ACCEPTANCES}
+    cells |= {
+        f"speed at {acceptance:g}": costs.speed_up(geometric(acceptance, NUM_STEPS), NUM_STEPS)
+        for acceptance in ACCEPTANCES
+    }
     sheet.row("What a launch with a draft is made of", cells, COST_ABOUT)
 
 

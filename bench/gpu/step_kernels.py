@@ -108,7 +108,7 @@ class Pass:
         pages = () if self.kv is None else (self.kv.layer(0).fill_(UNWRITTEN),)
         results = self.run(passes, 0)
         result = results if isinstance(results, Tensor) else torch.stack(results)
-        return [result.float(), *(each.float().clone() for each in pages)]
+        return [result.float(), *(page.float().clone() for page in pages)]
 
 
 MakePass = Callable[[Setup, int, str], Pass]  # of so many rows, in this dtype
@@ -148,7 +148,7 @@ def placing(at: Setup, rows: int, dtype: str) -> Pass:
 
     width = (num_heads + config.num_kv_heads) * config.head_dim
     qkvs = [(torch.randn(rows, width, dtype=kind, device=at.device),) for _ in slots]
-    places = [kv.token_rows(each) for each in slots]
+    places = [kv.token_rows(slot) for slot in slots]
     norm_ND = torch.randn(num_heads, config.head_dim, dtype=kind, device=at.device)
     angles_F = inverse_frequencies(config.rope, config.head_dim).to(at.device)
     rotation = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps).rotation(
@@ -204,11 +204,11 @@ def _pass(sheet: StepSheet, at: Setup, make: MakePass, rows: int) -> None:
 
     own = make(at, rows, DTYPE)
     sides = {"torch": partial(own.run, plain), "fused": partial(own.run, fused)}
-    found = timed(sides, runs_for(own.num_bytes, at.size.graph_bytes), at)
-    rate = own.num_bytes / found["fused"]
-    share, ratio = rate / at.limits.copy_bytes_s, found["torch"] / found["fused"]
+    seconds_of = timed(sides, runs_for(own.num_bytes, at.size.graph_bytes), at)
+    rate = own.num_bytes / seconds_of["fused"]
+    share, ratio = rate / at.limits.copy_bytes_s, seconds_of["torch"] / seconds_of["fused"]
     cells = {"pass": own.name, "rows": rows, "MB": own.num_bytes / 1e6}
-    cells |= {name: seconds * 1e6 for name, seconds in found.items()}
+    cells |= {name: seconds * 1e6 for name, seconds in seconds_of.items()}
     cells |= {"torch / fused": ratio, "GB/s": rate / 1e9, "share": share}
     for name, run in sides.items():
         is_eager = rows in at.size.eager_rows
@@ -219,9 +219,9 @@ def _pass(sheet: StepSheet, at: Setup, make: MakePass, rows: int) -> None:
         sheet.goal(f"{own.name}, {rows:,} rows: share of a device copy", share, "at least", BANDWIDTH_SHARE)
 
 
-def difference(found: list[Tensor], wanted: list[Tensor]) -> tuple[float, str]:
+def difference(computed: list[Tensor], wanted: list[Tensor]) -> tuple[float, str]:
     """The largest error of what was written, and what must not differ at all but does. See Pass.written."""
-    (result, *pages), (wanted_result, *wanted_pages) = found, wanted
+    (result, *pages), (wanted_result, *wanted_pages) = computed, wanted
     errors, wrong = [relative_error(result, wanted_result)], ""
     for own, theirs in zip(pages, wanted_pages, strict=True):
         is_unwritten = theirs == UNWRITTEN
@@ -229,5 +229,7 @@ def difference(found: list[Tensor], wanted: list[Tensor]) -> tuple[float, str]:
             wrong = "other slots are written"
         elif not torch.equal(own[:, 1], theirs[:, 1]):
             wrong = "V is not the same"
-        errors.append(relative_error(*(each.masked_fill(is_unwritten, 0.0) for each in (own, theirs))))
+        errors.append(
+            relative_error(*(pages_of_side.masked_fill(is_unwritten, 0.0) for pages_of_side in (own, theirs)))
+        )
     return max(errors), wrong

@@ -94,22 +94,22 @@ def _family(sheet: StepSheet, arch: Architecture, device: str, size: Size) -> No
             how = f"{'overlap' if overlap else 'serial'}, {'graphs' if graphs else 'no graphs'}"
             wrong = differences(runner, wanted, page_size, overlap=overlap, graphs=graphs)
             cells[how] = f"{len(wanted.tokens) - len(wrong)} of {len(wanted.tokens)}"
-            for each in wrong[:2]:
-                sheet.fault(f"{arch}, page size {page_size}, {how}: {each}")
+            for fault in wrong[:2]:
+                sheet.fault(f"{arch}, page size {page_size}, {how}: {fault}")
         sheet.row("Tokens", cells, ABOUT)
 
 
-def wanted_of(found: Reference, size: Size) -> Wanted:
+def wanted_of(known: Reference, size: Size) -> Wanted:
     """The greedy ones, then the seeded ones."""
-    greedy, seeded = found.prompts[: size.num_greedy], found.prompts[-size.num_seeded :]
+    greedy, seeded = known.prompts[: size.num_greedy], known.prompts[-size.num_seeded :]
     params = tuple(replace(SEEDED, seed=SEEDED.seed + index) for index in range(size.num_seeded))
-    drawn = tuple(map(partial(_seeded, _transformers(found, torch.float32)), seeded, params))
-    tokens = (*found.continuations[: size.num_greedy], *drawn)
+    drawn = tuple(map(partial(_seeded, _transformers(known, torch.float32)), seeded, params))
+    tokens = (*known.continuations[: size.num_greedy], *drawn)
     return Wanted((*greedy, *seeded), (*(GREEDY for _ in greedy), *params), tokens)
 
 
-def _transformers(found: Reference, dtype: torch.dtype) -> torch.nn.Module:
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(found.folder, dtype=dtype).eval()
+def _transformers(known: Reference, dtype: torch.dtype) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(known.folder, dtype=dtype).eval()
     return model
 
 
@@ -134,14 +134,14 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
         executor.warm_up()
     worker = UnifiedWorker(planner_of(executor), "bench", MonotonicClock(), Policies(overlap, CHUNK_SIZE))
     try:
-        found = answers(worker, stream.idle, wanted)
+        answered = answers(worker, stream.idle, wanted)
     finally:
         executor.close()
     if graphs != bool(graphed.num_replays):
         raise RuntimeError(f"graphs were asked for: {graphs}; replayed: {graphed.num_replays} times; the log says why")
     return [
         difference(index, wanted.params[index], ours, theirs)
-        for index, (ours, theirs) in enumerate(zip(found, wanted.tokens, strict=True))
+        for index, (ours, theirs) in enumerate(zip(answered, wanted.tokens, strict=True))
         if ours != theirs
     ]
 
@@ -149,19 +149,19 @@ def differences(runner: ModelRunner, wanted: Wanted, page_size: int, *, overlap:
 def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> list[tuple[int, ...]]:
     """The tokens of all requests, which are asked for together. RuntimeError if one fails, or if pages are not given
     back. `idle` waits for the forward stream."""
-    found: list[tuple[int, ...]] = [() for _ in wanted.tokens]
+    tokens: list[tuple[int, ...]] = [() for _ in wanted.tokens]
     for index, (prompt, params) in enumerate(zip(wanted.prompts, wanted.params, strict=True)):
         worker.on_gateway(Assign(str(index), 0, prompt, params, num_choices=1, prefill=None))
     num_ended = 0
-    while num_ended < len(found):
+    while num_ended < len(tokens):
         if not worker.turn():
             idle()
         for message in worker.outbox.gateway:
             if not isinstance(message, Tokens):
                 raise RuntimeError(f"a request failed: {message}")
-            for each in message.choices:
-                found[int(each.request_id)] += tuple(each.token_ids)
-                num_ended += bool(each.finish)
+            for choice in message.choices:
+                tokens[int(choice.request_id)] += tuple(choice.token_ids)
+                num_ended += bool(choice.finish)
         worker.outbox.gateway.clear()
 
     while worker.turn() or worker.planner.in_flight:  # a launch behind the last tokens may still run
@@ -169,7 +169,7 @@ def answers(worker: UnifiedWorker, idle: Callable[[], None], wanted: Wanted) -> 
     pages = worker.stats().kv_pages
     if pages.free + pages.cached != pages.total:
         raise RuntimeError(f"pages are not given back: {pages}")
-    return found
+    return tokens
 
 
 def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: Sequence[int]) -> str:
@@ -186,14 +186,14 @@ def difference(index: int, params: SamplingParams, ours: Sequence[int], theirs: 
 
 
 def _logits(sheet: StepSheet, arch: Architecture, device: str) -> None:
-    found = reference(arch)
-    prompt = found.prompts[-1]
+    known = reference(arch)
+    prompt = known.prompts[-1]
     with torch.no_grad():
         exact_TV, theirs_TV = (
-            _transformers(found, dtype)(torch.tensor([prompt])).logits[0].float()
+            _transformers(known, dtype)(torch.tensor([prompt])).logits[0].float()
             for dtype in (torch.float32, torch.bfloat16)
         )
-    ours_TV = our_logits(ModelRunner.load(found.folder, device=device, dtype="bfloat16"), prompt)
+    ours_TV = our_logits(ModelRunner.load(known.folder, device=device, dtype="bfloat16"), prompt)
     ours, theirs = relative_error(ours_TV, exact_TV), relative_error(theirs_TV, exact_TV)
     cells: dict[str, str | float] = {"family": arch, "our error": ours, "transformers' error": theirs}
     sheet.row("bfloat16 logits", cells, "Norm of the difference from float32, over the norm of float32's logits.")

@@ -141,11 +141,11 @@ def _one(sheet: StepSheet, size: Size, limits: Limits, kind: Kind, logits_LV: Te
     wanted: list[int] = Drawing(kind, logits_LV[: size.num_checked].cpu()).draw().tolist()
     for batch in size.batches:
         drawing, plain = Drawing(kind, logits_LV[:batch]), Drawing(kind, logits_LV[:batch], TorchDraws())
-        found: list[int] = drawing.draw().tolist()
-        same, num_checked = num_same(found, wanted), min(batch, len(wanted))
-        same_as_torch = num_same(found, plain.draw().tolist())
+        drawn: list[int] = drawing.draw().tolist()
+        same, num_checked = num_same(drawn, wanted), min(batch, len(wanted))
+        same_as_torch = num_same(drawn, plain.draw().tolist())
         spent, by_torch = (
-            launched(each.draw, size.count, size.rounds, limits, logits_LV.device) for each in (drawing, plain)
+            launched(side.draw, size.count, size.rounds, limits, logits_LV.device) for side in (drawing, plain)
         )
         read_s = drawing.logits_LV.nbytes / limits.copy_bytes_s
         cells: dict[str, Value] = {"draw": kind.name, "batch": batch, "device": spent.device_s * 1e6}
@@ -161,13 +161,13 @@ def _one(sheet: StepSheet, size: Size, limits: Limits, kind: Kind, logits_LV: Te
         where = f"{kind.name}, batch {batch}"
         if is_wrong(same, num_checked, is_exact=kind.params.temperature == 0):
             sheet.fault(f"{where}: only {same} of {num_checked} tokens are those of the CPU")
-        if why := why_it_waits(drawing.draw, logits_LV.device):
-            sheet.fault(f"{where}: the host waits for the device: {why}")
+        if reason := why_it_waits(drawing.draw, logits_LV.device):
+            sheet.fault(f"{where}: the host waits for the device: {reason}")
 
 
-def num_same(found: Sequence[int], wanted: Sequence[int]) -> int:
+def num_same(drawn: Sequence[int], wanted: Sequence[int]) -> int:
     """How many of the first rows draw the wanted token. Either may have more rows."""
-    return sum(ours == theirs for ours, theirs in zip(found, wanted, strict=False))
+    return sum(ours == theirs for ours, theirs in zip(drawn, wanted, strict=False))
 
 
 def is_wrong(same: int, count: int, *, is_exact: bool) -> bool:

@@ -101,16 +101,16 @@ async def _deployment(sheet: StepSheet, name: str, folder: Path, size: Size) -> 
         for clients in size.clients:
             num_requests = max(size.load.num_conversations or 0, 2 * clients)
             load = replace(size.load, num_conversations=num_requests, max_concurrency=clients, num_warmups=clients)
-            found = await run_load(server, clock, load)
-            add_row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, found, CLIENTS_ABOUT)
+            measured = await run_load(server, clock, load)
+            add_row(sheet, "Clients over HTTP", {"deployment": name, "clients": clients}, measured, CLIENTS_ABOUT)
         for rate in (0.0, size.long_rate):
             load = replace(size.streams, intruder_rate=rate, intruder_tokens=size.long_tokens)
-            found = await run_load(server, clock, load)
+            measured = await run_load(server, clock, load)
             cells = {
                 "deployment": name,
                 "long prompts": f"{size.long_tokens:,} tokens, {rate:g} a second" if rate else "none",
             }
-            add_row(sheet, "Long prompts beside streams", cells, found, LONG_ABOUT)
+            add_row(sheet, "Long prompts beside streams", cells, measured, LONG_ABOUT)
         _, body = await get(server, clock, "/workers")
         for words in ways_of_kv(json.loads(body)):
             sheet.note(f"{name}: {words}")
@@ -119,13 +119,17 @@ async def _deployment(sheet: StepSheet, name: str, folder: Path, size: Size) -> 
 def ways_of_kv(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     """How KV has come to each decode worker, from GET /workers."""
     return [
-        f"KV came to {each['id']} from {peer} by {way}" for each in workers for peer, way in each["transfer"].items()
+        f"KV came to {worker['id']} from {peer} by {way}"
+        for worker in workers
+        for peer, way in worker["transfer"].items()
     ]
 
 
-def add_row(sheet: StepSheet, table: str, cells: Mapping[str, str | int], found: Measured, about: str) -> None:
+def add_row(sheet: StepSheet, table: str, cells: Mapping[str, str | int], measured: Measured, about: str) -> None:
     """Adds a line to a table. Failed requests are a fault."""
-    figures = {name: value for name, value in cells_of(found).items() if found.beside or not name.startswith("long")}
-    sheet.row(table, {**cells, "load": found.load.work.words(), **figures}, about)
-    if why := failures(found):
-        sheet.fault(f"{table}, {', '.join(map(str, cells.values()))}: {why}")
+    figures = {
+        name: value for name, value in cells_of(measured).items() if measured.beside or not name.startswith("long")
+    }
+    sheet.row(table, {**cells, "load": measured.load.work.words(), **figures}, about)
+    if reason := failures(measured):
+        sheet.fault(f"{table}, {', '.join(map(str, cells.values()))}: {reason}")

@@ -182,8 +182,8 @@ def measure_smoke(sheet: StepSheet, device: str) -> None:
 
 def _smoke(sheet: StepSheet, what: str, run: Callable[[], str]) -> None:
     start = perf_counter()
-    found = run()
-    sheet.row("Smoke", {"part": what, "found": found, "seconds": perf_counter() - start})
+    outcome = run()
+    sheet.row("Smoke", {"part": what, "found": outcome, "seconds": perf_counter() - start})
 
 
 def import_all(rooms: Sequence[str] = ROOMS) -> str:

@@ -81,10 +81,10 @@ def measure_trace(sheet: StepSheet, device: str) -> None:
 def _try_profiler(sheet: StepSheet, device: torch.device) -> None:
     """Loads the profiler, and says so if it sees no kernel even of one operation."""
     numbers = torch.randn(64, 64, device=device)
-    with profile(activities=_activities(device)) as found:
+    with profile(activities=_activities(device)) as profiled:
         numbers @ numbers
         _synchronize(device)
-    if not device_events(_exported(found)[0], _categories(device)):
+    if not device_events(_exported(profiled)[0], _categories(device)):
         sheet.fault("the profiler sees no kernels on this machine: no times of kernels below")
 
 
@@ -96,9 +96,9 @@ def _one(sheet: StepSheet, runner: ModelRunner, case: Case, copy_bytes_s: float)
     graphs = with_graphs(runner, kv, case.batch, case.plan.max_context)
     with decoders([Way("graphs", graphs, overlaps=(True,))], kv, case) as [worker]:
         step_us = median(worker.decoding.run(case.plan.steps) for _ in range(2)) * 1e6
-        found, num_steps = traced(worker, runner.device)
+        profiled, num_steps = traced(worker, runner.device)
 
-    trace, text = _exported(found)
+    trace, text = _exported(profiled)
     _write(sheet, f"decode-trace-{case.batch}.json.gz", text)
     events = device_events(trace, _categories(runner.device))
     if not events:
@@ -118,11 +118,11 @@ def traced(worker: Decoder, device: torch.device) -> tuple[Any, int]:
     planner = worker.decoding.worker.planner
     _synchronize(device)
     before = planner.num_launches
-    with profile(activities=_activities(device)) as found:
+    with profile(activities=_activities(device)) as profiled:
         worker.decoding.run(TRACED_STEPS)
         worker.stream.record().synchronize()
         _synchronize(device)
-    return found, planner.num_launches - before
+    return profiled, planner.num_launches - before
 
 
 def floors(runner: ModelRunner, case: Case, copy_bytes_s: float) -> dict[str, float]:
@@ -151,11 +151,11 @@ def kind_rows(
 def kernel_rows(batch: int, events: Sequence[Event], num_steps: int) -> list[dict[str, Value]]:
     """A line for each of the kernels that take longest, and one for all others together."""
     busy, totals = busy_us(events), by_name(events)
-    rows = [_kernel(batch, f"`{short(each.name)}`", kind_of_kernel(each.name), each, num_steps, busy)
-            for each in totals[:NUM_ROWS]]  # fmt: skip
+    rows = [_kernel(batch, f"`{short(total.name)}`", kind_of_kernel(total.name), total, num_steps, busy)
+            for total in totals[:NUM_ROWS]]  # fmt: skip
     if others := totals[NUM_ROWS:]:
-        name, calls = f"{len(others)} others", sum(each.calls for each in others)
-        rest = Total(name, calls, sum(each.us for each in others))
+        name, calls = f"{len(others)} others", sum(other.calls for other in others)
+        rest = Total(name, calls, sum(other.us for other in others))
         rows.append(_kernel(batch, name, "", rest, num_steps, busy))
     return rows
 
@@ -167,16 +167,16 @@ def _kernel(batch: int, name: str, kind: str, total: Total, num_steps: int, busy
 
 def step_cells(batch: int, events: Sequence[Event], num_steps: int, step_us: float) -> dict[str, Value]:
     """Busy and idle times of the steps behind those that fill the pipeline; no gaps if steps cannot be told apart."""
-    found = periods(events, num_steps)[LEAD - 1 :]
-    busy_ms = (median(each.busy_us for each in found) if found else busy_us(events) / num_steps) / 1e3
-    longest = max(found, key=lambda period: period.gap_us, default=None)
+    cycles = periods(events, num_steps)[LEAD - 1 :]
+    busy_ms = (median(cycle.busy_us for cycle in cycles) if cycles else busy_us(events) / num_steps) / 1e3
+    longest = max(cycles, key=lambda period: period.gap_us, default=None)
     return {
         "batch": batch,
         "step": step_us / 1e3,
         "busy": busy_ms,
         "busy / step": busy_ms * 1e3 / step_us,
-        "traced": median(each.span_us for each in found) / 1e3 if found else None,
-        "idle": median(each.idle_us for each in found) / 1e3 if found else None,
+        "traced": median(cycle.span_us for cycle in cycles) / 1e3 if cycles else None,
+        "idle": median(cycle.idle_us for cycle in cycles) / 1e3 if cycles else None,
         "kernels": len(events) / num_steps,
         "longest gap": longest.gap_us if longest else None,
         "before": f"`{short(longest.before)}`" if longest and longest.before else "-",
@@ -199,11 +199,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _exported(found: Any) -> tuple[dict[str, Any], bytes]:
+def _exported(profiled: Any) -> tuple[dict[str, Any], bytes]:
     """The trace, read and as it is in its file."""
     with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
         path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
+        profiled.export_chrome_trace(str(path))
         text = path.read_bytes()
     trace: dict[str, Any] = json.loads(text)
     return trace, text

@@ -25,10 +25,10 @@ def seconds_in_turn(
     sides: Mapping[str, Callable[[], object]], rounds: int, repeat: int, device: torch.device
 ) -> dict[str, float]:
     """The median seconds of each side. In each round, every side runs `repeat` times."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    by_side: dict[str, list[float]] = {name: [] for name in sides}
     for name, _ in turns(sides, rounds):
-        found[name] += seconds_each(sides[name], repeat, device, warm_up=1)
-    return {name: median(seconds) for name, seconds in found.items()}
+        by_side[name] += seconds_each(sides[name], repeat, device, warm_up=1)
+    return {name: median(seconds) for name, seconds in by_side.items()}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def launched(run: Callable[[], object], count: int, rounds: int, limits: Limits,
     product_s = 2 * PRODUCT_SIDE**3 / limits.product_flops_s
     seconds_each(run, 1, device)
     hosts: list[float] = []
-    found: list[float] = []
+    devices: list[float] = []
     for _ in range(rounds):
         torch.cuda.synchronize(device)
         start = perf_counter()
@@ -109,8 +109,8 @@ def launched(run: Callable[[], object], count: int, rounds: int, limits: Limits,
         torch.cuda.synchronize(device)
         for _ in range(busy_products(spent, product_s)):
             square @ square
-        found += seconds_each(run, count, device, warm_up=0)
-    return Launched(median(hosts), median(found))
+        devices += seconds_each(run, count, device, warm_up=0)
+    return Launched(median(hosts), median(devices))
 
 
 def busy_products(host_s: float, product_s: float) -> int:

@@ -16,12 +16,12 @@ BOUND: Final = 1e-3  # between two sums of log-probabilities
 
 def samples_of(folder: Path) -> dict[str, dict[int, list[Any]]]:
     """By task and item, what the model answered: (log-probability, is greedy) of each choice, or a text."""
-    found: dict[str, dict[int, list[Any]]] = {}
+    by_task: dict[str, dict[int, list[Any]]] = {}
     for path in sorted(folder.rglob("samples_*.jsonl")):  # the newest run last
         task = path.name.removeprefix("samples_").rpartition("_")[0]
         samples = map(json.loads, path.read_text().splitlines())
-        found[task] = {sample["doc_id"]: sample["filtered_resps"] for sample in samples}
-    return found
+        by_task[task] = {sample["doc_id"]: sample["filtered_resps"] for sample in samples}
+    return by_task
 
 
 def differences(one: dict[int, list[Any]], other: dict[int, list[Any]]) -> Iterator[tuple[float, str]]:
@@ -47,10 +47,10 @@ def main() -> int:
     one, other = samples_of(args.one), samples_of(args.other)
     is_wrong = not one or one.keys() != other.keys()
     for task in sorted(one.keys() & other.keys()):
-        found = list(differences(one[task], other[task]))
-        most, wrong = max(distance for distance, _ in found), [what for _, what in found if what]
+        apart = list(differences(one[task], other[task]))
+        most, wrong = max(distance for distance, _ in apart), [what for _, what in apart if what]
         is_wrong |= most > BOUND or bool(wrong)
-        line = f"{task}: {len(one[task])} items, {len(found)} answers, at most {most:.1e} apart, {len(wrong)} others"
+        line = f"{task}: {len(one[task])} items, {len(apart)} answers, at most {most:.1e} apart, {len(wrong)} others"
         sys.stdout.write("\n  ".join([line, *wrong[:5]]) + "\n")
     if is_wrong:
         sys.stdout.write("the runs differ, or have different tasks\n")

@@ -99,9 +99,9 @@ def show(outcome: Outcome, plan: Plan, sheet: Sheet) -> None:
         flat = {True: "yes", False: "NO", None: "too short"}[growth.is_flat]
         sheet.row("Processes", {**asdict(growth), "is_flat": flat})
 
-    events = {words: (sum(each.values()), each) for words, each in findings.counted.shown().items()}
-    for words, (total, each) in events.items():
-        _event(sheet, words, total, ", ".join(f"{key} {count}" for key, count in each.items()))
+    events = {words: (sum(counts.values()), counts) for words, counts in findings.counted.shown().items()}
+    for words, (total, counts) in events.items():
+        _event(sheet, words, total, ", ".join(f"{key} {count}" for key, count in counts.items()))
     _event(sheet, "tokens", findings.num_tokens)
     _event(sheet, "kills", findings.num_landed(Fault.KILL), f"{starts.counted} starts that count as failures")
     _event(sheet, "pauses", findings.num_landed(Fault.STOP), f"{starts.after_pauses} starts that do not count")

@@ -64,24 +64,24 @@ class Stroke:
 def storm(seed: int, faults: Sequence[Fault], every_s: float, seconds: float) -> list[Stroke]:
     """A fault of a random kind each `every_s`, whether or not those before have healed. The kinds are equally frequent:
     in every round each comes once."""
-    rng, found = random.Random(seed), list[Stroke]()
-    while len(found) < int(seconds / every_s):
+    rng, strokes = random.Random(seed), list[Stroke]()
+    while len(strokes) < int(seconds / every_s):
         for fault in rng.sample(list(faults), len(faults)):
-            at = (len(found) + 0.5) * every_s
-            found.append(Stroke(at, fault, rng.random(), rng.uniform(SHORTEST_S, LONGEST_S)))
-    return found[: int(seconds / every_s)]
+            at = (len(strokes) + 0.5) * every_s
+            strokes.append(Stroke(at, fault, rng.random(), rng.uniform(SHORTEST_S, LONGEST_S)))
+    return strokes[: int(seconds / every_s)]
 
 
 def roles_of(launcher: int) -> Mapping[str, list[psutil.Process]]:
     """The children of a deployment by role: gateway, prefill, decode, unified."""
-    found: dict[str, list[psutil.Process]] = {}
+    roles: dict[str, list[psutil.Process]] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(launcher).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = child.cmdline()
                 if "-m" in words and child.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(role_of(words), []).append(child)
-    return found
+                    roles.setdefault(role_of(words), []).append(child)
+    return roles
 
 
 async def inject(fault: Fault, victim: psutil.Process, stopped_s: float = STOPPED_S) -> bool:

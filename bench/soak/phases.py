@@ -41,10 +41,10 @@ class Counted:
     def take(self, page: str) -> None:
         """Reads one page."""
         for words, (name, label) in COUNTERS.items():
-            for found in re.finditer(rf'^{name}\{{(?:.*,)?{label}="([^"]*)".*\}} (\S+)$', page, re.MULTILINE):
-                value, key = int(float(found[2])), (words, found[1])
+            for match in re.finditer(rf'^{name}\{{(?:.*,)?{label}="([^"]*)".*\}} (\S+)$', page, re.MULTILINE):
+                value, key = int(float(match[2])), (words, match[1])
                 last = self._last.get(key, 0 if self._has_begun else value)
-                self.grown[words][found[1]] += value - last if value >= last else value
+                self.grown[words][match[1]] += value - last if value >= last else value
                 self._last[key] = value
         self._has_begun = self._has_begun or bool(self._last)
 

@@ -275,8 +275,8 @@ class Soak:
 
     async def _strike(self, stroke: Stroke) -> None:
         """One fault of a storm."""
-        found = roles_of(self._running.pid)
-        victims = [(role, process) for role in self._plan.roles for process in found.get(role, ())]
+        processes_of = roles_of(self._running.pid)
+        victims = [(role, process) for role in self._plan.roles for process in processes_of.get(role, ())]
         if not victims:
             self.findings.num_missed += 1
             return

@@ -66,13 +66,13 @@ class Watch:
 
     def processes(self) -> list[psutil.Process]:
         """Every process that was seen and still runs."""
-        found = []
+        processes = []
         for pid, created in self._lives:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def growths(self) -> list[Growth]:
         """One growth for each role."""

@@ -51,14 +51,14 @@ def _is_clear(heard: Heard) -> bool:
 def asks(seed: int, count: int, vocab: int) -> list[Ask]:
     """Requests of all sizes, greedy and sampled, with one choice or several."""
     rng = random.Random(seed)
-    found = []
+    drawn = []
     for number in range(count):
         prompt = tuple(rng.choices(range(5, vocab), k=rng.choice((3, 20, 60, 150, 300))))
         temperature = 0.0 if number % 2 else rng.choice((0.7, 1.0))
         choices = rng.choice((1, 1, 1, 2, 3))
         ask = Ask(prompt, rng.choice((1, 8, 30, 80, 160)), choices, temperature, rng.getrandbits(31), number % 3 > 0)
-        found.append(ask)
-    return found
+        drawn.append(ask)
+    return drawn
 
 
 def turns(seed: int, known: Sequence[Ask], leaving: float) -> Iterator[Turn]:

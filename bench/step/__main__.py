@@ -4,6 +4,7 @@
     asks       CPU time that each thing a request may ask for adds to a step, or that a commit adds to all
     spec       what a speculative launch costs beside a step, and tokens a second with a draft and without
     ranks      what a group of ranks costs beside one rank, and what agreeing on a step costs
+    experts    a forward of a mixture of experts beside a dense model, and beside transformers
     grammar    a step of which none, some or all rows follow a grammar; what compiling takes
 
 The process has the environment of a worker with all cores. The last line of output is one JSON object. On a GPU, `make
@@ -19,11 +20,11 @@ from collections.abc import Sequence
 import torch
 
 from bench.sheet import Printed
-from bench.step import asks, grammar, overlap, ranks, spec
+from bench.step import asks, experts, grammar, overlap, ranks, spec
 from runtime.process_life import thread_environment
 
 AS_WORKER = "BATON_BENCH_AS_WORKER"  # in the environment: this process has been started as a worker is
-PARTS = {"overlap": overlap, "asks": asks, "spec": spec, "ranks": ranks, "grammar": grammar}
+PARTS = {"overlap": overlap, "asks": asks, "spec": spec, "ranks": ranks, "experts": experts, "grammar": grammar}
 
 
 def run_as_worker() -> int:

@@ -47,7 +47,7 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
         return
 
     with ExitStack() as open_:
-        trees = {each: open_.enter_context(_with_bench(each)) for each in (asked.before, asked.after) if each}
+        trees = {commit: open_.enter_context(_with_bench(commit)) for commit in (asked.before, asked.after) if commit}
         trees |= {} if asked.after else {"this checkout": HERE}
         _compare(asked, sheet, "greedy", {name: (tree, GREEDY.name, 0) for name, tree in trees.items()})
 
@@ -62,11 +62,11 @@ def _compare(asked: argparse.Namespace, sheet: Sheet, kind: str, sides: Mapping[
         }
         times = in_rounds(running, asked.rounds, warm_up=1)
     base = next(iter(times.values()))
-    for name, found in times.items():
-        added = [mine - other for mine, other in zip(found, base, strict=True)]
+    for name, time_s in times.items():
+        added = [mine - other for mine, other in zip(time_s, base, strict=True)]
         low, high = interval(added)
-        cells: dict[str, Value] = {"kind": kind, "asking": name, "us": median(found), "added": median(added)}
-        sheet.row("A step", cells | {"from, to": f"{low:,.0f}, {high:,.0f}"} | compared(found, base), ABOUT)
+        cells: dict[str, Value] = {"kind": kind, "asking": name, "us": median(time_s), "added": median(added)}
+        sheet.row("A step", cells | {"from, to": f"{low:,.0f}, {high:,.0f}"} | compared(time_s, base), ABOUT)
 
 
 @contextmanager

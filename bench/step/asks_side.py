@@ -22,7 +22,7 @@ def main() -> None:
     model, name, *numbers = sys.argv[1:]
     batch, asking, context, steps, rounds = map(int, numbers)
     torch.set_num_threads(1)
-    plan, kind = Plan(context, steps, rounds), next(each for each in KINDS if each.name == name)
+    plan, kind = Plan(context, steps, rounds), next(known for known in KINDS if known.name == name)
     runner, stream = ModelRunner.load(model, device="cpu", page_size=PAGE_SIZE), AtOnce(thread_time)
     executor = executor_of(runner, batch, plan.max_context, stream)
     decoding = Decoding.on(executor, stream, ThreadWorkClock(), overlap=True)

@@ -53,7 +53,7 @@ class Costs:
 
 def geometric(acceptance: float, max_steps: int) -> list[float]:
     """The mean accepted lengths if each proposal is accepted with this probability."""
-    return [sum(acceptance**place for place in range(num_steps + 1)) for num_steps in range(1, max_steps + 1)]
+    return [sum(acceptance**index for index in range(num_steps + 1)) for num_steps in range(1, max_steps + 1)]
 
 
 def greedy_rows(num_rows: int, device: torch.device) -> SamplingInput:

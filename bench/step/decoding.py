@@ -238,12 +238,12 @@ def timed(sides: Mapping[tuple[K, bool], tuple[Decoding, Replayed]], plan: Plan)
         stream.record().synchronize()
         return step_s, decoding.host_s / plan.steps, median(stream.replay(plan.steps))
 
-    rounds = in_rounds({side: partial(one_round, *each) for side, each in sides.items()}, plan.rounds)
-    found = {side: [median(each) * 1e3 for each in zip(*times, strict=True)] for side, times in rounds.items()}
+    rounds = in_rounds({side: partial(one_round, *stream) for side, stream in sides.items()}, plan.rounds)
+    medians = {side: [median(seconds) * 1e3 for seconds in zip(*times, strict=True)] for side, times in rounds.items()}
     times = {}
     for name in dict.fromkeys(name for name, _ in sides):
-        forward = median(ms for (own, _), (*_, ms) in found.items() if own == name)
-        times[name] = Times(forward, found[name, True][0], *found.get((name, False), ())[:2])
+        forward = median(ms for (own, _), (*_, ms) in medians.items() if own == name)
+        times[name] = Times(forward, medians[name, True][0], *medians.get((name, False), ())[:2])
     return times
 
 

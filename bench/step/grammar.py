@@ -80,8 +80,8 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
         text = _tried(trials, asked_for)
         compiling = [_watched(partial(compile_grammar, text, vocabulary)) for _ in range(asked.rounds)]
         longest = max(waited for _, waited in (*checking, *compiling))
-        found = {"gateway": median(took for took, _ in checking), "worker": median(took for took, _ in compiling)}
-        times_ms = {name: seconds * 1e3 for name, seconds in (found | {"longest wait": longest}).items()}
+        medians = {"gateway": median(took for took, _ in checking), "worker": median(took for took, _ in compiling)}
+        times_ms = {name: seconds * 1e3 for name, seconds in (medians | {"longest wait": longest}).items()}
         cells = {"properties": num, "characters": len(json.dumps(asked_for.source))}
         sheet.row("A schema is compiled", {**cells, **times_ms}, COMPILE_ABOUT)
 
@@ -94,12 +94,12 @@ def step_times(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, *, ov
     try:
         for num, side in sides.items():
             side.start(BATCH, plan.context, plan.num_tokens, follows, sampled, num)
-        found = in_rounds({num: partial(side.run, plan.steps) for num, side in sides.items()}, plan.rounds)
+        by_side = in_rounds({num: partial(side.run, plan.steps) for num, side in sides.items()}, plan.rounds)
         assert all(side.num_running == BATCH for side in sides.values()), "no request has ended"
     finally:
         for side in sides.values():
             side.executor.close()
-    return {num: median(each) * 1e3 for num, each in found.items()}
+    return {num: median(seconds) * 1e3 for num, seconds in by_side.items()}
 
 
 def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clock, *, overlap: bool) -> Decoding:
@@ -112,7 +112,7 @@ def _side(runner: Runner, load: Callable[[], Vocabulary], plan: Plan, clock: Clo
 
 
 def _object_of(num: int) -> dict[str, Any]:
-    names = [f"field{place}" for place in range(num)]
+    names = [f"field{index}" for index in range(num)]
     value = {"type": "string", "pattern": "^[a-z]{2,50}$"}
     properties = dict.fromkeys(names, value)
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
@@ -120,10 +120,10 @@ def _object_of(num: int) -> dict[str, Any]:
 
 def _tried(trials: Trials, asked: Grammar) -> str:
     """The grammar's text, as the gateway's process for trials makes it and tries it."""
-    found = trials.of(asked)
-    if isinstance(found, BadRequest):
-        raise found
-    return found
+    trial = trials.of(asked)
+    if isinstance(trial, BadRequest):
+        raise trial
+    return trial
 
 
 def _watched(work: Callable[[], object]) -> tuple[float, float]:

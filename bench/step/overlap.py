@@ -109,12 +109,12 @@ def host_times(batch: int, plan: Plan, kind: Kind = GREEDY) -> tuple[float, floa
     executor = executor_of(NoModel(), kind.num_requests(batch), plan.max_context, stream)
     decoding = Decoding.on(executor, stream, stream, overlap=True)
     decoding.start(batch, plan.context, plan.num_tokens, kind)
-    found = []
+    host_times = []
     for _ in range(plan.rounds):
         decoding.run(plan.steps)
-        found.append((decoding.host_s - decoding.encode_s, decoding.encode_s))
+        host_times.append((decoding.host_s - decoding.encode_s, decoding.encode_s))
 
     guests = 0 if decoding.guests is None else len(decoding.guests)
     assert decoding.num_running == batch + guests, "no request has ended: every step had the whole batch"
-    host_us, encode_us = (median(each) / plan.steps * 1e6 for each in zip(*found, strict=True))
+    host_us, encode_us = (median(seconds) / plan.steps * 1e6 for seconds in zip(*host_times, strict=True))
     return host_us, encode_us

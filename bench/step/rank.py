@@ -86,14 +86,14 @@ class SleepingRunner(FakeRunner):
 
 def agree(order: Order) -> dict[str, float]:
     """Seconds from the announcement of a step until it is agreed."""
-    clock, stop, place = MonotonicClock(), StopSignal(), order.place
-    sockets = RankSockets(place, order.folder)
+    clock, stop, index = MonotonicClock(), StopSignal(), order.place
+    sockets = RankSockets(index, order.folder)
     assert sockets.meet("", stop, clock)
-    agreement = Agreement(place.epoch, place.rank, place.size)
+    agreement = Agreement(index.epoch, index.rank, index.size)
     link = GroupLink(sockets, agreement, clock, lambda: 0)
     poller = zmq.Poller()
-    for each in link.pollables():
-        poller.register(each, zmq.POLLIN)
+    for pollable in link.pollables():
+        poller.register(pollable, zmq.POLLIN)
 
     times = []
     for _ in range(WARM + order.steps):
@@ -110,34 +110,34 @@ def agree(order: Order) -> dict[str, float]:
 
 def serve(order: Order) -> dict[str, float]:
     """Seconds of a decode step on rank 0, and what this rank holds. Ranks without work serve until they are killed."""
-    clock, stop, wake, place = MonotonicClock(), StopSignal(), Wake(), order.place
+    clock, stop, wake, own = MonotonicClock(), StopSignal(), Wake(), order.place
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-4)  # as workers have it
-    is_alone, on_cpu = place.size == 1, torch.device("cpu")
-    sockets = None if is_alone else RankSockets(place, order.folder)
+    is_alone, on_cpu = own.size == 1, torch.device("cpu")
+    sockets = None if is_alone else RankSockets(own, order.folder)
     assert sockets is None or sockets.meet("", stop, clock)
-    together = None if is_alone else open_collectives(place, order.folder, on_cpu, timeout_s=TIMEOUT_S)
+    together = None if is_alone else open_collectives(own, order.folder, on_cpu, timeout_s=TIMEOUT_S)
     runner = _runner(order, together)
 
     max_context = CONTEXT + WARM + order.steps + 16
     forward = HostStream("forward", wake.set, FORWARD_NICENESS)
-    executor = executor_of(runner, order.batch, max_context, forward, rank=place.rank, num_ranks=place.size)
+    executor = executor_of(runner, order.batch, max_context, forward, rank=own.rank, num_ranks=own.size)
     executor.warm_up()
-    agreement = None if is_alone else Agreement(place.epoch, place.rank, place.size)
+    agreement = None if is_alone else Agreement(own.epoch, own.rank, own.size)
     link = None
     if sockets is not None and agreement is not None:
         link = GroupLink(sockets, agreement, clock, lambda: executor.running_step)
     worker = UnifiedWorker(
-        planner_of(executor, agreement=agreement), f"rank-{place.rank}", clock, Policies(chunk_size=EVERY_TOKEN)
+        planner_of(executor, agreement=agreement), f"rank-{own.rank}", clock, Policies(chunk_size=EVERY_TOKEN)
     )
-    if order.all_busy or place.rank == 0:
+    if order.all_busy or own.rank == 0:
         for index in range(order.batch):
             prompt = tuple(random.Random(index).choices(range(worker.planner.vocab_size), k=CONTEXT))
             worker.on_gateway(GREEDY.assign(f"r{index}", prompt, WARM + order.steps + 8))
 
     poller = zmq.Poller()
-    for each in (wake.fd, stop.fd, *(link.pollables() if link else ())):
-        poller.register(each, zmq.POLLIN)
+    for pollable in (wake.fd, stop.fd, *(link.pollables() if link else ())):
+        poller.register(pollable, zmq.POLLIN)
     beat_at, ended = 0.0, list[float]()  # when each launch was over
     while not stop.is_set():
         if link is not None:
@@ -146,7 +146,7 @@ def serve(order: Order) -> dict[str, float]:
         worker.outbox.gateway.clear()
         now = clock.now()
         ended += [now] * (num_over - len(ended))
-        if len(ended) > WARM + order.steps and (order.all_busy or place.rank == 0):
+        if len(ended) > WARM + order.steps and (order.all_busy or own.rank == 0):
             break
         if link is not None:
             link.flush()
@@ -169,8 +169,8 @@ def _runner(order: Order, together: Collectives | None) -> Runner:
 def main(text: str) -> None:
     """Carries out one order, and says what it found."""
     order = Order.from_json(text)
-    found = {"agree": agree, "serve": serve}[order.what](order)
-    print(json.dumps(found), flush=True)
+    figures = {"agree": agree, "serve": serve}[order.what](order)
+    print(json.dumps(figures), flush=True)
     threading.Event().wait()  # the other ranks may still be in a collective; the parent ends this process
 
 

@@ -37,16 +37,16 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
     """Writes three tables."""
 
     def compare(what: str, group_s: Callable[[], float], beside: str, beside_s: Callable[[], float]) -> float:
-        found = in_rounds({"group": group_s, beside: beside_s}, asked.rounds)
-        ratio = median(ratios(found["group"], found[beside]))
-        of_group, other = (spread([each * 1e3 for each in times]) for times in found.values())
+        by_side = in_rounds({"group": group_s, beside: beside_s}, asked.rounds)
+        ratio = median(ratios(by_side["group"], by_side[beside]))
+        of_group, other = (spread([time_s * 1e3 for time_s in times]) for times in by_side.values())
         cells: dict[str, Value] = {"what": what, "group": of_group, "beside it": beside, "ms": other, "ratio": ratio}
         sheet.row("Groups", cells, ABOUT)
         return ratio
 
     seconds, size = partial(_seconds, asked.steps), asked.size
     agree = in_rounds({"": partial(seconds, "agree", size)}, asked.rounds)
-    sheet.row("Agreeing on a step", {"ranks": size, "ms": spread([each * 1e3 for each in agree[""]])})
+    sheet.row("Agreeing on a step", {"ranks": size, "ms": spread([time_s * 1e3 for time_s in agree[""]])})
     busy, alone = (partial(seconds, "serve", ranks) for ranks in (size, 1))
     sheet.goal(
         "a step of one busy rank / alone", compare(f"one busy rank of {size}", busy, "alone", alone), "at most", IDLE
@@ -74,9 +74,9 @@ def group(what: str, size: int, steps: int, **fields: Any) -> dict[str, float]:
             order = Order(what, GroupPlace("bench", 1, rank, size), folder, steps, **fields)
             command = (sys.executable, "-m", "bench.step.rank", order.to_json())
             ranks.append(Child(command, thread_environment(1)))
-        found: dict[str, float] = ranks[0].answer()
-        return found
+        figures: dict[str, float] = ranks[0].answer()
+        return figures
     finally:
-        for each in ranks:
-            each.close()
+        for one in ranks:
+            one.close()
         folders.close()

@@ -80,14 +80,14 @@ def served(
         worker.on_gateway(Assign(str(index), 0, prompt, params, 1, None))
 
     began, num_counted, num_runs = 0.0, 0, 0
-    while all(len(each) < load.num_tokens for each in outputs):
+    while all(len(output) < load.num_tokens for output in outputs):
         if not worker.turn():
             idle()
         for message in worker.outbox.gateway:
             assert isinstance(message, Tokens), message
-            for each in message.choices:
-                outputs[int(each.request_id)] += each.token_ids
-                num_counted += len(each.token_ids) if began else 0
+            for choice in message.choices:
+                outputs[int(choice.request_id)] += choice.token_ids
+                num_counted += len(choice.token_ids) if began else 0
                 num_runs += bool(began)
         worker.outbox.gateway.clear()
         if not began and min(map(len, outputs)) >= NUM_WARM:

@@ -69,10 +69,10 @@ def measure(asked: argparse.Namespace, sheet: Sheet) -> None:
             where(sheet, runner, Load(long[:batch], SERVED_TOKENS), asked.turns)
         return
 
-    [found] = accepted(kind, asked.texts, WAYS[:1]).values()  # greedy
+    [lengths] = accepted(kind, asked.texts, WAYS[:1]).values()  # greedy
     for batch in asked.batches:
         costs = measure_costs(runner, batch, CONTEXT, MAX_STEPS, asked.rounds)
-        sheet.row("Costs of a launch", {"batch": batch, **cost_cells(costs, found.lengths)}, COST_ABOUT)
+        sheet.row("Costs of a launch", {"batch": batch, **cost_cells(costs, lengths.lengths)}, COST_ABOUT)
     _serve(sheet, runner, asked.batches, asked.turns)
     if asked.clients:
         asyncio.run(over_http(sheet, asked.draft, asked.clients, asked.http_rounds))
@@ -100,9 +100,9 @@ def _serve(sheet: Sheet, runner: ModelRunner, batches: list[int], turns: int) ->
         load = Load(long[:batch], SERVED_TOKENS)
         sides = {name: partial(measured, runner, load, shape) for name, shape in ((WITHOUT, NO_DRAFT), *SHAPES.items())}
         sides["adaptive"] = partial(measured, runner, load, DraftShape(6), adaptive=True)
-        found = in_rounds(sides, turns)
-        speeds = {name: [run.tokens_per_s for run in runs] for name, runs in found.items()}
-        for name, runs in found.items():
+        by_side = in_rounds(sides, turns)
+        speeds = {name: [run.tokens_per_s for run in runs] for name, runs in by_side.items()}
+        for name, runs in by_side.items():
             beside = ratios(speeds[name], speeds[WITHOUT])
             cells: dict[str, Value] = {"batch": batch, "steps": name, "tokens/s": median(speeds[name])}
             cells |= {"beside without": spread(beside), "length": median(run.mean_length for run in runs)}

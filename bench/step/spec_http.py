@@ -77,10 +77,10 @@ async def tokens_per_s(side: Side, asked: Sequence[tuple[int, ...]], clock: Cloc
 
 def show(sheet: Sheet, clients: int, speeds: Mapping[str, Sequence[float]]) -> None:
     """The rows and goals of one number of clients."""
-    for name, found in speeds.items():
-        cells = {"clients": clients, "side": name, "tokens/s": spread(found), **compared(found, speeds[WITHOUT])}
+    for name, speed in speeds.items():
+        cells = {"clients": clients, "side": name, "tokens/s": spread(speed), **compared(speed, speeds[WITHOUT])}
         sheet.row("Tokens a second over HTTP", cells, ABOUT)
         least = GOALS.get((name, clients), GOALS.get((name, None)))
         if least is not None:
             words = f"over HTTP, clients: {clients}, {name}: tokens/s / {WITHOUT}"
-            sheet.goal(words, median(ratios(found, speeds[WITHOUT])), "at least", least)
+            sheet.goal(words, median(ratios(speed, speeds[WITHOUT])), "at least", least)

@@ -68,6 +68,6 @@ def rows_of(runs: Sequence[Mapping[str, Sequence[float]]]) -> list[dict[str, Any
     """The median of each part that most launches have, the longest first, behind their sum."""
     first = runs[0]
     often = [name for name, times in first.items() if 2 * len(times) > max(map(len, first.values()))]
-    parts = {name: median(each for run in runs for each in run[name]) for name in often}
+    parts = {name: median(seconds for run in runs for seconds in run[name]) for name in often}
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return [{"part": name, "us": us} for name, us in (("all", sum(parts.values())), *ordered)]

@@ -59,7 +59,7 @@ class Ends:
 
     def open(self, side: str) -> None:
         """Opens both ends of a side and connects them."""
-        there, here = (each["address"] for each in self.both({"do": "open", "side": side}))
+        there, here = (answer["address"] for answer in self.both({"do": "open", "side": side}))
         meet = {"do": "meet", "side": side}
         self.both({**meet, "address": here}, {**meet, "address": there})
 
@@ -81,7 +81,7 @@ class Ends:
 def measure(ends: Ends, name: str, sides: Sequence[str], repeat: int, sheet: Sheet) -> None:
     """Measures every side and its limit in turn, with checksums and without, and writes a line for each side."""
     blocks = BLOCKS[name]
-    measured = [each for side in sides for each in (side, side + LIMIT) if each in SIDES]
+    measured = [way for side in sides for way in (side, side + LIMIT) if way in SIDES]
     ends.both({"do": "blocks", "name": name})
     for side in measured:
         ends.open(side)
@@ -110,7 +110,7 @@ def _compare(ends: Ends, sides: Sequence[str]) -> None:
     """Moves with each product side and checks that decode's memory equals prefill's."""
     for side in sides:
         ends.seconds(side, True)
-        sent, landed = (each["digest"] for each in ends.both({"do": "digest"}))
+        sent, landed = (answer["digest"] for answer in ends.both({"do": "digest"}))
         if sent != landed:
             raise BatonError(f"{side}: what has landed is not what was sent")
 

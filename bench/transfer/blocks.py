@@ -94,14 +94,14 @@ class HostPages:
 
     def digest(self, pages: list[int], num_tokens: int) -> int:
         """The digest of K and V of a prompt, whichever pages hold it."""
-        found = xxhash.xxh3_64()
+        digest = xxhash.xxh3_64()
         for at in range(self.layout.num_layers):
             layer, span = self.layout.layer(at), self.layout.span(self.num_pages, at, 0, self.num_pages)
             whole = self._array[span].reshape(self.num_pages, 2, layer.page_size, layer.token_bytes)
             for half in (0, 1):
                 rows = whole[pages, half].reshape(-1, layer.token_bytes)[:num_tokens]
-                found.update(np.ascontiguousarray(rows).data)
-        return found.intdigest()
+                digest.update(np.ascontiguousarray(rows).data)
+        return digest.intdigest()
 
     def pieces(self, num_bytes: int, size: int) -> Iterator[memoryview]:
         """The first `num_bytes` after the padding page of layer 0, in pieces of `size`."""

@@ -135,7 +135,7 @@ class Writing:
         ours.fill()
         pool = DevicePool(AtDevice(ours.pages, ours.queue, ours.ipc), prompt.layout, offer)
         self._pages = ours.pages
-        self._ways = {each: Ways(ours.queue, pool.begin, partial(prompt.plan, each), num_layers) for each in ORDERS}
+        self._ways = {order: Ways(ours.queue, pool.begin, partial(prompt.plan, order), num_layers) for order in ORDERS}
 
 
 def limit_seconds(pages: Pages) -> float:
@@ -161,12 +161,12 @@ def measure(
     ours = prompt.memory()
     owner = PoolOwner(SeatFile(ours.pages.num_pages), ours.ipc.export(ours.pages.device_bytes))
     writer = Child((sys.executable, "-m", "bench.transfer.cuda_ipc"))
-    found = Found()
+    rounds_of = Found()
     try:
         writer.ask(do="begin", offer=asdict(owner.offer()), **asdict(prompt))
         checks = _checks(prompt, ours, writer)
         for turn in range(WARM_UP + repeat):
-            measured = found if turn >= WARM_UP else Found()
+            measured = rounds_of if turn >= WARM_UP else Found()
             measured.limit_s.append(writer.ask(do="limit")["seconds"])
             for order, way in product(ORDERS, ways):
                 ours.zero()
@@ -177,18 +177,18 @@ def measure(
                 measured.add(order, way, Times(**answer["times"]), check)
     finally:
         writer.close()
-    return found.summary(prompt.num_bytes)
+    return rounds_of.summary(prompt.num_bytes)
 
 
 def _checks(prompt: Prompt, ours: Memory, writer: Child) -> dict[str, Ways[Extents]]:
     """How decode sums what was moved, by order. A first move is needed, because sums of other bytes differ."""
     reader = DeviceReader(ours.pages, ours.queue)
-    found = {}
+    checks = {}
     for order in ORDERS:
         writer.ask(do="move", order=order, way=TOGETHER)
         targets = partial(_targets, prompt, order)
-        found[order] = Ways(ours.queue, reader.begin, targets, prompt.layout.num_layers)
-    return found
+        checks[order] = Ways(ours.queue, reader.begin, targets, prompt.layout.num_layers)
+    return checks
 
 
 def _targets(prompt: Prompt, order: str) -> Extents:
@@ -230,7 +230,7 @@ class Found:
 
 def medians(times: Sequence[Times]) -> Times:
     """Each of the three alone."""
-    return Times(*(median(each) for each in zip(*(astuple(one) for one in times), strict=True)))
+    return Times(*(median(seconds) for seconds in zip(*(astuple(one) for one in times), strict=True)))
 
 
 if __name__ == "__main__":

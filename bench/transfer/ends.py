@@ -118,7 +118,7 @@ class PrefillEnd(ProductEnd):
         job = None
         while job is None:
             _wait([self._router.socket])
-            job = next((each for each in self._take() if isinstance(each, PrefillJob)), None)
+            job = next((message for message in self._take() if isinstance(message, PrefillJob)), None)
 
         destination = Destination(self._peer, job.reservation, job.assign.attempt, job.pages)
         # A worker opens the transfer when the job arrives, before it computes the prompt.
@@ -130,7 +130,7 @@ class PrefillEnd(ProductEnd):
             self._take()
         self._sender.finish(destination, (1,))
 
-        while not any(isinstance(each, KvDelivered) for each in self._take()):
+        while not any(isinstance(message, KvDelivered) for message in self._take()):
             _wait([self._router.socket])
 
         self._sender.delivered(destination)

@@ -57,8 +57,8 @@ def handover_of(answer: Answer) -> dict[str, float]:
         raise ConfigError(f"{len(arrivals)} tokens came, and the time line lacks {', '.join(missing) or 'nothing'}")
     computed, first, delivered, ready = (moments[name] for name in (COMPUTED, FIRST, DELIVERED, READY))
     ttft, exposed = arrivals[0] * 1e3, ready - computed
-    found = {"ttft": ttft, "exposed": exposed, "sampled": first - computed, "delivered": delivered - first}
-    return found | {"joined": ready - delivered, "gap": (arrivals[1] - arrivals[0]) * 1e3, "share": exposed / ttft}
+    handover = {"ttft": ttft, "exposed": exposed, "sampled": first - computed, "delivered": delivered - first}
+    return handover | {"joined": ready - delivered, "gap": (arrivals[1] - arrivals[0]) * 1e3, "share": exposed / ttft}
 
 
 Found = dict[int, dict[str, list[dict[str, float]]]]  # by prompt tokens and backend
@@ -70,25 +70,25 @@ async def hand_overs(plan: Plan, clock: Clock) -> Found:
     memory = ("--max-total-tokens", str(plan.kv_tokens), "--max-running-requests", str(plan.at_once))
     fixed = ("--model", plan.folder, *SERVE, *memory, "--transfer-backend")
     async with baton_sides({name: (*fixed, backend) for name, backend in BACKENDS.items()}, clock) as sides:
-        found: Found = {}
+        hand_overs: Found = {}
         for num_tokens, repeat in plan.prompts.items():
-            found[num_tokens] = {side.name: [] for side in sides}
+            hand_overs[num_tokens] = {side.name: [] for side in sides}
             for side, number in turns(sides, repeat, WARM_UPS):
                 prompts = [rng.choices(range(plan.vocab_size), k=num_tokens) for _ in range(plan.at_once)]
-                seen = await asyncio.gather(*(side.complete(each, MAX_TOKENS, timeline=True) for each in prompts))
-                found[num_tokens][side.name] += map(handover_of, seen) if number >= 0 else ()
-    return found
+                seen = await asyncio.gather(*(side.complete(prompt, MAX_TOKENS, timeline=True) for prompt in prompts))
+                hand_overs[num_tokens][side.name] += map(handover_of, seen) if number >= 0 else ()
+    return hand_overs
 
 
-def write(sheet: Sheet, found: Found) -> None:
+def write(sheet: Sheet, by_length: Found) -> None:
     """A line for each length and backend: medians, and the 90th percentiles."""
-    for num_tokens, by_backend in found.items():
+    for num_tokens, by_backend in by_length.items():
         for name, seen in by_backend.items():
-            figures = {each: [one[each] for one in seen] for each in seen[0]}
+            figures = {figure: [one[figure] for one in seen] for figure in seen[0]}
             kv_bytes = num_tokens * SMALL_MODEL.all_page_bytes // SMALL_MODEL.page_size
             cells: dict[str, Value] = {"tokens": num_tokens, "backend": name, "KV MB": kv_bytes / 1e6}
-            cells |= {each: median(values) for each, values in figures.items()}
-            cells |= {f"{each}, p90": percentile(figures[each], 0.9) for each in ("exposed", "gap")}
+            cells |= {figure: median(values) for figure, values in figures.items()}
+            cells |= {f"{figure}, p90": percentile(figures[figure], 0.9) for figure in ("exposed", "gap")}
             sheet.row("Exposed transfer", cells, ABOUT)
             sheet.goal(f"{num_tokens} tokens, {name}: share of TTFT", median(figures["share"]), "at most", SHARE)
 

@@ -100,6 +100,6 @@ class Ways(Generic[P]):
 
 
 def _sums(moving: Sequence[Moving]) -> list[int]:
-    for each in moving:
-        each.wait()
-    return [total for each in moving for total in each.totals]
+    for moved in moving:
+        moved.wait()
+    return [total for moved in moving for total in moved.totals]

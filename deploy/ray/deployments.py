@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from ray import serve
 from ray.exceptions import RayError
@@ -141,10 +141,17 @@ def read_load(http: str, api_key: str) -> tuple[list[dict[str, Any]], str]:
     return json.loads(pages[0]), pages[1]
 
 
-def addresses(ready: Ready) -> tuple[str, str]:
-    """(HTTP address, control address) that the gateway process tells."""
+class Addresses(NamedTuple):
+    """Where a gateway listens: for clients, and for workers."""
+
+    http: str
+    control: str
+
+
+def addresses(ready: Ready) -> Addresses:
+    """Those that the gateway process tells."""
     (event,) = ready.values()
-    return str(event["http"]), str(event["control"])
+    return Addresses(str(event["http"]), str(event["control"]))
 
 
 class Worker(Replica):

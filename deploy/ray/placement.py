@@ -7,6 +7,7 @@ several nodes have room; what has no room here has none there either, unless a n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from deploy.ray.config_file import Claim, ClusterFile
 
@@ -104,8 +105,15 @@ def remarks(file: ClusterFile, nodes: Sequence[Node], *, runs: bool) -> list[str
     return sentences
 
 
-def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) -> tuple[list[str], list[str]]:
-    """(lines to print, sentences on what is missing)."""
+class PlanLines(NamedTuple):
+    """Lines to print, and sentences on what is missing."""
+
+    lines: list[str]
+    lacks: list[str]
+
+
+def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) -> PlanLines:
+    """The plan of a file on these nodes, in words."""
     places = place(file.claims, nodes)
     width = max(len(node.name) for node in nodes) if nodes else 0
     fewest, most = (
@@ -124,4 +132,4 @@ def plan_lines(file: ClusterFile, nodes: Sequence[Node], *, runs: bool = False) 
     lines += remarks(file, nodes, runs=runs)
     if any(not placement.node and not placement.is_extra for placement in places):
         lines.append("Serve starts what has room, in any order: if the gateway is left out, nobody is served.")
-    return lines, lacks
+    return PlanLines(lines, lacks)

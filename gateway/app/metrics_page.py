@@ -42,6 +42,7 @@ EXACT = {
     "spills": Shown("kv_spills", "Choices whose KV a worker moved to host memory, because they were preempted."),
     "spilled_now": Shown("spilled_requests", "Choices whose KV is in host memory, until there is room again.", True),
     "idle_launches": Shown("idle_launches", "Launches without tokens, because other ranks of the group had some."),
+    "spec_plain_launches": Shown("spec_plain_launches", "Launches of a worker with a draft in which no row had one."),
     "reservations_now": Shown("reservations", "Prompts for which a decode worker keeps pages to receive KV.", True),
 }
 TIMES = {  # see worker/requests.py

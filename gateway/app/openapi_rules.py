@@ -98,7 +98,8 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     _fill_in(schemas, bounds)
     for name in ("CompletionRequest", "ChatRequest"):
         _add_unsupported(schemas[name])
-        _add_token_rules(schemas[name], bounds, is_chat=name == "ChatRequest")
+        schemas[name].setdefault("allOf", []).extend(_token_rules(bounds))
+    schemas["CompletionRequest"]["allOf"] += _default_rules(bounds)
 
     if not bounds.takes_text:
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
@@ -142,18 +143,25 @@ def _set(node: Schema, keyword: str, value: Any) -> None:
     node[keyword] = value
 
 
-def _add_token_rules(schema: Schema, bounds: Bounds, is_chat: bool) -> None:
-    """Rules of the numbers of tokens, and of the fields that need another one."""
+def _token_rules(bounds: Bounds) -> list[Schema]:
+    """Rules of the number of tokens, and of the fields that need another one."""
     is_streamed = {"required": ["stream"], "properties": {"stream": {"const": True}, "prompt_logprobs": NULL}}
     rules = [_either(is_streamed, {"properties": {"stream": {"enum": [False, None]}, "stream_options": NULL}})]
 
-    most, is_asked = bounds.most_tokens, _given("max_completion_tokens", "integer")
-    if most is not None:
-        rules.append(_either(is_asked, _at_most("max_tokens", most)))
-    if not is_chat:
-        default = min(most or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
-        rules.append(_either(is_asked, _given("max_tokens", "integer"), _at_most("min_tokens", default)))
-    schema.setdefault("allOf", []).extend(rules)
+    if bounds.most_tokens is not None:
+        rules.append(_either(_is_asked(), _at_most("max_tokens", bounds.most_tokens)))
+    return rules
+
+
+def _is_asked() -> Schema:
+    """Matches if the newer field says the number of tokens."""
+    return _given("max_completion_tokens", "integer")
+
+
+def _default_rules(bounds: Bounds) -> list[Schema]:
+    """Rules of the number of tokens that a completion has if its request names none."""
+    default = min(bounds.most_tokens or DEFAULT_COMPLETION_TOKENS, DEFAULT_COMPLETION_TOKENS)
+    return [_either(_is_asked(), _given("max_tokens", "integer"), _at_most("min_tokens", default))]
 
 
 def _add_unsupported(schema: Schema) -> None:

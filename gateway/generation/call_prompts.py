@@ -7,7 +7,7 @@ from gateway.generation.translate import PreparedPrompt
 from gateway.routing.prompt_scores import PromptPart
 from gateway.routing.requests import RequestRecord
 from gateway.text.echo import Echo
-from gateway.words.pieces import ScoredToken, SharedTokens
+from gateway.words.scored import ScoredToken, SharedTokens
 
 
 class CallPrompts:

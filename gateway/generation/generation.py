@@ -1,6 +1,6 @@
-"""One client request while it is answered: its prompts at the workers, the texts of its choices.
+"""One client request while it is answered: its prompts at the workers, what its choices gain.
 
-Pieces of text are collected here between two turns of the loop and taken in batches.
+Steps of choices are collected here between two turns of the loop and taken in batches.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from gateway.generation.times import Times
 from gateway.generation.translate import PreparedPrompt
 from gateway.routing.dispatch import Dispatch
 from gateway.routing.requests import Delivery
-from gateway.text.choice_text import ChoiceText, Detokenizer
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo
-from gateway.words.pieces import Piece
+from gateway.text.pipeline import Pipeline
+from gateway.words.events import Batch, Reason, Step, TextDelta, Usage
 from protocol.errors import BadRequest, BatonError, InternalError, Overloaded
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
@@ -25,8 +26,6 @@ TURN_TOKENS = 64 * 1024  # tokens of prompts that are assigned in one turn of th
 PROMPT_TOKENS = 1024  # what a prompt counts for there at least
 MAX_LOGGED = 8  # prompts that the log line of one call names
 CANCELLED = "cancelled"  # the outcome when the client has left
-ABORT = "abort"  # the finish reason of a choice that the client has aborted by another request, as vLLM names it
-Batch = list[tuple[int, Piece]]  # (index of the choice in the response, what it gained)
 
 
 class Generation:
@@ -47,8 +46,8 @@ class Generation:
         self.error: BatonError | None = None
 
         self._dispatch, self._x_request_id = dispatch, x_request_id
-        self._texts = [
-            ChoiceText(
+        self._pipelines = [
+            Pipeline(
                 new_detokenizer(prompt.token_ids, prompt.skip_special),
                 prompt.stops,
                 prompt.sampling.min_tokens,
@@ -61,11 +60,11 @@ class Generation:
         self._echoes: dict[int, EchoedTokens] = {}  # by place of the prompt
         self._num_open = self.prompts.num_choices
 
-        self._pieces: Batch = []
-        self._num_waiting = 0  # tokens of these pieces
+        self._steps: Batch = []
+        self._num_waiting = 0  # tokens of these Steps
         self._max_backlog = 0
         self._on_full: Callable[[], None] | None = None
-        self.is_held = False  # the connection accepts nothing now: new pieces wait
+        self.is_held = False  # the connection accepts nothing now: new Steps wait
 
         self._news = asyncio.Event()
         self._outcome = ""  # as in the metrics, once it is there
@@ -99,7 +98,7 @@ class Generation:
             record = self._dispatch.assign(request_id, prompt, self, self.times.with_timeline, first_choice)
             self.prompts.records.append(record)
             for index in range(first_choice, first_choice + prompt.num_choices):
-                if self._texts[index].finish_reason == ABORT:  # before its prompt was assigned
+                if self._pipelines[index].finish is not None:  # aborted before its prompt was assigned
                     self._cancel(index)
             if (wrong := self.error or self._fault) is not None:  # of a prompt that was assigned before
                 raise wrong
@@ -116,11 +115,11 @@ class Generation:
             if self._outcome == CANCELLED:
                 return
 
-            if self._pieces:
-                batch, self._pieces, self._num_waiting = self._pieces, [], 0
+            if self._steps:
+                batch, self._steps, self._num_waiting = self._steps, [], 0
                 yield batch
 
-            if not self._pieces and (self.error is not None or self._num_open == 0):
+            if not self._steps and (self.error is not None or self._num_open == 0):
                 self._end("ok" if self.error is None else self.error.code)
                 return
 
@@ -136,8 +135,8 @@ class Generation:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it is complete and every piece has been taken."""
-        return self.is_complete and not self._pieces
+        """Whether it is complete and every Step has been taken."""
+        return self.is_complete and not self._steps
 
     def abandon(self) -> None:
         """Ends the generation: the client has left, or has its whole answer."""
@@ -153,19 +152,20 @@ class Generation:
     def abort(self, choices: Iterable[int]) -> None:
         """Ends these choices. Each keeps what it has, and its finish reason is ABORT."""
         for index in choices:
-            text = self._texts[index]
-            if text.finish_reason is None and self.error is None and not self._outcome:
+            pipeline = self._pipelines[index]
+            if pipeline.finish is None and self.error is None and not self._outcome:
                 self._cancel(index)
-                self._add(index, text.end(ABORT))
-
-    def cut_by(self, index: int) -> str | None:
-        """The stop string that has ended this choice."""
-        return self._texts[index].stop_string
+                self._add(index, pipeline.end(Reason.ABORT))
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all choices until now."""
-        return sum(text.num_tokens for text in self._texts)
+        return sum(pipeline.num_tokens for pipeline in self._pipelines)
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has used until now."""
+        return Usage(self.prompts.num_tokens, self.prompts.num_cached, self.num_tokens)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""
@@ -189,40 +189,42 @@ class Generation:
         finish: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        text, prompt = self._texts[index], self.prompts.of(index)
-        if text.finish_reason is not None or self.error is not None:
+        pipeline, prompt = self._pipelines[index], self.prompts.of(index)
+        if pipeline.finish is not None or self.error is not None:
             return
 
         if prompt.echo is not None and index not in self._echoed:
             self._echoed.add(index)
-            self._pieces.append((index, self._echo(index, prompt.echo)))
-        num_before = text.num_tokens
-        piece = text.end(str(FinishReason.LENGTH)) if prompt.is_echoed_only else text.feed(token_ids, finish, logprobs)
-        self.times.tokens(index, text.num_tokens - num_before)
-        if text.hit_stop_string:
+            self._steps.append((index, self._echo(index, prompt.echo)))
+        num_before = pipeline.num_tokens
+        is_echo = prompt.is_echoed_only
+        step = pipeline.end(Reason.LENGTH) if is_echo else pipeline.feed(token_ids, finish, logprobs)
+        self.times.tokens(index, pipeline.num_tokens - num_before)
+        if pipeline.is_cut:
             self._cancel(index)
-        self._add(index, piece)
+        self._add(index, step)
 
         if self.is_held and self._on_full is not None and self._num_waiting > self._max_backlog:
-            self._pieces, self._num_waiting = [], 0
+            self._steps, self._num_waiting = [], 0
             self._leave()
             self._on_full()
 
-    def _echo(self, index: int, echo: Echo) -> Piece:
+    def _echo(self, index: int, echo: Echo) -> Step:
         """The prompt, as an answer begins with it."""
         position, part = self.prompts.place_of(index), self.prompts.part(index)
+        events = (TextDelta(echo.text),) if echo.text else ()
         if part is None or echo.offsets is None:
-            return Piece(echo.text, (), None)
+            return Step(events)
         if position not in self._echoes:
             self._echoes[position] = EchoedTokens(part, echo, self.prompts.all[position].num_choices > 1)
-        return Piece(echo.text, (), None, self._echoes[position])
+        return Step(events, shown=self._echoes[position])
 
-    def _add(self, index: int, piece: Piece) -> None:
-        """A choice has gained this piece."""
-        self._pieces.append((index, piece))
-        self._num_waiting += len(piece.token_ids)
-        if piece.finish_reason is not None:
-            self.times.choice_ended(index, self._texts[index])
+    def _add(self, index: int, step: Step) -> None:
+        """A choice has gained this."""
+        self._steps.append((index, step))
+        self._num_waiting += len(step.token_ids)
+        if step.finish is not None:
+            self.times.choice_ended(index, step.finish.reason, self._pipelines[index].num_tokens)
             self._num_open -= 1
             if self._num_open == 0:
                 self.times.stamp("done")

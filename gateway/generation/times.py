@@ -5,7 +5,6 @@ from typing import Any
 
 from gateway.generation.tallies import Metrics
 from gateway.routing.attempts import GATEWAY
-from gateway.text.choice_text import ChoiceText
 from gateway.words.prompt import Prompt
 from protocol.worker_facts import Stamp
 from runtime.clock import Clock
@@ -63,18 +62,18 @@ class Times:
             first = next(iter(self._first_token_at.values()))
             self._metrics.gateway_first_token_s.observe(self._clock.now() - first)
 
-    def choice_ended(self, index: int, text: ChoiceText) -> None:
+    def choice_ended(self, index: int, reason: str, num_tokens: int) -> None:
         """A choice has all its tokens."""
         metrics = self._metrics
-        metrics.finished.labels(text.finish_reason).inc()
-        metrics.output_length.observe(text.num_tokens)
+        metrics.finished.labels(reason).inc()
+        metrics.output_length.observe(num_tokens)
         if index not in self._first_token_at:
             return
 
         seconds = self._last_token_at[index] - self._first_token_at[index]
         metrics.decode_time_s.observe(seconds)
-        if text.num_tokens > 1:
-            metrics.time_per_output_token_s.observe(seconds / (text.num_tokens - 1))
+        if num_tokens > 1:
+            metrics.time_per_output_token_s.observe(seconds / (num_tokens - 1))
 
     def request_ended(self, outcome: str, num_cached: int) -> None:
         """The request has ended with this outcome of the metrics. `num_cached` of its prompt tokens were cached."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
 from gateway.generation.logit_rules import rules_of
 from gateway.text.chat_template import ChatTemplates
-from gateway.text.choice_text import Detokenizer
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo, echo_of
 from gateway.text.model_folder import ModelFolder
 from gateway.text.stop_strings import StopSet

@@ -1,25 +1,25 @@
 """The gateway's side of the workers: admits them, reads their messages, declares them lost.
 
 A thin loop around membership.py and dispatch.py, which decide. Each member's messages are numbered in a session. They
-come and go as whole messages through one ROUTER on the asyncio loop.
+come and go through control_socket.py.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 
-import zmq
-
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.dispatch import FOREIGN, INVALID, Dispatch
 from gateway.routing.flushes import Flush, Flushes
 from gateway.routing.members import Change, HowLost, WorkerKey
 from gateway.routing.membership import Membership
 from gateway.routing.pool_limits import limits_of
 from gateway.routing.presence import Presence
+from gateway.routing.punctuality import Punctuality
 from gateway.routing.retries import RetryRules
 from gateway.words.limits import NO_LIMITS, Limits
-from protocol.errors import AddressInUse, ConfigError, Unavailable, WireError, WorkerLeft, WorkerLost
+from protocol.errors import Unavailable, WireError, WorkerLeft, WorkerLost
 from protocol.message import MAX_STRANGER_BYTES
 from protocol.messages_gateway import (
     TO_GATEWAY,
@@ -42,127 +42,15 @@ from protocol.messages_gateway import (
     Tokens,
     ToWorker,
 )
-from runtime.bus import Routed, open_router, send_routed
 from runtime.clock import Clock
-from runtime.curve import open_security
-from runtime.keys import Keys
 from runtime.log import Refusals, get_log
 from runtime.session import Envelope, Session, SessionLost, open_envelope
 from runtime.settings import Pairing
 
-TICK_S = 0.25
 MALFORMED = "message"  # a kind of refused messages
-LATE_S = 1.0  # seconds between two looks; after more, heartbeats may wait to be read
-MOST_LATE = 4  # late looks in a row; a worker that is silent in all of them really is
-LEAST_PAUSE_S = 0.001  # timers fire up to so much too soon
-MAX_DRAIN = 200  # messages read at a time, so that clients are written to in between
-DRAIN_BYTES = 1024 * 1024  # bytes read at a time, because parsing them takes time too
-LINGER_MS = 200  # for the last messages to workers, when the gateway ends
 FLUSH_S = 10.0  # for all workers to answer
 log = get_log("gateway.control")
 Report = PromptLogprobs | FirstToken | Tokens | RequestFailed | Preempted | CacheFlushed
-
-
-class ControlSocket:
-    """Binds `endpoint` ("tcp://127.0.0.1:0": for port 0 the system chooses). With `keys`, only workers with an allowed
-    key may connect. Call `start` on the running loop."""
-
-    def __init__(self, endpoint: str, keys: Keys | None = None) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: Callable[[bytes, bytes], None] | None = None
-        self._is_scheduled = False
-        self.is_full = False  # the last message was not queued, because its worker does not take those before it
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._security = open_security(keys, self._context, log)
-        self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
-        self._security.guard(self._socket)  # workers know our key already
-
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            kind = AddressInUse if error.errno == zmq.EADDRINUSE else ConfigError
-            raise kind(f"control: cannot listen on {endpoint!r}: {error}", param="control") from error
-
-        bound = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(bound, bytes), "the option is bytes"
-        self.endpoint = bound.rstrip(b"\0").decode("ascii")
-
-    def refused(self) -> Mapping[str, int]:
-        """Connections that were refused so far, by reason; empty without keys. Also logs new ones."""
-        return self._security.refused()
-
-    def start(self, on_message: Callable[[bytes, bytes], None]) -> None:
-        """Calls `on_message(identity, raw)` on the loop for every message that arrives."""
-        self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
-        self._loop.add_reader(self._socket.fileno(), self._drain)
-        self._schedule()
-
-    def send(self, identity: bytes, raw: bytes) -> bool:
-        """Queues a message. False if that worker is not connected or its queue is full."""
-        try:
-            routed = send_routed(self._socket, identity, raw)
-            self.is_full = routed is Routed.FULL
-            return routed is Routed.QUEUED
-        finally:
-            self._schedule()  # the descriptor signals a change only once, and sending may have consumed the signal
-
-    def close(self) -> None:
-        """Closes the socket. What is queued has LINGER_MS to leave."""
-        if self._loop is not None and not self._socket.closed:
-            self._loop.remove_reader(self._socket.fileno())
-        self._on_message = None
-        self._socket.close(LINGER_MS)
-        self._security.close()
-        self._context.term()
-
-    def _schedule(self) -> None:
-        if self._loop is not None and not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._drain)
-
-    def _drain(self) -> None:
-        self._is_scheduled = False
-        num_bytes = 0
-        for _ in range(MAX_DRAIN):
-            if num_bytes >= DRAIN_BYTES:
-                break
-
-            if self._on_message is None:  # closed meanwhile
-                return
-
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-
-            raw = parts[1] if len(parts) == 2 else b"".join(parts[1:])
-            num_bytes += len(raw)
-            self._on_message(parts[0], raw)
-        self._schedule()
-
-
-class Punctuality:
-    """When the gateway looks at its workers, and whether it does so in time: after a pause of its own, it must not take
-    unread heartbeats for silence. `now` is in seconds of one clock."""
-
-    def __init__(self, now: float) -> None:
-        self._last = now
-        self._num_late = 0  # late looks in a row
-
-    def look(self, now: float) -> bool:
-        """Whether this look came in time, or so many came late that nothing waits to be read any more."""
-        self._num_late = self._num_late + 1 if now - self._last >= LATE_S else 0
-        self._last = now
-        return self._num_late % MOST_LATE == 0
-
-    def pause(self, now: float, next_silent_at: float) -> float:
-        """Seconds until the next look: the usual ones, or fewer if a worker will have been silent for too long by then.
-        After a late look heartbeats may still wait to be read, so nobody is looked at sooner than usual."""
-        if self._num_late or next_silent_at <= now:
-            return TICK_S
-        return min(TICK_S, next_silent_at - now + LEAST_PAUSE_S)
 
 
 class Control:

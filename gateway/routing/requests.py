@@ -1,19 +1,19 @@
-"""Records what each request in flight has received: its tokens in order, each once.
+"""Records each request in flight: its attempts, and what its choices have received.
 
-FirstToken comes from prefill and Tokens from decode, over two connections. Either may arrive first; both carry the same
-seq. A request runs as one attempt. If a worker is lost after outputs came, each choice gets an attempt of its own.
+A request runs as one attempt. If a worker is lost after outputs came, each choice gets an attempt of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from gateway.routing.choice_record import ChoiceRecord
 from gateway.routing.members import WorkerKey
 from gateway.routing.pairing import NO_LOAD, Load, Need
 from gateway.routing.prompt_scores import PromptPart
 from gateway.words.prompt import Prompt
 from protocol.errors import BatonError, LaunchFailed, PrefillQueueFull, QueueFull, WireError, WorkerLeft
-from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked, TokenLogprob, checked
+from protocol.logprobs import PromptLogprobsAsked, TokenLogprob
 from protocol.messages_gateway import (
     Assign,
     ChoiceTokens,
@@ -46,84 +46,6 @@ class Listener(Protocol):
     def on_failed(self, error: BatonError) -> None:
         """The request has failed. No call follows."""
         ...
-
-
-@dataclass
-class ChoiceRecord:
-    """What one choice has received. `early`: messages of the present attempt that came before their turn, by seq."""
-
-    max_tokens: int
-    logprobs: LogprobsAsked | None = None  # what it asks for
-    token_ids: list[int] = field(default_factory=list)
-    num_attempts: int = 0
-    num_launch_failures: int = 0  # attempts that ended because a launch raised
-    num_ended_workers: int = 0  # attempts that ended because a worker did
-    was_preempted: bool = False  # so it resumes before requests that have not begun
-    finish: FinishReason | None = None
-    closed: bool = False  # finished or cancelled
-    early: dict[int, ChoiceTokens] = field(default_factory=dict)
-
-    def accept(self, news: ChoiceTokens) -> "Fresh":
-        """What is new and in order, with the finish if it was reached. WireError for invalid tokens."""
-        end = news.seq + len(news.token_ids)
-        if news.seq < 0 or end > self.max_tokens:
-            raise WireError(f"tokens [{news.seq}, {end}) of a choice, expected within [0, {self.max_tokens})")
-
-        if self.closed:
-            return NOTHING
-
-        if news.seq > len(self.token_ids):
-            known = self.early.get(news.seq)
-            if known is None or _richer(news, known):
-                self.early[news.seq] = news
-            return NOTHING
-
-        fresh = self._take(news)
-        while self.early and not self.closed:
-            seq = min(self.early)
-            if seq > len(self.token_ids):
-                break
-            more = self._take(self.early.pop(seq))
-            fresh = Fresh(fresh.token_ids + more.token_ids, more.finish, fresh.logprobs + more.logprobs)
-
-        return fresh
-
-    def close(self, finish: FinishReason | None = None) -> None:
-        """Stops accepting tokens."""
-        self.finish = finish
-        self.closed = True
-        self.early.clear()
-
-    def _take(self, news: ChoiceTokens) -> "Fresh":
-        num_known = len(self.token_ids)
-        end = news.seq + len(news.token_ids)
-        finish = FinishReason(news.finish) if news.finish else None
-        if news.seq < num_known and news.token_ids[: num_known - news.seq] != tuple(self.token_ids[news.seq : end]):
-            raise WireError(f"tokens from {news.seq} on differ from those that were received before")
-
-        if end < num_known or (end == num_known and finish is None):
-            if finish is not None:
-                raise WireError(f"a choice ends at {end} tokens after {num_known} were received")
-            return NOTHING
-
-        logprobs = checked(news.logprobs, self.logprobs, len(news.token_ids))[num_known - news.seq :]
-        fresh = news.token_ids[num_known - news.seq :]
-        self.token_ids += fresh
-        if finish is not None:
-            self.close(finish)
-
-        return Fresh(fresh, finish, logprobs)
-
-
-class Fresh(NamedTuple):
-    """What a choice has received, each token once. `logprobs`: of these tokens, if it asks for them."""
-
-    token_ids: tuple[int, ...]
-    finish: FinishReason | None
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-NOTHING: Final = Fresh((), None)
 
 
 class HeldNews(NamedTuple):
@@ -391,7 +313,3 @@ class Requests:
 
     def _attempts(self) -> Iterator[tuple[RequestRecord, Attempt]]:
         return ((record, attempt) for record in self for attempt in record.attempts.values())
-
-
-def _richer(news: ChoiceTokens, known: ChoiceTokens) -> bool:
-    return (len(news.token_ids), bool(news.finish)) > (len(known.token_ids), bool(known.finish))

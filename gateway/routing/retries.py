@@ -4,8 +4,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.routing.choice_record import ChoiceRecord
 from gateway.routing.members import HowLost, Loss, WorkerKey
-from gateway.routing.requests import Attempt, ChoiceRecord, RequestRecord
+from gateway.routing.requests import Attempt, RequestRecord
 from protocol.errors import (
     BatonError,
     GrammarFault,

@@ -2,8 +2,7 @@
 
 The response is one JSON body, or a stream of events. What is long goes out in parts (parts.py), which long_answers.py
 encodes in turn with those of others. The status line waits for the first token, so that a request that fails before it
-gets the right status. The write.py of each dialect says how an answer is
-written.
+gets the right status. The write.py of each dialect says how an answer is written.
 """
 
 import asyncio
@@ -16,14 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.generation.generation import Batch, Generation
-from gateway.http.errors import error_event, error_response
+from gateway.generation.generation import Generation
+from gateway.http.errors import error_response
 from gateway.http.protocol import BACKLOG, backlog_of
 from gateway.serving.gathered import Gathered
 from gateway.serving.long_answers import Held, LongAnswers
 from gateway.serving.parts import KEPT_BYTES, PART_BYTES, next_part, parts_of
 from gateway.words.complaints import short
-from protocol.errors import BadRequest, Overloaded
+from gateway.words.events import Batch
+from protocol.errors import BadRequest, BatonError, Overloaded
 
 TIMELINE_HEADER = "x-baton-timeline"
 HEADERS = (
@@ -45,7 +45,7 @@ class Body(Protocol):
         ...
 
     def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Any:
-        """The JSON body, in which long values are Laters. `found[i]` is choice i."""
+        """The JSON body, in which long values are Laters. `gathered[i]` is choice i."""
         ...
 
 
@@ -63,7 +63,11 @@ class Chunks(Protocol):
         ...
 
     def last(self, generation: Generation) -> bytes:
-        """What follows the last piece of a generation that is complete."""
+        """What follows the last Step of a generation that is complete."""
+        ...
+
+    def failed(self, error: BatonError) -> bytes:
+        """What follows the last Step of a generation that has failed."""
         ...
 
 
@@ -116,8 +120,8 @@ class WholeAnswer(Response):
         gathered = [self._shape.gathers() for _ in range(generation.prompts.num_choices)]
         async for batch in generation.batches():
             grown = 0 if held.num_bytes else _num_score_bytes(generation)
-            for index, piece in batch:
-                grown += gathered[index].take(piece)
+            for index, step in batch:
+                grown += gathered[index].take(step)
             if grown and refused is None:
                 try:
                     self._answers.resize(held, held.num_bytes + grown)
@@ -199,7 +203,7 @@ class StreamedAnswer(Response):
     def _last(self) -> bytes:
         generation = self._generation
         if generation.error is not None:
-            return error_event(generation.error)
+            return self._shape.failed(generation.error)
         return self._shape.last(generation) if generation.is_complete else b""
 
 

@@ -1,11 +1,40 @@
-"""What one choice of an answer has, until the whole answer is written."""
+"""The fold of a choice: what all its Steps add to one another, until the whole answer is written."""
 
 from array import array
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 
-from gateway.words.pieces import Piece, ScoredToken, SharedTokens
+from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, Finish, ReasoningDelta, Step, TextDelta
+from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import packed, unpacked
+
+
+class GatheredText:
+    """A text that grows by pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.num_chars = 0
+
+    def add(self, piece: str) -> None:
+        """Appends a piece."""
+        self.pieces.append(piece)
+        self.num_chars += len(piece)
+
+    @property
+    def num_bytes(self) -> int:
+        """Its memory, at most."""
+        return 4 * self.num_chars + 64 * len(self.pieces)
+
+
+@dataclass(frozen=True)
+class GatheredCall:
+    """A call of a tool. `arguments`: JSON text."""
+
+    id: str
+    name: str
+    arguments: GatheredText = field(default_factory=GatheredText)
 
 
 class Gathered:
@@ -13,38 +42,60 @@ class Gathered:
 
     def __init__(self, tells_all: bool = False) -> None:
         self._tells_all = tells_all
-        self.texts: list[str] = []
-        self.num_chars = 0
+        self.text, self.reasoning = GatheredText(), GatheredText()
+        self.calls: list[GatheredCall] = []
         self.token_ids = array("i")
-        self.finish_reason: str | None = None
+        self.finish: Finish | None = None
         self.echoed: Collection[ScoredToken] = ()  # tokens of the prompt
         self.scored = PackedTokens()
 
-    def take(self, piece: Piece) -> int:
+    def take(self, step: Step) -> int:
         """Adds what the choice has gained. Returns the bytes of its log-probabilities."""
-        self.texts.append(piece.text)
-        self.num_chars += len(piece.text)
-        self.token_ids.extend(piece.token_ids)
-        self.finish_reason = piece.finish_reason
-        if not piece.logprobs and not piece.scores:  # nearly every call
+        for event in step.events:
+            self._take(event)
+        self.token_ids.extend(step.token_ids)
+        self.finish = step.finish
+        if not step.shown and not step.scores:  # nearly every call
             return 0
 
-        if isinstance(piece.logprobs, SharedTokens):
-            self.echoed = piece.logprobs
+        if isinstance(step.shown, SharedTokens):
+            self.echoed = step.shown
             return 0
         num_before = self.scored.num_bytes
         if self._tells_all:
-            for token_id, scored in zip(piece.token_ids, piece.scores, strict=True):
+            for token_id, scored in zip(step.token_ids, step.scores, strict=True):
                 self.scored.add(ScoredToken(token_id, 0, scored))
         else:
-            for token in piece.logprobs:
+            for token in step.shown:
                 self.scored.add(token)
         return self.scored.num_bytes - num_before
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case TextDelta(text):
+                self.text.add(text)
+            case ReasoningDelta(text):
+                self.reasoning.add(text)
+            case CallBegin(_, call_id, name):
+                self.calls.append(GatheredCall(call_id, name))
+            case CallDelta(call, json):
+                self.calls[call].arguments.add(json)
+            case CallEnd():
+                pass  # a call tells all that it has, whole or not
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all its texts."""
+        return sum(len(text.pieces) for text in self._texts)
 
     @property
     def num_bytes(self) -> int:
         """What it holds beside log-probabilities, at most. An echoed text is shared."""
-        return 4 * self.num_chars + 64 * len(self.texts) + 4 * len(self.token_ids)
+        return sum(text.num_bytes for text in self._texts) + 4 * len(self.token_ids)
+
+    @property
+    def _texts(self) -> tuple[GatheredText, ...]:
+        return (self.text, self.reasoning, *(call.arguments for call in self.calls))
 
 
 class PackedTokens(Collection[ScoredToken]):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.text.choice_text import Detokenizer
+from gateway.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which tokens are told with a piece of text: those whose text is shown with it.
+"""Which tokens are told with a part of the text: those whose text is shown with it.
 
 A token is told with the event that has the end of its text. Without text of its own, it goes with the text before it. A
 stop string cuts the tokens whose text begins in it or behind it.
@@ -7,7 +7,7 @@ stop string cuts the tokens whose text begins in it or behind it.
 from collections import deque
 from dataclasses import dataclass
 
-from gateway.words.pieces import ScoredToken
+from gateway.words.scored import ScoredToken
 from protocol.logprobs import TokenLogprob
 
 

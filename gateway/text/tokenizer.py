@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer, models
 
-from gateway.text.choice_text import (
+from gateway.text.detokenizer import (
     MAX_CONTEXT_TOKENS,
     ByteDetokenizer,
     Detokenizer,

@@ -1,1 +1,1 @@
-"""The words of the gateway: what a client asks for, its places and faults, prompts, pieces of answers, limits."""
+"""The words of the gateway: what a client asks for, its places and faults, prompts, events of answers, limits."""

@@ -53,7 +53,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def milliseconds(seconds: Iterable[float | None]) -> list[float]:
     """Those that are known."""
-    return [each * 1e3 for each in seconds if each is not None]
+    return [second * 1e3 for second in seconds if second is not None]
 
 
 def jain(values: Iterable[float]) -> float | None:

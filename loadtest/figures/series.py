@@ -65,5 +65,5 @@ def _shares(
     """p50 and p99 of the values of each slice; p99 is their maximum if they are few."""
     places = _slice(at_s, width_s, num_slices)
     slices = [values[places == number].tolist() for number in range(num_slices)]
-    p50, p99 = ([percentile(each, share) for each in slices] for share in (0.5, 0.99))
+    p50, p99 = ([percentile(times, share) for times in slices] for share in (0.5, 0.99))
     return p50, p99

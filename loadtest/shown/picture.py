@@ -34,7 +34,7 @@ def plots_of(shown: Sequence[tuple[str, Measured]]) -> list[Plot]:
         series = series_of(run.records, run.progress.now_s)
         over.append(Line(letter, series.at_s, series.itl_p99_ms))
         spread.append(cdf(letter, (token_gaps(run.done) * 1e3).tolist()))
-        first.append(cdf(letter, milliseconds(each.ttft_s for each in run.done)))
+        first.append(cdf(letter, milliseconds(record.ttft_s for record in run.done)))
     return [
         Plot("ITL p99 over time", "s", "ms", over),
         Plot("ITL, cumulative", "ms", "share", spread, log_x=True),

@@ -48,17 +48,17 @@ class Choice:
         """Whether each token has a log-probability and a list of the likeliest."""
         return len(self.logprobs) == len(self.tops) == len(self.tokens)
 
-    def after(self, place: int) -> "Choice":
-        """The answer to a prompt that has the first `place` tokens already. Its text is not known."""
-        if not place:
+    def after(self, index: int) -> "Choice":
+        """The answer to a prompt that has the first `index` tokens already. Its text is not known."""
+        if not index:
             return self
-        return Choice(self.tokens[place:], self.finish, "", self.logprobs[place:], self.tops[place:])
+        return Choice(self.tokens[index:], self.finish, "", self.logprobs[index:], self.tops[index:])
 
-    def before(self, place: int) -> "Choice":
-        """Its first `place` tokens. Their text is not known."""
-        if place >= len(self.tokens):
+    def before(self, index: int) -> "Choice":
+        """Its first `index` tokens. Their text is not known."""
+        if index >= len(self.tokens):
             return self
-        return Choice(self.tokens[:place], self.finish, "", self.logprobs[:place], self.tops[:place])
+        return Choice(self.tokens[:index], self.finish, "", self.logprobs[:index], self.tops[:index])
 
 
 Answer = Mapping[int, Choice]
@@ -120,10 +120,10 @@ class Heard:
         """The answer so far, for comparison with a known one."""
         return {choice: self._choice(choice) for choice in self.tokens}
 
-    def _choice(self, place: int) -> Choice:
-        logprobs, tops = self._logprobs.get(place, ()), self._tops.get(place, ())
-        text, finish = self._texts.get(place, ""), self.finishes.get(place, "")
-        return Choice(tuple(self.tokens[place]), finish, text, tuple(logprobs), tuple(tops))
+    def _choice(self, index: int) -> Choice:
+        logprobs, tops = self._logprobs.get(index, ()), self._tops.get(index, ())
+        text, finish = self._texts.get(index, ""), self.finishes.get(index, "")
+        return Choice(tuple(self.tokens[index]), finish, text, tuple(logprobs), tuple(tops))
 
     def _take(self, text: bytes) -> None:
         try:
@@ -136,19 +136,19 @@ class Heard:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             self.malformed = f"{type(error).__name__} in {text[:200]!r}"
 
-    def _take_choice(self, place: int, choice: Mapping[str, Any]) -> None:
+    def _take_choice(self, index: int, choice: Mapping[str, Any]) -> None:
         text = choice.get("text") or ""
         tokens = choice.get("token_ids")
         if told := choice.get("logprobs"):
             named = [as_token(token) for token in told["tokens"]]
             tokens = named if tokens is None or not named or isinstance(named[0], int) else tokens
             if named and isinstance(tokens[0], type(named[0])):
-                self._logprobs.setdefault(place, []).extend(map(_as_float, told["token_logprobs"]))
-                self._tops.setdefault(place, []).extend(map(top_of, told.get("top_logprobs") or ()))
-        self.tokens.setdefault(place, []).extend(text if tokens is None else tokens)
-        self._texts[place] = self._texts.get(place, "") + text
+                self._logprobs.setdefault(index, []).extend(map(_as_float, told["token_logprobs"]))
+                self._tops.setdefault(index, []).extend(map(top_of, told.get("top_logprobs") or ()))
+        self.tokens.setdefault(index, []).extend(text if tokens is None else tokens)
+        self._texts[index] = self._texts.get(index, "") + text
         if choice["finish_reason"] is not None:
-            self.finishes[place] = choice["finish_reason"]
+            self.finishes[index] = choice["finish_reason"]
 
 
 def as_token(text: str) -> Token:
@@ -168,4 +168,4 @@ def _as_float(value: float | None) -> float:
 def shared(one: Sequence[Token], other: Sequence[Token]) -> int:
     """How many tokens both begin with."""
     pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

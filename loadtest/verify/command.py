@@ -87,17 +87,17 @@ def _report(result: Result, about: Mapping[str, Any], folder: Path | None, conso
 
 
 def _scorers(asked: argparse.Namespace, client: Client) -> list[Scorer]:
-    dialect, found = client.dialect, list[Scorer]()
+    dialect, scorers = client.dialect, list[Scorer]()
     if dialect.way:
         fields = {"model": dialect.model}
-        found.append(ServerScorer(client.server, client.clock, dialect.way, fields, asked.hung_after))
+        scorers.append(ServerScorer(client.server, client.clock, dialect.way, fields, asked.hung_after))
     if asked.model is not None:
         if not dialect.has_ids:
             raise ConfigError("--model: the server tells no token ids, so the folder cannot judge it", param="model")
         from loadtest.verify.folder import FolderScorer  # noqa: PLC0415  # needs transformers: nothing else does
 
-        found.append(FolderScorer(asked.model))
-    return found
+        scorers.append(FolderScorer(asked.model))
+    return scorers
 
 
 def _oracles(dialect: Dialect, scorers: Sequence[Scorer]) -> dict[str, str]:

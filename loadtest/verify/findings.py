@@ -68,10 +68,10 @@ class Result:
     def doubts(self) -> list[str]:
         """Why the run is not clean although nothing was found."""
         counts = self.counts
-        found = [f"{counts[word]} {word}" for word in UNCLEAR if counts[word]]
-        found += filter(None, [too_many_ties(counts[Verdict.TIED], self.num_tokens), self.stopped])
-        is_judged = any(each[Verdict.EXACT] for phase, each in self.verdicts.items() if phase != QUIET)
-        return [*self.unsure, *found, *([] if is_judged else ["no answer under load was right"])]
+        doubts = [f"{counts[word]} {word}" for word in UNCLEAR if counts[word]]
+        doubts += filter(None, [too_many_ties(counts[Verdict.TIED], self.num_tokens), self.stopped])
+        is_judged = any(verdict[Verdict.EXACT] for phase, verdict in self.verdicts.items() if phase != QUIET)
+        return [*self.unsure, *doubts, *([] if is_judged else ["no answer under load was right"])]
 
     @property
     def exit(self) -> Exit:
@@ -97,9 +97,9 @@ def seen(num: int) -> str:
     return f"a fault that hits {share:.2%} of the answers would be missed once in 20 runs"
 
 
-def parted(got: Choice, known: Choice | None, place: int | None) -> tuple[str, str]:
+def parted(got: Choice, known: Choice | None, index: int | None) -> tuple[str, str]:
     """Two answers as people read them: some tokens before the place where they part, and all behind it."""
-    start = max(0, (place or 0) - 8)
+    start = max(0, (index or 0) - 8)
 
     def words(choice: Choice | None) -> str:
         if choice is None:

@@ -39,4 +39,4 @@ class FolderScorer:
             logits = self._model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
             logprobs = logits.log_softmax(-1)
         of_tokens = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
-        return [Place(*each) for each in zip(of_tokens, logprobs.max(-1).values.tolist(), strict=True)]
+        return [Place(*scored) for scored in zip(of_tokens, logprobs.max(-1).values.tolist(), strict=True)]

@@ -77,13 +77,13 @@ def judge(
     if heard.malformed:
         return Judged(Verdict.WRONG, heard.malformed)
     answer = heard.answer()
-    if strangers := [place for place in answer if place not in known]:
+    if strangers := [index for index in answer if index not in known]:
         return Judged(Verdict.WRONG, f"a choice {strangers[0]} that nobody asked for")
 
     if heard.left:  # who leaves has asked for more tokens than the known answer may have had
-        answer = {place: _until(choice, known[place]) for place, choice in answer.items()}
-    found = [_compare(place, choice, known[place], tau, may_stop) for place, choice in answer.items()]
-    worst = _worst(found)
+        answer = {index: _until(choice, known[index]) for index, choice in answer.items()}
+    judged = [_compare(index, choice, known[index], tau, may_stop) for index, choice in answer.items()]
+    worst = _worst(judged)
     if heard.done:
         worst = _at_its_end(heard, known, worst, tau if may_stop else None)
     if not heard.done and worst.verdict in (Verdict.EXACT, Verdict.TIED, Verdict.CANNOT_JUDGE):
@@ -96,52 +96,52 @@ def judge(
 
 def judge_alone(heard: Heard, max_tokens: int, *, may_stop: bool, is_excused: bool = False) -> Judged:
     """The verdict on an answer of which only its end is known. `may_stop`: the model may end it early."""
-    found = judge(heard, heard.answer(), is_excused=is_excused)
-    if not heard.done or found.verdict not in (Verdict.EXACT, Verdict.USAGE):
-        return found
+    judged = judge(heard, heard.answer(), is_excused=is_excused)
+    if not heard.done or judged.verdict not in (Verdict.EXACT, Verdict.USAGE):
+        return judged
     for number, choice in heard.answer().items():
         if len(choice.tokens) > max_tokens:
             verdict = Verdict.STREAM_DIFFERS if heard.is_stream else Verdict.WRONG
-            return Judged(verdict, f"{len(choice.tokens)} tokens of {max_tokens}; {found.why}", number, max_tokens)
+            return Judged(verdict, f"{len(choice.tokens)} tokens of {max_tokens}; {judged.why}", number, max_tokens)
         is_whole = len(choice.tokens) >= max_tokens or (may_stop and choice.finish == "stop")
         if not choice.finish or not is_whole:
             told = f"{len(choice.tokens)} tokens of {max_tokens}, and {choice.finish or 'no finish'!r}"
             return Judged(Verdict.TRUNCATED, told, number, len(choice.tokens))
-    return found if heard.tokens else Judged(Verdict.TRUNCATED, "an answer without tokens")
+    return judged if heard.tokens else Judged(Verdict.TRUNCATED, "an answer without tokens")
 
 
 def judge_scored(choice: Choice, scored: Sequence[Place], tau: float, *, is_greedy: bool, has_drift: bool) -> Judged:
     """The verdict on an answer by what scoring says of each of its tokens. `has_drift`: the server's claimed
     log-probabilities are those of scoring, so that the two must agree."""
     margins, drifts = [], []
-    for place, score in enumerate(scored[: len(choice.tokens)]):
+    for index, score in enumerate(scored[: len(choice.tokens)]):
         if is_greedy:
             margin = score.largest - score.logprob
-            told = f"scored alone, token {place} is {margin:.4f} below the likeliest one"
-            margins.append(_judged_by(margin, tau, place, told))
+            told = f"scored alone, token {index} is {margin:.4f} below the likeliest one"
+            margins.append(_judged_by(margin, tau, index, told))
         if has_drift and choice.has_logprobs:
-            drift = abs(choice.logprobs[place] - score.logprob)
-            told = f"the log-probability of token {place} was {choice.logprobs[place]:.4f}, alone {score.logprob:.4f}"
-            drifts.append(_judged_by(drift, tau, place, told))
+            drift = abs(choice.logprobs[index] - score.logprob)
+            told = f"the log-probability of token {index} was {choice.logprobs[index]:.4f}, alone {score.logprob:.4f}"
+            drifts.append(_judged_by(drift, tau, index, told))
     return _worst([_not_alone(margins, tau), _not_alone(drifts, tau)])
 
 
 def after_scoring(judged: Judged, scored: Sequence[Judged], *, is_known: bool) -> Judged:
     """The verdict on an answer in question, by what each oracle that scores says of it. If all find it right, it parted
     from the known one at a near tie. `is_known`: there is a known one."""
-    if bad := [each for each in scored if each.verdict is not Verdict.EXACT]:
+    if bad := [by_score for by_score in scored if by_score.verdict is not Verdict.EXACT]:
         return _worst(bad)
     if scored:
         return replace(judged, verdict=Verdict.TIED) if is_known else Judged(Verdict.EXACT)
     return judged if is_known else Judged(Verdict.CANNOT_JUDGE, "no oracle scored it")
 
 
-def margin_between(known: Choice, choice: Choice, place: int) -> float:
+def margin_between(known: Choice, choice: Choice, index: int) -> float:
     """By how much each of two answers prefers its own token where they part. The larger one; nan: not told."""
-    if not (place < len(known.tops) and place < len(choice.tops)):
+    if not (index < len(known.tops) and index < len(choice.tops)):
         return math.nan
-    one, other = known.tokens[place], choice.tokens[place]
-    return max(_lead(known.tops[place], one, other), _lead(choice.tops[place], other, one))
+    one, other = known.tokens[index], choice.tokens[index]
+    return max(_lead(known.tops[index], one, other), _lead(choice.tops[index], other, one))
 
 
 _WEIGHT = {
@@ -151,15 +151,15 @@ _WEIGHT = {
 }  # fmt: skip
 
 
-def _worst(found: Sequence[Judged]) -> Judged:
+def _worst(judgements: Sequence[Judged]) -> Judged:
     """The worst verdict; of several the first."""
-    return max(found, key=lambda judged: _WEIGHT[judged.verdict], default=Judged(Verdict.EXACT))
+    return max(judgements, key=lambda judged: _WEIGHT[judged.verdict], default=Judged(Verdict.EXACT))
 
 
-def _not_alone(found: Sequence[Judged], tau: float) -> Judged:
+def _not_alone(judgements: Sequence[Judged], tau: float) -> Judged:
     """The worst verdict on the places of one answer. Noise has a long tail, a margin has the noise of two tokens, and
     damaged KV shows in all that follows: one place alone may be twice as far off."""
-    bad = [judged for judged in found if judged.verdict is not Verdict.EXACT]
+    bad = [judged for judged in judgements if judged.verdict is not Verdict.EXACT]
     if len(bad) != 1 or bad[0].margin is None:
         return _worst(bad)
     judged = _judged_by(bad[0].margin / 2, tau, bad[0].place or 0, bad[0].why, bad[0].choice)
@@ -171,12 +171,12 @@ def _worse(one: Judged, other: Judged) -> Judged:
     return other if _WEIGHT[other.verdict] > _WEIGHT[one.verdict] else one
 
 
-def _judged_by(distance: float, tau: float, place: int, told: str, choice: int = 0) -> Judged:
+def _judged_by(distance: float, tau: float, index: int, told: str, choice: int = 0) -> Judged:
     """A distance is fine within `tau`, suspect within twice that. nan is not fine."""
     if distance <= tau:
         return Judged(Verdict.EXACT)
     verdict = Verdict.SUSPECT if distance <= 2 * tau else Verdict.WRONG
-    return Judged(verdict, told, choice, place, distance)
+    return Judged(verdict, told, choice, index, distance)
 
 
 def _until(choice: Choice, known: Choice) -> Choice:
@@ -186,37 +186,37 @@ def _until(choice: Choice, known: Choice) -> Choice:
 
 def _compare(number: int, choice: Choice, known: Choice, tau: float | None, may_stop: bool) -> Judged:
     """One choice, ended or not, beside the known one. What follows a near tie is not compared."""
-    place = shared(choice.tokens, known.tokens)
-    found = Judged(Verdict.EXACT)
+    first = shared(choice.tokens, known.tokens)
+    before = Judged(Verdict.EXACT)
     if tau is not None and choice.has_logprobs and known.has_logprobs:
-        found = _not_alone([_told_alike(number, choice, known, each, tau) for each in range(place)], tau)
-    if place == len(choice.tokens):
-        return found
-    if place == len(known.tokens):
+        before = _not_alone([_told_alike(number, choice, known, index, tau) for index in range(first)], tau)
+    if first == len(choice.tokens):
+        return before
+    if first == len(known.tokens):
         told = f"it goes on behind the known end: {_words({0: choice})} of {_words({0: known})}"
-        is_tied = may_stop and known.finish == "stop" and _is_near_tie(choice.tops[place : place + 1], tau)
-        return _worse(found, Judged(Verdict.TIED if is_tied else Verdict.WRONG, told, number, place))
+        is_tied = may_stop and known.finish == "stop" and _is_near_tie(choice.tops[first : first + 1], tau)
+        return _worse(before, Judged(Verdict.TIED if is_tied else Verdict.WRONG, told, number, first))
 
-    told = f"token {place} is {choice.tokens[place]!r}, known {known.tokens[place]!r}"
-    margin = margin_between(known, choice, place)
+    told = f"token {first} is {choice.tokens[first]!r}, known {known.tokens[first]!r}"
+    margin = margin_between(known, choice, first)
     if tau is None:
-        return Judged(Verdict.WRONG, told, number, place)
+        return Judged(Verdict.WRONG, told, number, first)
     if math.isnan(margin):
-        return _worse(found, Judged(Verdict.CANNOT_JUDGE, f"{told}; no log-probabilities", number, place))
+        return _worse(before, Judged(Verdict.CANNOT_JUDGE, f"{told}; no log-probabilities", number, first))
     if margin <= tau:
-        return _worse(found, Judged(Verdict.TIED, told, number, place, margin))
-    judged = _judged_by(margin, tau, place, f"{told}, and one of the two leads by {margin:.4f}", number)
-    return _worse(found, _not_alone([judged], tau))
+        return _worse(before, Judged(Verdict.TIED, told, number, first, margin))
+    judged = _judged_by(margin, tau, first, f"{told}, and one of the two leads by {margin:.4f}", number)
+    return _worse(before, _not_alone([judged], tau))
 
 
-def _told_alike(number: int, choice: Choice, known: Choice, place: int, tau: float) -> Judged:
+def _told_alike(number: int, choice: Choice, known: Choice, index: int, tau: float) -> Judged:
     """One token that both have, with the log-probabilities that they tell, and its place in its own list."""
-    drift = abs(choice.logprobs[place] - known.logprobs[place])
-    told = f"the log-probability of token {place} is {choice.logprobs[place]:.4f}, known {known.logprobs[place]:.4f}"
-    found = _judged_by(drift, tau, place, told, number)
-    lead = max(choice.tops[place].values(), default=math.nan) - choice.logprobs[place]
-    told = f"its own list has a token {lead:.4f} above token {place}"
-    return _worse(found, _judged_by(lead, tau, place, told, number))
+    drift = abs(choice.logprobs[index] - known.logprobs[index])
+    told = f"the log-probability of token {index} is {choice.logprobs[index]:.4f}, known {known.logprobs[index]:.4f}"
+    judged = _judged_by(drift, tau, index, told, number)
+    lead = max(choice.tops[index].values(), default=math.nan) - choice.logprobs[index]
+    told = f"its own list has a token {lead:.4f} above token {index}"
+    return _worse(judged, _judged_by(lead, tau, index, told, number))
 
 
 def _at_its_end(heard: Heard, known: Answer, worst: Judged, tau: float | None) -> Judged:
@@ -255,7 +255,7 @@ def _by_usage(heard: Heard, known: Answer, worst: Judged) -> Judged:
             return Judged(Verdict.USAGE, f"{told}; in all {total}")
         return worst
 
-    said, right = ({place: choice.tokens for place, choice in answer.items()} for answer in (heard.answer(), known))
+    said, right = ({index: choice.tokens for index, choice in answer.items()} for answer in (heard.answer(), known))
     is_damaged = (
         heard.is_stream and said != right and (counted == due != heard.num_tokens or _sorted(said) == _sorted(right))
     )
@@ -288,8 +288,8 @@ def _is_near_tie(tops: Sequence[Top], tau: float | None) -> bool:
 
 
 def _sorted(tokens: Mapping[int, Sequence[Token]]) -> Mapping[int, list[str]]:
-    return {place: sorted(map(str, each)) for place, each in tokens.items()}
+    return {index: sorted(map(str, token)) for index, token in tokens.items()}
 
 
 def _words(answer: Answer) -> str:
-    return str({place: (choice.tokens, choice.finish) for place, choice in answer.items()})
+    return str({index: (choice.tokens, choice.finish) for index, choice in answer.items()})

@@ -79,15 +79,15 @@ def made_asks(seed: int, number: int, vocab: int, max_tokens: int, context: int)
     longest = min(context, LONGEST) - 4 * max_tokens - 1
     if longest < min(LENGTHS):
         raise ConfigError(f"--max-tokens: got {max_tokens}, expected room for prompts in a context of {context}")
-    found = []
-    for place in range(number):
+    made_asks = []
+    for index in range(number):
         needle = _ids(rng, RUN, vocab)
-        length = min(longest, longest if place % LONG_AFTER == LONG_AFTER - 1 else LENGTHS[place % len(LENGTHS)])
+        length = min(longest, longest if index % LONG_AFTER == LONG_AFTER - 1 else LENGTHS[index % len(LENGTHS)])
         tail = (*needle, *_ids(rng, RUN // 2, vocab), *needle[: RUN // 2])
-        head = (*start, *needle) if place % 2 and length > SHARED + 4 * RUN else needle
+        head = (*start, *needle) if index % 2 and length > SHARED + 4 * RUN else needle
         middle = _ids(rng, max(0, length - len(head) - len(tail)), vocab)
-        found.append(Made(Ask((*head, *middle, *tail)[-length:], max_tokens, seed=place), needle))
-    return found
+        made_asks.append(Made(Ask((*head, *middle, *tail)[-length:], max_tokens, seed=index), needle))
+    return made_asks
 
 
 def rounds(known: Sequence[Known], seed: int, together: int, names: Sequence[str], churn: float) -> Iterator[Phase]:
@@ -116,7 +116,7 @@ def _steps(name: str, known: Sequence[Known], rng: random.Random, together: int)
     plain = [Step(known[number].made.ask, number) for number in picked]
     longest = max(range(len(known)), key=lambda number: len(known[number].made.ask.prompt))
 
-    for place, step in enumerate(plain):
+    for index, step in enumerate(plain):
         if name == "whole":
             yield replace(step, stream=False)
         if name in ("cancels", "churn"):
@@ -125,11 +125,11 @@ def _steps(name: str, known: Sequence[Known], rng: random.Random, together: int)
             yield replace(step, is_cold=True)
         elif name == "turns":
             yield _continued(step, known[step.known].answer, rng)
-        elif name == "choices" and place == 0:
+        elif name == "choices" and index == 0:
             yield replace(step, ask=replace(step.ask, n=CHOICES), stream=rng.random() < 0.5)
         elif name == "sampled":
             yield replace(step, ask=replace(step.ask, temperature=1.0, seed=rng.getrandbits(31)), is_judged=False)
-        elif name == "lengths" and place == 0:
+        elif name == "lengths" and index == 0:
             yield Step(known[longest].made.ask, longest)
         else:
             yield step

@@ -63,9 +63,9 @@ class Dialect:
 
 async def probe(server: Server, clock: Clock, name: str | None) -> Dialect:
     """Asks for each optional field. ConfigError if the server cannot be asked at all."""
-    found = await find_model(server, clock, name)
-    context = found.context or DEFAULT_CONTEXT
-    heard = await _asked(server, clock, found.model, {})
+    endpoint = await find_model(server, clock, name)
+    context = endpoint.context or DEFAULT_CONTEXT
+    heard = await _asked(server, clock, endpoint.model, {})
     if not heard.done:
         what = f"HTTP {heard.status}: {heard.error}" if heard.error else heard.broken or heard.malformed
         raise ConfigError(f"a first request with token ids as its prompt failed: {what}", param="url")
@@ -73,7 +73,7 @@ async def probe(server: Server, clock: Clock, name: str | None) -> Dialect:
     fields: dict[str, Any] = {}
     refused = set()
     for field, value in OPTIONAL.items():
-        tried = await _asked(server, clock, found.model, {**fields, field: value})
+        tried = await _asked(server, clock, endpoint.model, {**fields, field: value})
         if not tried.done:
             refused.add(field)
         else:
@@ -82,7 +82,7 @@ async def probe(server: Server, clock: Clock, name: str | None) -> Dialect:
 
     choice = heard.answer()[0]
     has_ids = all(isinstance(token, int) for token in choice.tokens)
-    dialect = Dialect(found.model, context, kept, frozenset(refused), has_ids, choice.has_logprobs)
+    dialect = Dialect(endpoint.model, context, kept, frozenset(refused), has_ids, choice.has_logprobs)
     return await _with_way(server, clock, dialect, [token for token in choice.tokens if isinstance(token, int)])
 
 

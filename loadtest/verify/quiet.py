@@ -43,18 +43,18 @@ class Tried:
 
 def calibrate(tried: Sequence[Tried], scorers: Sequence[str]) -> dict[str, Noise]:
     """The near tie of each oracle. That of the repeats is at least that of the server's own scoring."""
-    step = step_of([top for each in tried for choice in each.answers[:1] for top in choice.tops])
+    step = step_of([top for one in tried for choice in one.answers[:1] for top in choice.tops])
     noises = {}
     for name in scorers:
         pairs = [
-            scored_differences(choice, each.scores[name][choice.tokens])
-            for each in tried
-            for choice in each.distinct
-            if choice.tokens in each.scores.get(name, {})
+            scored_differences(choice, one.scores[name][choice.tokens])
+            for one in tried
+            for choice in one.distinct
+            if choice.tokens in one.scores.get(name, {})
         ]
         noises[name] = noise_of_scoring([margins for margins, _ in pairs], [drifts for _, drifts in pairs], step)
 
-    lists = [_apart(each.answers, is_scored=bool(scorers)) for each in tried]
+    lists = [_apart(one.answers, is_scored=bool(scorers)) for one in tried]
     half = len(lists) // 2
     repeats = noise_of(list(chain(*lists[:half])), list(chain(*lists[half:])), step)
     scored = max([noises[name].tau for name in scorers if name != "folder"], default=0.0)
@@ -67,19 +67,21 @@ def calibrate(tried: Sequence[Tried], scorers: Sequence[str]) -> dict[str, Noise
 
 def hung_after(tried: Sequence[Tried], hung_s: float) -> float:
     """How long an answer under load may take."""
-    return hung_s + HUNG_FACTOR * max((heard.took_s for each in tried for heard in each.heards), default=0.0)
+    return hung_s + HUNG_FACTOR * max((heard.took_s for one in tried for heard in one.heards), default=0.0)
 
 
 def early(tried: Sequence[Tried]) -> float:
     """A time before which a streamed answer has hardly begun: half of what the first token took when it was quiet."""
-    return (
-        min((heard.first_s for each in tried for heard in each.heards if heard.first_s is not None), default=0.02) / 2
-    )
+    return min((heard.first_s for one in tried for heard in one.heards if heard.first_s is not None), default=0.02) / 2
 
 
 def contradictions(answers: Sequence[Choice]) -> list[Choice]:
     """Answers of the quiet server that are further than noise from the first one."""
-    return [choice for choice in answers[1:] if any(not each <= LIMIT for each in differences(answers[0], choice))]
+    return [
+        choice
+        for choice in answers[1:]
+        if any(not difference <= LIMIT for difference in differences(answers[0], choice))
+    ]
 
 
 def unsettled(noises: Mapping[str, Noise]) -> list[str]:
@@ -89,5 +91,5 @@ def unsettled(noises: Mapping[str, Noise]) -> list[str]:
 
 def _apart(answers: Sequence[Choice], *, is_scored: bool) -> list[float]:
     """How far the repeats are from the first answer. What is beyond LIMIT is judged by scoring, where there is any."""
-    found = [value for choice in answers[1:] for value in differences(answers[0], choice)]
-    return [value for value in found if value <= LIMIT] if is_scored else found
+    apart = [value for choice in answers[1:] for value in differences(answers[0], choice)]
+    return [value for value in apart if value <= LIMIT] if is_scored else apart

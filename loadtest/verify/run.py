@@ -114,10 +114,10 @@ class Run:
         self.result.noises = noises
         self._client.hung_s = hung_after(tried, self._client.bounds.hung_s)
         self._client.early_s = early(tried)
-        has_stopped = any(choice.finish == "stop" for each in tried for choice in each.answers)
+        has_stopped = any(choice.finish == "stop" for one in tried for choice in one.answers)
         self._may_stop = has_stopped or "ignore_eos" in self._client.dialect.refused
-        for each in tried:
-            self._know(each)
+        for one in tried:
+            self._know(one)
 
     async def _try(self, made: Made, times: int) -> Tried:
         """One request alone: without a cache, then with it, then streamed. Each distinct answer is scored."""
@@ -155,14 +155,14 @@ class Run:
 
     def _by_scores(self, choice: Choice, tried: Tried) -> Judged:
         """What the scores of the quiet phase say of an answer."""
-        found = Judged(Verdict.EXACT)
+        judged = Judged(Verdict.EXACT)
         for name, scores in tried.scores.items():
             noise = self.result.noises.get(name)
-            if noise is not None and not noise.why and choice.tokens in scores and found.verdict is Verdict.EXACT:
-                found = judge_scored(
+            if noise is not None and not noise.why and choice.tokens in scores and judged.verdict is Verdict.EXACT:
+                judged = judge_scored(
                     choice, scores[choice.tokens], noise.tau, is_greedy=True, has_drift=noise.has_drift
                 )
-        return found
+        return judged
 
     # ---- under load ----
 
@@ -204,8 +204,8 @@ class Run:
             noise = self.result.noises[scorer.name]
             for number, choice in heard.answer().items() if not noise.why else ():
                 if scored := await self._score(scorer, step.ask.prompt, choice):
-                    found = judge_scored(choice, scored, noise.tau, is_greedy=is_greedy, has_drift=noise.has_drift)
-                    said.append(replace(found, choice=number, why=f"{scorer.name}: {found.why}"))
+                    by_score = judge_scored(choice, scored, noise.tau, is_greedy=is_greedy, has_drift=noise.has_drift)
+                    said.append(replace(by_score, choice=number, why=f"{scorer.name}: {by_score.why}"))
         return after_scoring(judged, said, is_known=step.is_judged)
 
     async def _score(self, scorer: Scorer, prompt: Sequence[int], choice: Choice) -> list[Place] | None:
@@ -241,8 +241,8 @@ class Run:
         for number, choice in heard.answer().items():
             is_wrong = judged.verdict in BAD_ANSWERS
             if owner := self._canary.owner(choice.tokens, step.known, is_wrong=is_wrong):
-                why = "; ".join(filter(None, (owner, judged.why)))
-                judged = replace(judged, verdict=Verdict.FOREIGN, why=why, choice=number)
+                reason = "; ".join(filter(None, (owner, judged.why)))
+                judged = replace(judged, verdict=Verdict.FOREIGN, why=reason, choice=number)
                 break
         self.result.num_tokens += heard.num_tokens
         finding = None

@@ -55,13 +55,13 @@ def places_of(way: str, told: bytes, start: int, tokens: Sequence[int]) -> list[
         choice = orjson.loads(told)["choices"][0]
         if way == "prompt_logprobs":
             entries = choice[way][start : start + len(tokens)]
-            lists = [{int(token): entry["logprob"] for token, entry in each.items()} for each in entries]
-            found = [(each[token], each) for token, each in zip(tokens, lists, strict=True)]
+            lists = [{int(token): entry["logprob"] for token, entry in known.items()} for known in entries]
+            places = [(others[token], others) for token, others in zip(tokens, lists, strict=True)]
         else:
             told_places = choice["logprobs"]
             values = told_places["token_logprobs"][start : start + len(tokens)]
             lists = told_places["top_logprobs"][start : start + len(tokens)]
-            found = list(zip(values, lists, strict=True))
-        return [Place(float(value), max(map(float, (value, *each.values())))) for value, each in found]
+            places = list(zip(values, lists, strict=True))
+        return [Place(float(value), max(map(float, (value, *others.values())))) for value, others in places]
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -40,18 +40,18 @@ def differences(one: Choice, other: Choice) -> list[float]:
     """How far two answers to one request are apart at each place until they part, and there. inf: not told."""
     if not (one.has_logprobs and other.has_logprobs):
         return [] if one.tokens == other.tokens else [math.inf]
-    place = shared(one.tokens, other.tokens)
-    found = [abs(a - b) for a, b in zip(one.logprobs[:place], other.logprobs[:place], strict=True)]
-    if place < min(len(one.tokens), len(other.tokens)):
-        found.append(margin_between(one, other, place))
-    return found
+    same = shared(one.tokens, other.tokens)
+    apart = [abs(a - b) for a, b in zip(one.logprobs[:same], other.logprobs[:same], strict=True)]
+    if same < min(len(one.tokens), len(other.tokens)):
+        apart.append(margin_between(one, other, same))
+    return apart
 
 
 def scored_differences(choice: Choice, scored: Sequence[Place]) -> tuple[list[float], list[float]]:
     """How far a greedy answer is from what scoring says: below the likeliest token, and from what was claimed."""
     places = scored[: len(choice.tokens)]
-    margins = [place.largest - place.logprob for place in places]
-    drifts = [abs(claimed - place.logprob) for claimed, place in zip(choice.logprobs, places, strict=False)]
+    margins = [score.largest - score.logprob for score in places]
+    drifts = [abs(claimed - score.logprob) for claimed, score in zip(choice.logprobs, places, strict=False)]
     return margins, drifts
 
 
@@ -74,16 +74,16 @@ def noise_of_scoring(margins: Sequence[Sequence[float]], drifts: Sequence[Sequen
     lists = [[*one, *(other if has_drift else ())] for one, other in zip(margins, drifts, strict=True)]
     halves = lists[: len(lists) // 2], lists[len(lists) // 2 :]
     first, second = ([value for values in half for value in values if value <= LIMIT] for half in halves)
-    found = noise_of(first, second, step)
-    return replace(found, has_drift=has_drift)
+    noise = noise_of(first, second, step)
+    return replace(noise, has_drift=has_drift)
 
 
 def step_of(tops: Sequence[Top]) -> float:
     """The step of the server's logits where they are large: 0.125 for bfloat16 between 16 and 32; 0 for float32.
 
     Two logits of a coarse type differ by a multiple of its step, and so do their log-probabilities."""
-    found = sorted(step for step in map(_step, tops) if step is not None)
-    return found[int(_LARGE_SHARE * (len(found) - 1))] if found else 0.0
+    steps = sorted(step for step in map(_step, tops) if step is not None)
+    return steps[int(_LARGE_SHARE * (len(steps) - 1))] if steps else 0.0
 
 
 def _step(top: Top) -> float | None:
@@ -92,7 +92,9 @@ def _step(top: Top) -> float | None:
     apart = [values[0] - value for value in values[1:] if values[0] - value > _SAME_STEP]
     if len(apart) < 3:
         return None
-    return next((step for step in _STEPS if all(abs(math.remainder(each, step)) < _SAME_STEP for each in apart)), 0.0)
+    return next(
+        (step for step in _STEPS if all(abs(math.remainder(distance, step)) < _SAME_STEP for distance in apart)), 0.0
+    )
 
 
 def too_many_ties(num_tied: int, num_tokens: int) -> str:

@@ -10,7 +10,7 @@ memory and the FutureMap. It never touches the ScheduleBatch, which may have cha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ class Members:
     limits_cpu: IntArray  # tokens of KV at most
     limits_B: Tensor
     drafts_B: Tensor | None  # bool: whether a draft may propose for the row; None: for each of them
+    any_drafts: bool  # whether it may for one of them
     indices_B: Tensor  # 0, 1, ...
     sentinels_B: Tensor  # minus the rows
 
@@ -117,6 +118,12 @@ class ScheduleBatch:
             self.seq_lens_cpu = np.minimum(self.seq_lens_cpu, members.limits_cpu)
             self.longest = max(self.seq_lens_cpu.tolist())
 
+    def forget_drafts(self) -> None:
+        """No row has KV of a draft from now on."""
+        if self.members.any_drafts:
+            self._members = self._repeated = None
+            self.sampling = replace(self.sampling, draws=[replace(draw, drafts=False) for draw in self.draws])
+
     def set_input_ids_sentinel(self) -> None:
         """Makes the sentinels the next inputs: the launch that was just enqueued stashes the tokens."""
         if self.draws:
@@ -144,6 +151,7 @@ class ScheduleBatch:
                 limits_cpu=limits_cpu,
                 limits_B=torch.from_numpy(limits_cpu).to(self.rows_B.device, non_blocking=True),
                 drafts_B=drafts_B,
+                any_drafts=any(drafts),
                 indices_B=torch.arange(len(self.draws), device=self.rows_B.device),
                 sentinels_B=-self.rows_B,
             )

@@ -182,7 +182,7 @@ class Executor:
             if isinstance(operation, Plan):
                 if operation is not self._applied:
                     self._apply(operation)
-                if not self._newest_samples or not self.launcher.is_ready(self.running, self._masking):
+                if not self._newest_samples or not self.launcher.is_ready(operation, self.running, self._masking):
                     return
                 step = operation.step or self._same_of_all(operation)
                 self.launches.append(self.launcher.enqueue(operation, self.running, step, self._masking))

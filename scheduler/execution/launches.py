@@ -38,9 +38,9 @@ class Launches(Protocol):
         """The changes of `plan` are made in `running`."""
         ...
 
-    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
-        """Whether all is known that `enqueue` needs, so that it does not wait: the lengths of `running`, and with a
-        draft the masks of the launch."""
+    def is_ready(self, plan: Plan, running: ScheduleBatch, masking: Masking | None) -> bool:
+        """Whether all is known that `enqueue` needs for `plan`, so that it does not wait: the lengths of `running`, and
+        with a draft the masks of the launch."""
         ...
 
     def num_tokens(self, plan: Plan) -> int:
@@ -82,10 +82,9 @@ class PlainLaunch(Launch):
 
 
 class PlainLaunches:
-    """Launches without a draft: the host knows the lengths behind each."""
+    """Launches without a draft, or of rows that have none: the host knows the lengths behind each."""
 
     def __init__(self, device: Device) -> None:
-        assert device.runner.draft is None, "a model with a draft has launches of its own"
         self._device = device
         self._shipping = Shipping(device)
 
@@ -96,7 +95,7 @@ class PlainLaunches:
     def applied(self, plan: Plan, running: ScheduleBatch) -> None:
         """Nothing more is to be done."""
 
-    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
+    def is_ready(self, plan: Plan, running: ScheduleBatch, masking: Masking | None) -> bool:
         """The lengths are always known, and `sample` alone needs masks."""
         return True
 

@@ -5,7 +5,7 @@ kernel an operation takes also depends on the number of rows, so each kind runs 
 A CPU loads and compiles nothing: it runs one request that asks for all of it, to see that it works.
 
     a prompt is computed and scored, other rows join and decode -> the prompt's choice joins; a draft proposes
-    -> with a draft: a launch that proposes nothing
+    -> with a draft: a launch that proposes nothing -> one without a draft
 
 Only page 0, the padding, is read and written. Rows are those of an owner to whom no row is ever given.
 """
@@ -31,7 +31,7 @@ from scheduler.execution.warm_up import clear_padding
 from scheduler.plan import Chunk, Draw, Grant, Join, Plan, Scores
 
 OWNER: Final = 2**31 - 1  # an owner number that no row comes to
-NUM_LAUNCHES: Final = 3  # of a kind; a row is that many tokens longer behind them
+NUM_LAUNCHES: Final = 4  # of a kind; a row is that many tokens longer behind them
 BITS: Final = 32  # of a word of a mask
 RULES: Final = LogitRules(
     frequency_penalty=0.5,
@@ -124,6 +124,7 @@ def _plans(
     yield Plan(0, num_rows, joins=(own,), num_steps=shape.num_steps)
     if draft is not None:
         yield Plan(0, num_rows)
+        yield Plan(0, num_rows, drafts=False)
 
 
 def _on_forward_stream(executor: Executor, sizes: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ class DraftWrites:
 
     def launched(self, plan: Plan) -> None:
         """`plan` was submitted."""
-        if not self._puts_off:
+        if not self._puts_off or not plan.drafts:
             return
         if plan.num_steps or plan.chunks:
             self._num_launches = 0

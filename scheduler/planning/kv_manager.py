@@ -8,6 +8,7 @@ which are over. Row 0 and page 0 are padding and are never handed out.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from protocol.kv_layout import full_pages, pages_for, pages_for_choices, settled_pages
 from protocol.prefixes import ID_BYTES
@@ -30,7 +31,7 @@ class Holding:
     num_cached: int = 0  # tokens whose KV was in the cache
     flushes: int = 0  # of the cache, before it was admitted
     num_granted: int = 0  # pages that the executor was told of; the planner's
-    has_draft: bool = True  # the pages hold KV of the draft, if there is a draft; the planner's
+    has_draft: bool = True  # all its pages hold KV of the draft, if there is a draft
 
     @property
     def owner(self) -> tuple[int, int]:
@@ -75,6 +76,9 @@ class KvManager:
     it is counted, not set aside. `caches`: KV stays for prompts that begin the same way, until somebody needs its
     pages. `num_host_pages`: pages of KV that fit into host memory, with page 0. `lookahead`: the layout's; pages whose
     KV depends on tokens to come are neither cached nor shared.
+
+    Some cached pages may lack the draft's KV. A prompt with a draft finds none of them, and what it computes takes
+    their place in the cache. A prompt without one finds all.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class KvManager:
         self.rows = RowPool(max_requests + 1)
         self.retired: list[Retired] = []  # oldest first
         self._cache = PrefixCache(page_size, self.pages.is_idle, lookahead) if caches else None
+        self._bare = set[int]()  # cached pages without the draft's KV
         self.news = PrefixNews(page_size)
         self._flushes = 0
         self._claimed = 0  # pages of the margins of all holdings
@@ -126,8 +131,11 @@ class KvManager:
         key: CacheKey | None = None,
         max_tokens: int = 0,
         alignment: int = 0,
+        *,
+        has_draft: bool = True,
     ) -> tuple[Holding, ...] | None:
-        """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free.
+        """A holding for `num_tokens` tokens per choice, or None when too few rows or pages are free. `has_draft`: see
+        Holding.
 
         A context may grow to `max_tokens` tokens. Unless nobody holds anything, the margins of all must fit too.
 
@@ -137,7 +145,7 @@ class KvManager:
         """
         if num_choices > self.rows.num_free:
             return None
-        cached = self._find(key, prompt_len, alignment)
+        cached = self._find(key, prompt_len, alignment, has_draft=has_draft)
         self.pages.share(cached)  # before others are dropped
         shape = prompt_len, num_tokens, num_choices, self.page_size, self.lookahead
         needed = pages_for_choices(*shape) - len(cached)
@@ -156,21 +164,25 @@ class KvManager:
         for pages in choices:
             assert len(pages) <= self.max_pages, "the caller checks never_fits"
             row = self.rows.allocate()
-            num_cached = len(cached) * self.page_size
-            holdings.append(Holding(row, self.rows.owner_number(row), pages, max_pages, num_cached, self._flushes))
+            holding = Holding(row, self.rows.owner_number(row), pages, max_pages, has_draft=has_draft)
+            holding.num_cached, holding.flushes = len(cached) * self.page_size, self._flushes
+            holdings.append(holding)
         self._held.update((holding.row, holding) for holding in holdings)
         self._claimed += margins
         return tuple(holdings)
 
     def num_cached(self, key: CacheKey) -> int:
-        """Tokens at the start of a prompt that are cached. Asking does not count as a use of them."""
+        """Tokens at the start of a prompt that are cached, maybe without the draft's KV. Asking does not count as a use
+        of them."""
         return 0 if self._cache is None else self._cache.num_known(key.ids, key.salt) * self.page_size
 
-    def _find(self, key: CacheKey | None, prompt_len: int, alignment: int) -> list[int]:
+    def _find(self, key: CacheKey | None, prompt_len: int, alignment: int, *, has_draft: bool) -> list[int]:
         """The cached pages that a prompt can begin with."""
         if self._cache is None or key is None:
             return []
         pages = self._cache.match(key.ids, key.salt)
+        if has_draft:
+            pages = self._with_draft(pages)
         num_usable = min(len(pages) * self.page_size, prompt_len if alignment else prompt_len - 1)
         return pages[: full_pages(num_usable - num_usable % alignment if alignment else num_usable, self.page_size)]
 
@@ -178,9 +190,17 @@ class KvManager:
         """Drops cached pages, if `needed` pages are then free."""
         short = needed - self.pages.num_free
         if self._cache is not None and 0 < short <= self.pages.num_cached:
-            evicted = self._cache.evict(short)
-            self.pages.drop(evicted)
-            self.news.dropped(evicted)
+            self._take_out(self._cache.evict(short))
+
+    def _take_out(self, pages: Sequence[int]) -> None:
+        """The cache has given these pages up."""
+        self.pages.drop(pages)
+        self._bare.difference_update(pages)
+        self.news.dropped(pages)
+
+    def _with_draft(self, pages: list[int]) -> list[int]:
+        """The first of these cached pages, as far as they hold KV of the draft."""
+        return list(takewhile(lambda page: page not in self._bare, pages)) if self._bare else pages
 
     def keep(self, holding: Holding, key: CacheKey) -> None:
         """Adds the settled pages of `key` to the cache: their KV is written and right.
@@ -192,11 +212,17 @@ class KvManager:
         if self._cache is None or holding.flushes != self._flushes:
             return
         known = self._cache.match(key.ids, key.salt)
-        if known != holding.pages[: len(known)]:
+        wanted = self._with_draft(known) if holding.has_draft else known
+        if wanted != holding.pages[: len(wanted)]:
             return  # it does not hold the pages that its own would follow in the cache, so they could leave before
+        if len(wanted) < len(known):  # its own take the places of pages without the draft's KV, and of all behind these
+            self._take_out(self._cache.cut(key.ids, key.salt, len(wanted)))
+            known = wanted
         self._cache.insert(key.ids, holding.pages, key.salt)
         num_kept = settled_pages(len(key.ids) // ID_BYTES, self.page_size, self.lookahead)
         self.pages.keep(holding.pages[len(known) : num_kept])
+        if not holding.has_draft:
+            self._bare.update(holding.pages[len(known) : num_kept])
         self.news.added(key.ids[: num_kept * self.page_size * ID_BYTES], key.salt, holding.pages, len(known))
 
     def report_to(self, hash_key: bytes) -> None:
@@ -215,6 +241,7 @@ class KvManager:
         self._flushes += 1
         if self._cache is not None:
             self.pages.drop(self._cache.clear())
+            self._bare.clear()
             self.news.flushed()
 
     def own(self, holdings: Iterable[Holding]) -> None:
@@ -240,6 +267,11 @@ class KvManager:
             holding.pages.extend(added)
             self._claimed += self._claim(len(holding.pages), holding.max_pages)
         return added
+
+    def forget_drafts(self) -> None:
+        """No holding has KV of the draft in all its pages any more. What is cached stays as it is."""
+        for holding in self._held.values():
+            holding.has_draft = False
 
     def _claim(self, num_pages: int, max_pages: int) -> int:
         """The pages of a context's margin: fewer near its end."""

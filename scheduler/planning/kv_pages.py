@@ -17,6 +17,7 @@ A prompt's settled pages are the full ones, without those whose KV depends on th
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from protocol.kv_layout import pages_for, pages_for_choices, settled_pages
 from protocol.worker_facts import KvPages
@@ -184,9 +185,16 @@ def allocate_choices(
     return choices
 
 
+class PageCopies(NamedTuple):
+    """Each page of `sources` is copied to the one at its place in `targets`."""
+
+    sources: list[int]
+    targets: list[int]
+
+
 def prompt_copies(
     first: Sequence[int], others: Sequence[Sequence[int]], prompt_len: int, page_size: int, lookahead: int
-) -> tuple[list[int], list[int]]:
-    """(sources, targets): the page copies that give each of `others` the prompt's pages that choices do not share."""
+) -> PageCopies:
+    """The page copies that give each of `others` the prompt's pages that choices do not share."""
     unsettled = slice(settled_pages(prompt_len, page_size, lookahead), pages_for(prompt_len, page_size))
-    return list(first[unsettled]) * len(others), [page for pages in others for page in pages[unsettled]]
+    return PageCopies(list(first[unsettled]) * len(others), [page for pages in others for page in pages[unsettled]])

@@ -1,8 +1,9 @@
 """What a launch costs, by its rows and proposals: as timed at the start, corrected by what launches take since.
 
 At the start launches run alone. Later the host works beside some and is waited for by others, so that only the time
-between two results tells what a launch costs. It counts where both launches are of one kind: the same choices, as many
-proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4), [4, 8), ...
+between two results tells what a launch costs. It counts where both launches are of one kind and size, and have a choice
+in common: as many proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4), [4, 8), ...
+A **plain** launch has no row with a draft; one that proposes nothing, and keeps the draft's KV, is **quiet**.
 """
 
 from bisect import bisect_left
@@ -14,26 +15,37 @@ from typing import Final
 
 KEPT: Final = 12  # the newest launches of a kind, whose mean counts
 FEW: Final = 4  # fewer tell nothing yet
+PLAIN: Final = -1  # the kind of a plain launch; any other has the number of its proposals
 MOST: Final = 1.5  # times their median: a launch that took longer was held up by something else, and counts as so long
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of launches, as measured at the start: seconds[i][s] of num_rows[i] rows with s proposals each."""
+    """Seconds of launches, as measured at the start: seconds[i][s] of num_rows[i] rows with s proposals each, and
+    plain[i] of such plain launches. Without `plain` they are taken to last as long as quiet ones."""
 
     num_rows: tuple[int, ...]  # ascending
     seconds: tuple[tuple[float, ...], ...]
+    plain: tuple[float, ...] = ()
 
     def launch_s(self, num_rows: int) -> list[float]:
-        """[s]: a launch of so many rows with s proposals each, on the line through the two nearest sizes. One that
-        proposes more never takes less: what was measured may have been disturbed."""
+        """[s]: a launch of so many rows with s proposals each. One that proposes more never takes less: what was
+        measured may have been disturbed."""
+        return list(accumulate(self._on_lines(self.seconds, num_rows), max))
+
+    def plain_s(self, num_rows: int) -> float:
+        """A plain launch of so many rows."""
+        return self._on_lines([(seconds,) for seconds in self.plain] or self.seconds, num_rows)[0]
+
+    def _on_lines(self, seconds: Sequence[Sequence[float]], num_rows: int) -> list[float]:
+        """Each column of `seconds`, on the line through the two nearest sizes."""
         if len(self.num_rows) == 1:
-            return list(accumulate(self.seconds[0], max))
+            return list(seconds[0])
         right = min(max(1, bisect_left(self.num_rows, num_rows)), len(self.num_rows) - 1)
         start, end = self.num_rows[right - 1 : right + 1]
         part = (num_rows - start) / (end - start)
-        lines = zip(*self.seconds[right - 1 : right + 1], self.seconds[0], strict=True)
-        return list(accumulate((max(low + part * (high - low), least) for low, high, least in lines), max))
+        lines = zip(*seconds[right - 1 : right + 1], seconds[0], strict=True)
+        return [max(low + part * (high - low), least) for low, high, least in lines]
 
 
 class _Ratio:
@@ -61,47 +73,65 @@ class LaunchCosts:
     """Costs of one worker's launches. `over` is called for every launch, in their order."""
 
     at_start: StepCosts
-    _ratios: dict[tuple[int, bool], Ratios] = field(init=False, default_factory=dict)  # by size, and if any is proposed
-    _newest: tuple[Sequence[object], int] = field(init=False, default=((), 0))  # rows and proposals of the last launch
+    _ratios: dict[tuple[int, int], Ratios] = field(init=False, default_factory=dict)  # by size and _column
+    _newest: tuple[Sequence[object], int] = field(init=False, default=((), 0))  # rows and kind of the last launch
     _newest_at: float = field(init=False, default=0.0)
     _line: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # at_start for so many rows
 
-    def over(self, rows: Sequence[object], num_steps: int, now: float) -> None:
-        """The result of a launch of these rows came at `now`. Without rows: of one that is like no other."""
-        before, taken_s = self._newest, now - self._newest_at
-        self._newest, self._newest_at = (rows, num_steps), now
-        if not rows or before != self._newest:
+    def over(self, rows: Sequence[object], kind: int, now: float) -> None:
+        """The result of a launch of these rows came at `now`. Without rows: of one that is like no other. `kind`: its
+        proposals, or PLAIN."""
+        (rows_before, kind_before), taken_s = self._newest, now - self._newest_at
+        self._newest, self._newest_at = (rows, kind), now
+        if not rows or kind != kind_before or size_of(len(rows)) != size_of(len(rows_before)):
             return
-        expected_s = self._at_start(len(rows))[num_steps]
-        of_kind = self._ratios.setdefault((size_of(len(rows)), num_steps > 0), {})
-        of_kind.setdefault(num_steps, _Ratio()).add(taken_s / expected_s)
+        if rows is not rows_before and rows[0] not in rows_before:  # those that go on come first
+            return
+        expected_s = self._at_start(len(rows))[kind]
+        of_kind = self._ratios.setdefault((size_of(len(rows)), _column(kind)), {})
+        of_kind.setdefault(kind, _Ratio()).add(taken_s / expected_s)
 
-    def is_known(self, num_rows: int, *, proposes: bool) -> bool:
-        """Whether launches of this size were timed, with proposals or without."""
-        return bool(self._known(size_of(num_rows), proposes))
+    def is_known(self, num_rows: int, kind: int) -> bool:
+        """Whether launches of this size and of this kind were timed. All that propose something are one kind."""
+        return bool(self._known(size_of(num_rows), _column(kind)))
 
     def launch_s(self, num_rows: int) -> list[float]:
         """[s]: a launch of so many rows with s proposals each. It is corrected by the launches of the nearest number of
         proposals, of this size if some were timed."""
-        quiet, proposing = (self._nearest(size_of(num_rows), proposes) for proposes in (False, True))
-        seconds = self._at_start(num_rows)
+        quiet, proposing = (self._nearest(size_of(num_rows), column) for column in (0, 1))
+        seconds = self._at_start(num_rows)[:PLAIN]
         return [launch_s * _ratio(proposing if steps else quiet, steps) for steps, launch_s in enumerate(seconds)]
 
+    def plain_s(self, num_rows: int) -> float:
+        """A plain launch of so many rows. Until some of this size are timed, quiet ones correct it, and it takes no
+        longer than these."""
+        size, at_start = size_of(num_rows), self._at_start(num_rows)
+        if known := self._known(size, PLAIN):
+            return at_start[PLAIN] * _ratio(known, PLAIN)
+        known = self._known(size, 0) or self._nearest(size, PLAIN) or self._nearest(size, 0)
+        return min(at_start[PLAIN] * _ratio(known, PLAIN), at_start[0] * _ratio(self._nearest(size, 0), 0))
+
     def _at_start(self, num_rows: int) -> list[float]:
+        """By kind: proposals, then PLAIN as the last one."""
         if self._line[0] != num_rows:
-            self._line = num_rows, self.at_start.launch_s(num_rows)
+            self._line = num_rows, [*self.at_start.launch_s(num_rows), self.at_start.plain_s(num_rows)]
         return self._line[1]
 
-    def _known(self, size: int, proposes: bool) -> Ratios:
-        ratios = self._ratios.get((size, proposes), {})
+    def _known(self, size: int, column: int) -> Ratios:
+        ratios = self._ratios.get((size, column), {})
         return {steps: ratio for steps, ratio in ratios.items() if ratio.is_known}
 
-    def _nearest(self, size: int, proposes: bool) -> Ratios:
+    def _nearest(self, size: int, column: int) -> Ratios:
         """Those of this size, or else of the nearest one that is known, or none."""
-        if known := self._known(size, proposes):
+        if known := self._known(size, column):
             return known
-        others = sorted((abs(other - size), other) for other, kind in self._ratios if kind == proposes)
-        return next((known for _, other in others if (known := self._known(other, proposes))), {})
+        others = sorted((abs(other - size), other) for other, kind in self._ratios if kind == column)
+        return next((known for _, other in others if (known := self._known(other, column))), {})
+
+
+def _column(kind: int) -> int:
+    """PLAIN, 0 for quiet launches, 1 for all that propose something."""
+    return min(kind, 1)
 
 
 def size_of(num_rows: int) -> int:

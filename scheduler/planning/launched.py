@@ -3,15 +3,25 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.logprobs import Logprobs
 from scheduler.plan import Owner, StepResult
 from scheduler.planning.chunks import ExtendChunk
+from scheduler.planning.launch_costs import PLAIN
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.spills import Spills
 
 Drawn = list[tuple[Req, tuple[int, ...]]]  # choices, each with the run of tokens that a launch has drawn
+
+
+class PromptPiece(NamedTuple):
+    """Log-probabilities of tokens of the prompt of `req`, from position `start` on."""
+
+    req: Req
+    start: int
+    logprobs: Logprobs
 
 
 @dataclass(eq=False)
@@ -22,6 +32,7 @@ class Launched:
     chunks: tuple[ExtendChunk, ...]
     decodes: tuple[Req, ...]
     num_steps: int = 0  # see Plan
+    drafts: bool = True  # see Plan
     layers: deque[int] = field(default_factory=deque)  # written, and not yet taken by the role
     computed_at: float | None = None  # see StepResult
     hidden: tuple[bytes, ...] = ()  # see StepResult
@@ -33,18 +44,22 @@ class Launched:
         """All requests of the launch. A request may appear twice."""
         return [*(req for chunk in self.chunks for req in (chunk.req, *chunk.samples)), *self.decodes]
 
+    @property
+    def kind(self) -> int:
+        """How many tokens it proposes, or PLAIN."""
+        return self.num_steps if self.drafts else PLAIN
+
     def next_logprobs(self, req: Req) -> Logprobs | None:
         """Those of the next run of `req`, in the order in which a role takes them; None if it asks for none."""
         return self.logprobs[req].popleft() if req in self.logprobs else None
 
     @property
-    def prompt_logprobs(self) -> Iterator[tuple[Req, int, Logprobs]]:
-        """Those of prompt tokens that were asked for, in pieces: the prompt, the position of the first token, a
-        piece."""
+    def prompt_logprobs(self) -> Iterator[PromptPiece]:
+        """Those of prompt tokens that were asked for, in pieces."""
         scored = ((chunk.req, scores.start) for chunk in self.chunks if (scores := chunk.scores) is not None)
         for (req, start), pieces in zip(scored, self.prompts, strict=False):
             for piece in pieces:
-                yield req, start, piece
+                yield PromptPiece(req, start, piece)
                 start += piece.num_tokens
 
     def count_progress(self) -> None:
@@ -55,6 +70,13 @@ class Launched:
                 req.num_sampled += 1
         for req in self.decodes:
             req.num_sampled += 1
+
+
+class Over(NamedTuple):
+    """A launch that is over."""
+
+    launched: Launched
+    result: StepResult
 
 
 class Results:

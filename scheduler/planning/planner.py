@@ -28,7 +28,7 @@ from scheduler.planning.kv_copies import KvCopies
 from scheduler.planning.kv_manager import CacheKey, Holding, IsRead, KvManager
 from scheduler.planning.kv_pages import PageState
 from scheduler.planning.late import LateRows, Replays
-from scheduler.planning.launched import Launched, Results
+from scheduler.planning.launched import Launched, Over, Results
 from scheduler.planning.plans import Plans
 from scheduler.planning.req import Req
 from scheduler.planning.roster import Roster
@@ -71,6 +71,7 @@ class Planner:
         self.in_flight: deque[Launched] = deque()
         self.num_launches = 0
         self.num_idle = 0  # launches without rows, for other ranks of the group
+        self.num_plain = 0  # launches without the draft that there is; see Plan.drafts
         self.speculation = speculation or Speculation.without_draft()
         self.steps = Steps(executor.submit, agreement, self.speculation.shape, max_graphed)
         self.copies = KvCopies(kv_manager, self.steps.submit, has_twin)
@@ -83,6 +84,8 @@ class Planner:
         self._growth = Growth(kv_manager, self.speculation.shape.width)
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
         self._plans = Plans(kv_manager, self.roster, self.spills)
+        self._drafting: tuple[tuple[Req, ...], int] = (), 0  # who decodes, and how many of them have a draft
+        self._rests = False  # as of the last launch
 
     # ---- memory ----
 
@@ -102,30 +105,30 @@ class Planner:
 
         `key`: looks the prompt up in the cache. Tokens found there are neither computed nor transferred: a prompt of
         512 with 500 cached computes 12. `grows`: they decode here. `alignment`: as in KvManager.admit.
-        `has_draft`: see Holding.
+        `has_draft`: see Holding. False while the draft rests, too.
         """
         if self._growth.is_waiting or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
-        holdings = self.kv_manager.admit(reqs[0].prompt_len, num_tokens, len(reqs), state, key, longest, alignment)
+        if self.speculation.rests or (self.speculation.has_draft and grows and reqs[0].sampling.grammar):
+            has_draft = False  # nothing is proposed for an answer in a grammar
+        size = reqs[0].prompt_len, num_tokens, len(reqs)
+        holdings = self.kv_manager.admit(*size, state, key, longest, alignment, has_draft=has_draft)
         if holdings is None:
             return False
         reqs[0].num_computed = holdings[0].num_cached
         for req, holding in zip(reqs, holdings, strict=True):
-            holding.has_draft = has_draft
             self._seat(req, holding)
         return True
 
     def _seat(self, req: Req, holding: Holding) -> None:
-        if req.sampling.grammar and self.speculation.has_draft:
-            holding.has_draft = False  # nothing is proposed for an answer in a grammar
         req.holding = holding
         self.results.seated(req)
 
     def keep(self, req: Req, salt: str) -> None:
         """Adds a choice's context to the cache, if it has decoded here. The launches that wrote it have succeeded."""
         has_decoded = len(req.outputs) > req.num_replayed + 1  # one may be prefill's
-        if self.kv_manager.caches and has_decoded and req.held.has_draft:
+        if self.kv_manager.caches and has_decoded:
             self._draft_writes.settle()
             unread = (
                 0 if self.kv_manager.lookahead else 1
@@ -228,18 +231,39 @@ class Planner:
     ) -> Launched:
         """Makes a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
         `resting`, also from decodes(), do not decode in this launch, but in the next one."""
-        num_steps = self.speculation.next_steps(len(decodes))
-        plan = self._plans.next(chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps)
-        launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps)
+        num_steps = self.speculation.next_steps(len(decodes), self._num_drafting(decodes))
+        self._follow_rest()
+        is_idle = not decodes and not chunks
+        drafts = num_steps > 0 or ships or self._drafting[1] > 0 or any(chunk.req.held.has_draft for chunk in chunks)
+        drafts |= is_idle and not self._rests
+        plan = self._plans.next(
+            chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps, drafts=drafts
+        )
+        launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps, plan.drafts)
         launched.count_progress()
         if decodes:
             self._growth.launched()
 
         self.num_launches += 1
+        self.num_plain += self.speculation.has_draft and not drafts
         self.in_flight.append(launched)
         self.steps.submit(plan)
         self._draft_writes.launched(plan)
         return launched
+
+    def _num_drafting(self, decodes: tuple[Req, ...]) -> int:
+        """How many of these have KV of the draft. Most launches have the rows of the one before."""
+        if decodes is not self._drafting[0]:
+            self._drafting = decodes, sum(req.held.has_draft for req in decodes)
+        return self._drafting[1]
+
+    def _follow_rest(self) -> None:
+        """When the draft's rest begins, whatever holds pages gives up its KV of the draft."""
+        if self.speculation.rests and not self._rests:
+            self._draft_writes.settle()
+            self.kv_manager.forget_drafts()
+            self._drafting = self._drafting[0], 0
+        self._rests = self.speculation.rests
 
     def launch_idle_batch(self) -> bool:
         """Launches nothing, if other ranks wait for it. The caller has no work. Whether it did."""
@@ -249,10 +273,10 @@ class Planner:
         self.launch()
         return True
 
-    def poll(self) -> list[tuple[Launched, StepResult]]:
-        """Takes what the executor reports. Returns the launches that are over, and their results."""
+    def poll(self) -> list[Over]:
+        """Takes what the executor reports. Returns the launches that are over."""
         self.steps.go_on()
-        over = []
+        over: list[Over] = []
         for outcome in self._executor.poll():
             if isinstance(outcome, StepResult):
                 launched = self.in_flight.popleft()
@@ -260,8 +284,8 @@ class Planner:
                 launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
                 launched.prompts = outcome.prompts
                 is_like_others = not launched.chunks and not outcome.error
-                self.speculation.over(launched.decodes if is_like_others else (), launched.num_steps)
-                over.append((launched, outcome))
+                self.speculation.over(launched.decodes if is_like_others else (), launched.kind)
+                over.append(Over(launched, outcome))
             elif isinstance(outcome, LayerWritten):
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)
             elif isinstance(outcome, Done):
@@ -273,6 +297,7 @@ class Planner:
                 for req in self.late.ready(outcome):
                     self.roster.stay(req)
         for req, holding in self.spills.take_back():
+            holding.has_draft &= not self.speculation.rests
             self._seat(req, holding)
             self.join([req])
         return over
@@ -290,4 +315,7 @@ class Planner:
     @property
     def counters(self) -> dict[str, float]:
         """For WorkerStats."""
-        return {**self.spills.counters, **self.speculation.counters, "idle_launches": self.num_idle}
+        own = {"idle_launches": self.num_idle}
+        if self.speculation.has_draft:
+            own["spec_plain_launches"] = self.num_plain
+        return {**self.spills.counters, **self.speculation.counters, **own}

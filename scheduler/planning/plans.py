@@ -41,6 +41,7 @@ class Plans:
         ships: bool,
         resting: tuple[Req, ...],
         num_steps: int,
+        drafts: bool,
     ) -> Plan:
         """The next plan. The parameters are those of Planner.launch, and Plan's."""
         leaves, joins = self._roster.change(decodes, resting)
@@ -58,6 +59,7 @@ class Plans:
             relay=relay,
             ships=ships,
             num_steps=num_steps,
+            drafts=drafts,
         )
         self._grants.clear()
         return plan

@@ -112,6 +112,29 @@ class PrefixCache:
         self.num_pages -= len(evicted)
         return evicted
 
+    def cut(self, ids: bytes, salt: str, num_pages: int) -> list[int]:
+        """Removes the page behind the first `num_pages` of `ids`, which the tree has, and all that follow it, even if
+        somebody reads them. Returns them."""
+        node, left = self._roots[salt], num_pages
+        while True:
+            at = (num_pages - left) * self._page_bytes
+            child = (node.children or {})[ids[at : at + self._key_bytes]]
+            if len(child.pages) > left:
+                break
+            node, left = child, left - len(child.pages)
+        if left:
+            self._split(child, left)
+
+        pages, nodes = list[int](), [child]
+        while nodes:
+            node = nodes.pop()
+            pages.extend(node.pages)
+            nodes.extend((node.children or {}).values())
+            node.children = {}  # no leaf: it may be queued for eviction
+        self._remove(child)
+        self.num_pages -= len(pages)
+        return pages
+
     def clear(self) -> list[int]:
         """Forgets everything. Returns the pages, also those that somebody reads."""
         pages: list[int] = []

@@ -5,8 +5,16 @@ join --> joining --next plan--> decoding --ended, short of pages, late, or resti
 """
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from scheduler.planning.req import Req
+
+
+class RosterChange(NamedTuple):
+    """What a plan changes: rows that leave, and choices that join."""
+
+    leaves: tuple[int, ...]
+    joins: list[Req]
 
 
 class Roster:
@@ -57,10 +65,10 @@ class Roster:
             return self.decoding
         return (*going_on, *self.joining)
 
-    def change(self, decodes: tuple[Req, ...], resting: tuple[Req, ...]) -> tuple[tuple[int, ...], list[Req]]:
-        """The rows that leave and the choices that join, so that exactly `decodes` decode. `resting` join later."""
+    def change(self, decodes: tuple[Req, ...], resting: tuple[Req, ...]) -> RosterChange:
+        """What changes so that exactly `decodes` decode. `resting` join later."""
         if decodes is self.decoding and not self.leaving and not resting:
-            return (), []
+            return RosterChange((), [])
 
         staying = set(decodes)
         leaves = (*self.leaving, *[self.rows.pop(req) for req in self.decoding if req not in staying])
@@ -68,4 +76,4 @@ class Roster:
         self.rows.update((req, req.held.row) for req in joins)
         self.leaving.clear()
         self.decoding, self.joining = decodes, list(resting)
-        return leaves, joins
+        return RosterChange(leaves, joins)

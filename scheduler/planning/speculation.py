@@ -6,11 +6,12 @@ number of proposals follows from them:
 
     (1 + acceptance of the first s proposals, summed) / seconds of a launch
 
-is largest. Without proposals the draft still writes its KV, or it would have gaps. Whether anything is proposed follows
-from what launches take in this worker (launch_costs.py, trials.py).
+is largest. A row without a draft draws one token in any launch. Whether anything is proposed follows from what launches
+take in this worker (launch_costs.py, trials.py). A launch that proposes nothing still writes the draft's KV, or it
+would have gaps. Where that costs more than it is worth, the draft rests (resting.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -18,48 +19,102 @@ from typing import Final
 
 from runtime.clock import Clock
 from scheduler.draft_shape import NO_DRAFT, DraftShape
-from scheduler.planning.launch_costs import LaunchCosts, StepCosts, size_of
-from scheduler.planning.trials import TRIAL, Rates, Trials
+from scheduler.planning.launch_costs import PLAIN, LaunchCosts, StepCosts, size_of
+from scheduler.planning.resting import Rest
+from scheduler.planning.trials import MARGIN, TRIAL, Rates, Trials
 
 FIRST_GUESS: Final = 0.8  # acceptance rate assumed for a position until launches have measured it
 PRIOR: Final = 4  # so many verified proposals weigh as much as the first guess
 MEMORY: Final = 0.98  # the weight of what was known, when one more proposal was verified
+OVERHEAD: Final = 0.02  # of a plain launch: what a quiet one loses at least, though none may be measured
+ENOUGH: Final = 0.5  # the share of rows with a draft whose proposals are tried
+LOOK: Final = 64  # launches of a rest for which costs are looked up once
 PROBE: Final = 256  # every so many launches that propose, a few propose one more, and then one fewer
 
 
 def rates_of(acceptance: Sequence[float], launch_s: Sequence[float]) -> list[float]:
     """[s]: tokens a second of each row in launches with s proposals. `acceptance[i]`: how likely the first i + 1 are
     all kept. `launch_s[s]`: seconds of a launch."""
-    return [(1 + sum(acceptance[:steps])) / seconds for steps, seconds in enumerate(launch_s)]
+    return [num_tokens / seconds for num_tokens, seconds in zip(_lengths(acceptance), launch_s, strict=True)]
+
+
+def _lengths(acceptance: Sequence[float]) -> list[float]:
+    """[s]: tokens of each row in launches with s proposals."""
+    return list(accumulate(acceptance, initial=1.0))
 
 
 @dataclass(eq=False)
 class Adaptive:
-    """How many proposals pay. `clock` tells when results come; None: costs stay as they were at the start."""
+    """How many proposals pay. `clock` tells when results come. None: costs stay as they were at the start, and the
+    draft never rests."""
 
     costs: LaunchCosts
     clock: Clock | None = None
+    rest: Rest = field(init=False, default_factory=Rest)
     _trials: dict[int, Trials] = field(init=False, default_factory=dict)  # by size
     _num_proposing: int = field(init=False, default=0)  # launches
+    _tried: int = field(init=False, default=0)  # proposals of the last launch that had some
+    _num_resting: int = field(init=False, default=0)  # launches
+    _would_save: dict[int, tuple[float, float]] = field(init=False, default_factory=dict)  # by rows; see Rest.rested
 
-    def over(self, rows: Sequence[object], num_steps: int) -> None:
+    def over(self, rows: Sequence[object], kind: int) -> None:
         """A launch is over; see LaunchCosts.over."""
         if self.clock is not None:
-            self.costs.over(rows, num_steps, self.clock.now())
+            self.costs.over(rows, kind, self.clock.now())
 
-    def next_steps(self, num_rows: int, acceptance: Sequence[float]) -> int:
-        """Proposals for each of so many rows."""
-        rates = rates_of(acceptance, self.costs.launch_s(num_rows))
+    def next_steps(self, num_rows: int, share: float, acceptance: Sequence[float]) -> int:
+        """Proposals for each of so many rows, of which this share has a draft, while the draft does not rest."""
+        launch_s, plain_s = self.costs.launch_s(num_rows), self.costs.plain_s(num_rows)
+        acceptance = [share * likely for likely in acceptance]
+        rates = rates_of(acceptance, launch_s)
         best = max(range(1, len(rates)), key=rates.__getitem__)
+        trials = self._trials.setdefault(size_of(num_rows), Trials(proposes=rates[best] * plain_s > 1.0))
+        num_steps, goes_on = 0, trials.is_trying  # with as many proposals, so that launches of one kind are timed
+        if trials.next(self._rates(num_rows, rates[best], plain_s, share)):
+            num_steps = self._tried = self._tried if goes_on else self._proposed(best, len(rates) - 1)
+        is_first_trial_near = not trials.has_tried and share >= ENOUGH
+        if self.clock is not None and (self.costs.is_known(num_rows, 1) or not (num_steps or is_first_trial_near)):
+            quiet_s = min(plain_s - launch_s[0], -OVERHEAD * plain_s)
+            saved_s = _lengths(acceptance)[num_steps] * plain_s - launch_s[num_steps] if num_steps else quiet_s
+            self.rest.launched(saved_s, plain_s)
+        return num_steps
+
+    def _rates(self, num_rows: int, proposing: float, plain_s: float, share: float) -> Rates:
+        """What is known of launches of so many rows."""
         is_timed = self.clock is not None
-        known = [not is_timed or self.costs.is_known(num_rows, proposes=proposes) for proposes in (True, False)]
-        size = size_of(num_rows)
-        if size not in self._trials:
-            self._trials[size] = Trials(proposes=rates[best] > rates[0])
-        if not self._trials[size].next(Rates(rates[best], rates[0], *known)):
-            return 0
+        proposing_known, quiet_known, plain_known = (
+            not is_timed or self.costs.is_known(num_rows, kind) for kind in (1, 0, PLAIN)
+        )
+        return Rates(proposing, 1.0 / plain_s, proposing_known, quiet_known or plain_known, may_try=share >= ENOUGH)
+
+    def _proposed(self, best: int, most: int) -> int:
         self._num_proposing += 1
-        return min(max(1, best + self._probe), len(rates) - 1)
+        return min(max(1, best + self._probe), most)
+
+    def _would(self, num_rows: int, acceptance: Sequence[float], plain_s: float) -> float:
+        """What a launch of so many rows with a draft would save. Where none was ever tried, a whole launch: it is worth
+        a trial."""
+        trials = self._trials.get(size_of(num_rows))
+        if not self.costs.is_known(num_rows, 1) and (trials is None or not trials.has_tried):
+            return plain_s
+        launch_s = self.costs.launch_s(num_rows)
+        rates = rates_of(acceptance, launch_s)
+        best = max(range(1, len(rates)), key=rates.__getitem__)
+        pays = rates[best] * plain_s > MARGIN
+        return _lengths(acceptance)[best] * plain_s - launch_s[best] if pays else -OVERHEAD * plain_s
+
+    def go_on_resting(self, num_rows: int, acceptance: Callable[[], Sequence[float]]) -> None:
+        """A plain launch while the draft rests. What is known of others hardly changes meanwhile."""
+        self._num_resting += 1
+        if self._num_resting % LOOK == 0:
+            self._would_save.clear()
+        if num_rows not in self._would_save:
+            plain_s = self.costs.plain_s(num_rows)
+            self._would_save[num_rows] = self._would(num_rows, acceptance(), plain_s), plain_s
+        self.rest.rested(*self._would_save[num_rows])
+        if not self.rest.is_resting and self.rest.is_trial:
+            for trials in self._trials.values():
+                trials.retry()
 
     @property
     def _probe(self) -> int:
@@ -82,6 +137,7 @@ class Speculation:
     clock: InitVar[Clock | None] = None
     proposed: list[int] = field(init=False)  # [i]: rows for which a proposal i was verified, in all launches
     accepted: list[int] = field(init=False)  # [i]: of these, rows whose first i + 1 proposals were kept
+    rests: bool = field(init=False, default=False)  # no row has a draft, and none begins with one; see resting.py
     _seen: list[float] = field(init=False)  # [i]: proposals i behind kept ones, lately
     _kept: list[float] = field(init=False)  # [i]: those that were kept
     _adaptive: Adaptive | None = field(init=False)  # None: the number of proposals is fixed
@@ -107,20 +163,36 @@ class Speculation:
         """[i]: how likely the first i + 1 proposals are all kept, by what was kept lately."""
         return list(accumulate((kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)), mul))
 
-    def most_tokens(self, num_rows: int) -> int:
-        """Tokens that the next launch computes of so many rows at most: with a draft, all that it verifies of each."""
-        return num_rows * self.shape.num_computed
+    def _hoped(self) -> list[float]:
+        """The same while nothing is proposed: what was kept lately, or in all launches, if that was more."""
+        of_all = [kept / max(seen, 1) for kept, seen in zip(self.accepted, self.proposed, strict=True)]
+        return list(map(max, self.acceptance, of_all))
 
-    def next_steps(self, num_rows: int) -> int:
-        """Proposals for each of so many rows in the next launch."""
+    def most_tokens(self, num_rows: int) -> int:
+        """Tokens that the next launch computes of so many rows at most: with a draft, all that it verifies of each. The
+        first launch behind a rest has no row with a draft."""
+        return num_rows * (1 if self.rests else self.shape.num_computed)
+
+    def next_steps(self, num_rows: int, num_drafting: int) -> int:
+        """Proposals for each of `num_rows` rows in the next launch. Only the `num_drafting` with a draft keep some. The
+        draft's rest may begin or end with this launch."""
         if not num_rows:
             return 0
-        return self._adaptive.next_steps(num_rows, self.acceptance) if self._adaptive else self.shape.num_steps
+        if self._adaptive is None:
+            return self.shape.num_steps if num_drafting else 0
 
-    def over(self, rows: Sequence[object], num_steps: int) -> None:
+        num_steps = 0
+        if self.rests:
+            self._adaptive.go_on_resting(num_rows, self._hoped)
+        elif num_drafting:
+            num_steps = self._adaptive.next_steps(num_rows, num_drafting / num_rows, self.acceptance)
+        self.rests = self._adaptive.rest.is_resting
+        return 0 if self.rests else num_steps
+
+    def over(self, rows: Sequence[object], kind: int) -> None:
         """A launch is over; see LaunchCosts.over. Called for every launch, in their order."""
         if self._adaptive is not None:
-            self._adaptive.over(rows, num_steps)
+            self._adaptive.over(rows, kind)
 
     def count(self, num_steps: int, runs: Sequence[tuple[int, ...]]) -> None:
         """Counts what a launch with so many proposals has kept of them: a run has one token more."""

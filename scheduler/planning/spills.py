@@ -13,7 +13,7 @@ with J = 3 and outputs 50, 51, 52 a choice goes on behind 50, and the next two d
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler.plan import Fill, Operation, Spill
 from scheduler.planning.kv_copies import KvCopies
@@ -46,6 +46,13 @@ def is_cheaper_on_host(num_tokens: int, costs: Costs) -> bool:
     2 * num_tokens * copy_s <= restart_s + num_tokens * again_s
     """
     return 2 * num_tokens * costs.copy_s <= costs.restart_s + num_tokens * costs.again_s
+
+
+class Back(NamedTuple):
+    """A choice whose KV is on the device again: its new row and pages."""
+
+    req: Req
+    holding: Holding
 
 
 @dataclass(eq=False)
@@ -121,9 +128,9 @@ class Spills:
             spilled.holding.goes_on_from(spilled.left)
             spilled.ticket = self._copies.submit(_fill(spilled.host_pages, spilled.holding.pages))
 
-    def take_back(self) -> list[tuple[Req, Holding]]:
-        """The choices whose KV is back, with their new rows and pages. Gives their host pages back."""
-        back: list[tuple[Req, Holding]] = []
+    def take_back(self) -> list[Back]:
+        """The choices whose KV is back. Gives their host pages back."""
+        back: list[Back] = []
         if not self.away:
             return back
         for spilled in list(self.away.values()):
@@ -131,7 +138,7 @@ class Spills:
                 del self.away[spilled.req]
                 self._kv_manager.give_host_pages(spilled.host_pages)
                 spilled.req.num_resumed = spilled.req.num_sampled
-                back.append((spilled.req, spilled.holding))
+                back.append(Back(spilled.req, spilled.holding))
         return back
 
     def forget(self, req: Req) -> None:

@@ -19,12 +19,14 @@ MARGIN: Final = 1.03  # a change costs something, too
 @dataclass(frozen=True)
 class Rates:
     """Tokens a second of the best launches that propose something, and of those that propose nothing, and whether
-    launches of this size were timed in that way."""
+    launches of this size were timed in that way. `may_try`: so many rows have a draft that a trial of proposals tells
+    how many are kept."""
 
     proposing: float
     quiet: float
     proposing_known: bool
     quiet_known: bool
+    may_try: bool = True
 
 
 @dataclass(eq=False)
@@ -35,7 +37,17 @@ class Trials:
     _since: int = 0  # launches since the last trial or change
     _wait: int = FIRST_WAIT
     _left: int = 0  # launches of the trial
-    _has_tried: bool = False
+    has_tried: bool = False
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the next launch goes on with a trial."""
+        return self._left > 0
+
+    def retry(self) -> None:
+        """If nothing is proposed, the next launch that may try proposals does."""
+        if not self.proposes:
+            self._since = LONGEST_WAIT * LONGEST_WAIT
 
     def next(self, rates: Rates) -> bool:
         """Whether the next launch proposes something."""
@@ -50,9 +62,9 @@ class Trials:
 
         self._since += 1
         is_known = rates.quiet_known if self.proposes else rates.proposing_known
-        wait = self._wait * max(1.0, here / there) if is_known or self._has_tried else SETTLE
-        if self._since > wait:
-            self._wait = min(2 * self._wait, LONGEST_WAIT) if self._has_tried else self._wait
-            self._since, self._left, self._has_tried = 0, TRIAL - 1, True
+        wait = self._wait * max(1.0, here / there) if is_known or self.has_tried else SETTLE
+        if self._since > wait and (self.proposes or rates.may_try):
+            self._wait = min(2 * self._wait, LONGEST_WAIT) if self.has_tried else self._wait
+            self._since, self._left, self.has_tried = 0, TRIAL - 1, True
             return not self.proposes
         return self.proposes

@@ -3,6 +3,7 @@
     write, propose, verify, publish | extend      a launch that proposes
     propose, verify, extend                       one that proposes nothing: the host knows the lengths behind it
     propose, verify, extend, write                the same, with chunks of prompts
+    resolve, compute, sample                      one without rows that have a draft: see PlainLaunches
 
 The lengths that the next launch needs are published behind `verify`. Until then its plan waits in Executor.submitted.
 """
@@ -20,6 +21,7 @@ from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ForwardBatch, ScheduleBatch
 from scheduler.execution.future_rows import DraftInput
 from scheduler.execution.launch import Launch, Runs, failures_of, failures_of_target
+from scheduler.execution.launches import PlainLaunch, PlainLaunches
 from scheduler.execution.shipping import Shipping
 from scheduler.execution.streams import Stream
 from scheduler.plan import Plan
@@ -62,13 +64,14 @@ class DraftLaunch(Launch):
 
 
 class DraftLaunches:
-    """`proposing` is the mode of launches that propose, `quiet` of those that do not."""
+    """`proposing` is the mode of launches that propose, `quiet` of those that do not. `plain` has those without a
+    draft."""
 
     def __init__(self, parts: DraftParts, proposing: AnyMode, quiet: AnyMode) -> None:
         assert parts.device.kv.layout.lookahead, "a draft's KV depends on tokens after its own"
         self._device = parts.device
         self._draft, self._unwritten = parts.draft, parts.unwritten
-        self._proposing, self._quiet = proposing, quiet
+        self._proposing, self._quiet, self.plain = proposing, quiet, PlainLaunches(parts.device)
         self._shipping = Shipping(parts.device)
         self._unread = Unread()
         self._publishes = True  # the newest launch; if not, the host knows all lengths
@@ -78,21 +81,27 @@ class DraftLaunches:
         return ScheduleBatch.of((), self._device.kv.device, speculates=True)
 
     def applied(self, plan: Plan, running: ScheduleBatch) -> None:
-        """Tells the FutureMap of the rows whose lengths the host knows."""
+        """Tells the FutureMap of the rows whose lengths the host knows.
+
+        A plan that follows one without proposals knows all lengths, and which rows have ended.
+        """
         self._unread.joined(plan)
+        if not plan.drafts:
+            running.forget_drafts()
         if self._publishes:
             self._device.future_map.seed_seq_lens(plan.joins, self._device.schedule)
         else:
-            running.spec_info = DraftInput.known(running.rows_B)
+            running.spec_info = DraftInput.known(running.rows_B) if plan.drafts else None
 
-    def is_ready(self, running: ScheduleBatch, masking: Masking | None) -> bool:
-        """Whether the newest launch has published its lengths, and the masks are there: the target samples within a
-        segment, before lengths are published."""
-        return self._device.future_map.is_ready(running) and (masking is None or masking.is_done)
+    def is_ready(self, plan: Plan, running: ScheduleBatch, masking: Masking | None) -> bool:
+        """Whether the newest launch has published its lengths, and the masks are there: with a draft the target samples
+        within a segment, before lengths are published."""
+        has_masks = masking is None or masking.is_done or not plan.drafts
+        return has_masks and self._device.future_map.is_ready(running)
 
     def sample_masked(self, launch: Launch) -> bool:
-        """Nothing waits."""
-        return True
+        """Only launches without a draft wait for masks."""
+        return not isinstance(launch, PlainLaunch) or self.plain.sample_masked(launch)
 
     def num_tokens(self, plan: Plan) -> int:
         """Those of its chunks, and those of each row that its mode verifies."""
@@ -106,12 +115,19 @@ class DraftLaunches:
         with torch.inference_mode():
             self._unwritten.write(self._draft, self._device.kv)
 
-    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> DraftLaunch:
+    def enqueue(self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> Launch:
         """Enqueues the segments of a launch."""
-        device, proposes = self._device, plan.num_steps > 0
         if self._publishes:
-            device.future_map.resolve_seq_lens_cpu(running, device.schedule)
-        mode = self._mode(plan)
+            self._device.future_map.resolve_seq_lens_cpu(running, self._device.schedule)
+        if plan.drafts:
+            return self._enqueue_draft(plan, running, step, masking)
+        self._publishes = False
+        return self.plain.enqueue(plan, running, step, masking)
+
+    def _enqueue_draft(
+        self, plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None
+    ) -> DraftLaunch:
+        device, proposes, mode = self._device, plan.num_steps > 0, self._mode(plan)
         launch = DraftLaunch.of(plan, running, step, masking, mode=mode)
 
         def batch() -> ForwardBatch:

@@ -160,6 +160,8 @@ class Layers:
                 draft, self._parts.device.kv, begin.input, past.take(begin.rows_N), proposes=self._proposes
             )
             proposals_BJ = proposals_BJ.index_copy(0, begin.rows_N, begun_NJ)
+        if rows.drafts_B is not None:  # a row may have had a draft, and left proposals
+            proposals_BJ = proposals_BJ.where(rows.drafts_B[:, None], NOT_A_TOKEN)
         return LayersProposed(past, proposals_BJ[:, : rows.width - 1])
 
     def _stash_seeds(self, rows: DraftRows) -> None:

@@ -60,7 +60,7 @@ class OneLayer:
         if begin.has_rows:
             inp = replace(begin.input, input_ids_T=ids_B[begin.rows_N])
             extras = extras.replaced(begin.rows_N, self.read(inp, extras.hidden_NE[begin.rows_N]))
-        return extras
+        return extras.only_for(rows.drafts_B)  # a row may have had a draft, and left proposals
 
     def add_beginning(self, rows: DraftRows, ids_B: Tensor) -> None:
         """Where nothing is proposed, the draft writes its KV of the last known tokens of rows that begin later."""

@@ -1,5 +1,6 @@
 """How long launches with a draft take, by their rows and proposals: what Speculation decides with."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from protocol.messages_gateway import SamplingParams
@@ -19,7 +20,7 @@ OWNER: Final = 2**31 - 1  # an owner number that no row comes to
 
 def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock: Clock) -> StepCosts:
     """Times launches of 1, 2, 4, ... rows (of a rank 1, 4, 16, ...), up to `max_rows`, with 0 to `num_steps` proposals
-    each. Blocks.
+    each, then plain ones. Blocks.
 
     They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
     written. InternalError if a launch fails. All ranks of a group call it together, before the first step.
@@ -39,8 +40,21 @@ def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock:
         if num_rows == max_rows or (is_alone and is_long):
             break
         num_rows, joined = min((2 if is_alone else GROUP_GROWTH) * num_rows, max_rows), num_rows
-    _timed(executor, Plan(0, leaves=tuple(range(1, num_rows + 1))), clock)
-    return StepCosts(tuple(sizes), tuple(seconds))
+    return StepCosts(tuple(sizes), tuple(seconds), _plain(executor, sizes, context, clock))
+
+
+def _plain(executor: Executor, sizes: Sequence[int], context: int, clock: Clock) -> tuple[float, ...]:
+    """By size. Rows that have given up their drafts are not timed with one any more, so these launches come last. Each
+    makes its rows a token longer."""
+    rounds = max(1, min(MAX_ROUNDS if executor.num_ranks == 1 else GROUP_ROUNDS, context - 2))
+    plain, leaves = list[float](), tuple(range(1, sizes[-1] + 1))
+    for num_rows in sizes:
+        joins = tuple([_join(row, context, rounds + 1) for row in range(1, num_rows + 1)])
+        _timed(executor, Plan(0, num_rows, leaves=leaves, joins=joins, drafts=False), clock)
+        plain.append(min(_timed(executor, Plan(0, num_rows, drafts=False), clock) for _ in range(rounds)))
+        leaves = tuple(range(1, num_rows + 1))
+    _timed(executor, Plan(0, leaves=leaves), clock)
+    return tuple(plain)
 
 
 def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) -> tuple[float, ...]:
@@ -59,10 +73,10 @@ def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) ->
     return tuple(fastest)
 
 
-def _join(row: int, context: int) -> Join:
-    """A choice at its end: all that it writes goes to page 0."""
+def _join(row: int, context: int, num_left: int = 0) -> Join:
+    """A choice `num_left` tokens before its end. It has no pages, so all that it writes goes to page 0."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    return Join(Draw(row, OWNER, 0, params, 0, limit=context), seq_len=context, input_id=0)
+    return Join(Draw(row, OWNER, 0, params, 0, limit=context), seq_len=context - num_left, input_id=0)
 
 
 def _timed(executor: Executor, plan: Plan, clock: Clock) -> float:

@@ -10,6 +10,6 @@ from bench.memory import main
 @pytest.mark.slow
 def test_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [len(rows) for rows in found["tables"].values()] == [3]
-    assert all(goal["met"] for goal in found["goals"]), found["goals"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [len(rows) for rows in report["tables"].values()] == [3]
+    assert all(goal["met"] for goal in report["goals"]), report["goals"]

@@ -71,7 +71,7 @@ def test_without_a_peer_only_targets_of_baton_are_judged() -> None:
     cells: Rounds = {(OURS, name): [{**CELLS, "ITL p99.9": 9.0}] * 2 for name in LOADS}
     sheet = Printed("peer")
     show(cells, sheet)
-    rows, goals = ([each for each in sheet.records if isinstance(each, kind)] for kind in (Row, Goal))
+    rows, goals = ([record for record in sheet.records if isinstance(record, kind)] for kind in (Row, Goal))
     assert [row.table.split(":")[0] for row in rows if isinstance(row, Row)] == [*LOADS]
     assert [goal.words for goal in goals if isinstance(goal, Goal)] == [
         f"{DISTURBED}: ITL p99.9, Baton / Baton, {QUIET}"
@@ -81,7 +81,7 @@ def test_without_a_peer_only_targets_of_baton_are_judged() -> None:
 def test_too_few_values_for_a_tail_are_no_figure() -> None:
     sheet = Printed("peer")
     show({(OURS, name): [CELLS] for name in (QUIET, DISTURBED)}, sheet)
-    [note] = [each.text for each in sheet.records if isinstance(each, Note)]
+    [note] = [record.text for record in sheet.records if isinstance(record, Note)]
     assert note.endswith("no figure, because the values are too few")
 
 
@@ -89,6 +89,6 @@ def test_too_few_values_for_a_tail_are_no_figure() -> None:
 def test_a_quick_run_without_a_peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert main(["--quick", "--scenario", "trace"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [[row]] = found["tables"].values()
-    assert row["side"] == OURS and row["TTFT p50"] not in ("0", "-") and found["notes"][0] == ABSENT
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    [[row]] = report["tables"].values()
+    assert row["side"] == OURS and row["TTFT p50"] not in ("0", "-") and report["notes"][0] == ABSENT

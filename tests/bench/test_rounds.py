@@ -18,8 +18,8 @@ def test_rounds_that_warm_up_run_and_do_not_count() -> None:
         said.append(name)
         return len(said)
 
-    found = in_rounds({"a": lambda: side("a"), "b": lambda: side("b")}, 2, warm_up=1)
-    assert said == ["b", "a", "a", "b", "b", "a"] and found == {"a": [3, 6], "b": [4, 5]}
+    by_side = in_rounds({"a": lambda: side("a"), "b": lambda: side("b")}, 2, warm_up=1)
+    assert said == ["b", "a", "a", "b", "b", "a"] and by_side == {"a": [3, 6], "b": [4, 5]}
 
 
 def test_a_spread_is_the_median_between_its_ends() -> None:

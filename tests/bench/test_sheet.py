@@ -21,10 +21,10 @@ def test_notes_come_at_once_and_tables_at_the_end(capsys: pytest.CaptureFixture[
         "", "**A chat.** Two turns.", "", "| turn | ms |", "|---:|---:|", "| 1 | 4.57 |", "| 2 | - |", "",
         "- met: ms: 4.57 (at most 5)",
     ]  # fmt: skip
-    found = json.loads(last)
-    assert (found["bench"], found["notes"]) == ("memory", ["chat: 30 s"])
-    assert found["tables"] == {"A chat": [{"turn": 1, "ms": 4.5678}, {"turn": 2, "ms": None}]}
-    assert [(goal["words"], goal["value"], goal["met"]) for goal in found["goals"]] == [("ms", 4.5678, True)]
+    report = json.loads(last)
+    assert (report["bench"], report["notes"]) == ("memory", ["chat: 30 s"])
+    assert report["tables"] == {"A chat": [{"turn": 1, "ms": 4.5678}, {"turn": 2, "ms": None}]}
+    assert [(goal["words"], goal["value"], goal["met"]) for goal in report["goals"]] == [("ms", 4.5678, True)]
 
 
 def test_a_fault_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:

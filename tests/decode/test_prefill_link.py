@@ -35,11 +35,11 @@ def context() -> Iterator[Any]:
 
 
 def hear(router: Router, count: int) -> list[tuple[bytes, Any]]:
-    found: list[tuple[bytes, bytes]] = []
-    while len(found) < count:
+    heard: list[tuple[bytes, bytes]] = []
+    while len(heard) < count:
         assert router.socket.poll(120_000)
-        found += router.receive()
-    return [(identity, TO_PREFILL.decode(open_envelope(raw).body)) for identity, raw in found]
+        heard += router.receive()
+    return [(identity, TO_PREFILL.decode(open_envelope(raw).body)) for identity, raw in heard]
 
 
 def test_a_new_gateway_costs_no_connection_and_no_cancel(context: Any) -> None:
@@ -113,11 +113,11 @@ class Pair:
         self.link.flush()
 
     def arrived(self, count: int) -> list[Envelope]:
-        found: list[Envelope] = []
-        while len(found) < count:
+        envelopes: list[Envelope] = []
+        while len(envelopes) < count:
             assert self.router.socket.poll(120_000)
-            found += [open_envelope(raw) for _, raw in self.router.receive()]
-        return found
+            envelopes += [open_envelope(raw) for _, raw in self.router.receive()]
+        return envelopes
 
     def answer(self, *raws: bytes) -> None:
         """Prefill says this, and the link reads it."""

@@ -88,8 +88,8 @@ def test_a_peer_is_greeted_once_until_it_is_lost(peers: PrefillPeers, outbox: Ou
     assert to == PREFILL and isinstance(hello, Hello)
     assert (hello.address, hello.to, hello.offer) == (DECODE, 1, b"our pages")
     assert peers.give_up(HELLO_DEADLINE_S + 0.9) == [] and 1 in peers.by_instance
-    [(instance, why)] = peers.give_up(HELLO_DEADLINE_S + 1.0)
-    assert (instance, why.message) == (1, "prefill worker p did not answer in 30 s") and not peers.by_instance
+    [(instance, reason)] = peers.give_up(HELLO_DEADLINE_S + 1.0)
+    assert (instance, reason.message) == (1, "prefill worker p did not answer in 30 s") and not peers.by_instance
     peers.greet(PREFILL)
     assert outbox.prefill == [(PREFILL, hello), (PREFILL, hello)]
 

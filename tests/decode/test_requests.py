@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from decode.requests import TRANSITIONS, DecodeState, Requests
+from decode import requests as decode_requests
+from decode.requests import TRANSITIONS, DecodeState, Requests, reason_to_refuse
 from transfer.states import advance
 
 LEGAL = {
@@ -29,32 +30,44 @@ def test_every_state_is_in_the_table() -> None:
     assert set(TRANSITIONS) == set(DecodeState)
 
 
-def staged(each: Any) -> tuple[Requests, list[int]]:
+def staged(request: Any) -> tuple[Requests, list[int]]:
     """The requests of a worker with one whose KV was delivered, and a list of the landings that were asked for."""
     asked: list[int] = []
 
     def is_over(landing: int) -> bool:
         asked.append(landing)
-        return bool(each.is_copied)
+        return bool(request.is_copied)
 
     planner: Any = SimpleNamespace(copies=SimpleNamespace(is_over=is_over))
     policies: Any = SimpleNamespace(prefix=lambda planner: None)
     requests = Requests(planner, cast(Any, None), cast(Any, None), 1, policies)
-    requests._staged.append(each)
+    requests._staged.append(request)
     return requests, asked
 
 
 def test_one_that_has_ended_is_forgotten_once_it_is_copied_and_one_that_waits_decodes_once() -> None:
     for state, is_copied, may_decode in product(DecodeState, (True, False), (True, False)):
-        each: Any = SimpleNamespace(state=state, landing=7, has_draft=False, reqs=(), is_copied=is_copied)
-        requests, asked = staged(each)
+        request: Any = SimpleNamespace(state=state, landing=7, has_draft=False, reqs=(), is_copied=is_copied)
+        requests, asked = staged(request)
         taken = requests.take_staged(lambda _, may=may_decode: may)  # type: ignore[misc]
         waits = state is DecodeState.WAITING
-        assert taken == ([each] if waits and is_copied and may_decode else [])
+        assert taken == ([request] if waits and is_copied and may_decode else [])
 
-        each.is_copied = True
+        request.is_copied = True
         again = requests.take_staged(lambda _: True)
         is_kept = not is_copied or (waits and not may_decode)
         assert asked == [7] * (1 + is_kept), "looked at as long as it is staged"
-        assert again == ([each] if waits and is_kept else [])
+        assert again == ([request] if waits and is_kept else [])
         assert requests.take_staged(lambda _: True) == [] and len(asked) == 1 + is_kept
+
+
+def test_only_a_request_whose_second_token_it_draws_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(assign: Any, planner: Any, num_tokens: int, num_choices: int) -> str:
+        return str(num_tokens)
+
+    monkeypatch.setattr(decode_requests, "assign_fault", needed)
+    tokens = [
+        reason_to_refuse(cast(Any, SimpleNamespace(num_tokens=9, num_left=left, num_choices=1)), cast(Any, None))
+        for left in (1, 2, 3)
+    ]
+    assert tokens == ["0", "9", "9"]

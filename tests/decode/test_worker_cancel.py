@@ -68,19 +68,6 @@ def test_cancel_of_one_choice_in_every_state(phase: Phase, overlap: bool, choice
     cluster.expect_end(("victim", choice))
 
 
-@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])
-@pytest.mark.parametrize("phase", SEEN, ids=str)
-def test_cancel_of_the_choices_one_by_one(phase: Phase, order: tuple[int, ...]) -> None:
-    cluster, role = driven(phase, of="victim", n=3), takes_assign(phase)
-    for choice in order:
-        assert phase_at(role, cluster, "victim") is not None
-        cluster.cancel("victim", choice)
-        cluster.turn()
-    assert phase_at(role, cluster, "victim") is None
-    cluster.run()
-    cluster.expect_end("victim")
-
-
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_cancel_after_the_end_and_of_what_never_was(topology: str) -> None:
     cluster = make_cluster(topology)

@@ -1,17 +1,15 @@
 """How answers end: at the first token, by EOS, stop tokens, min_tokens and max_tokens, in both topologies."""
 
 import random
-from typing import Any
 
 import pytest
 
 from protocol.messages_gateway import FinishReason, SamplingParams
-from tests.decode.driving import VOCAB, Phase, drive_to, greedy, make_cluster, prompt_of, reference
+from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
 
 PROMPT = prompt_of("ends", 18)
 KNOWN = FakeRunner(vocab_size=VOCAB).expected_tokens(PROMPT, 12)
-ABSENT = next(token for token in range(VOCAB) if token not in KNOWN)
 
 
 def test_the_known_tokens_differ() -> None:
@@ -50,51 +48,6 @@ def test_a_first_token_that_ends_the_answer_stops_the_transfer(chunk_size: int, 
     assert sent["transfers_cancelled"] == sent["transfers_delivered"] == 1
     assert landed["reservations_cancelled"] == landed["reservations_delivered"] == 1
     cluster.expect_end()
-
-
-@pytest.mark.parametrize("choice", [0, 2])
-@pytest.mark.parametrize("state", [Phase.RESERVING, Phase.REQUESTED, Phase.RECEIVING], ids=str)
-def test_a_choice_is_cancelled_and_the_others_end_at_the_first_token(state: Phase, choice: int) -> None:
-    cluster = make_cluster()
-    cluster.ask("r", PROMPT, greedy(9, eos_token_ids=(KNOWN[0],)), 3)
-    drive_to(cluster, "r", state)
-    cluster.cancel("r", choice)
-    cluster.run()
-    cluster.expect_end(*[("r", choice)] * (not cluster.answers["r", choice].finish))
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "eos": {"eos_token_ids": (ABSENT, KNOWN[3])},
-    "eos at the last token": {"eos_token_ids": (KNOWN[11],)},
-    "ignore_eos": {"eos_token_ids": (KNOWN[3],), "ignore_eos": True},
-    "stop token": {"stop_token_ids": (KNOWN[5],), "eos_token_ids": (KNOWN[2],), "ignore_eos": True},
-    "min_tokens below": {"eos_token_ids": (KNOWN[3],), "min_tokens": 3},
-    "min_tokens above": {"eos_token_ids": (KNOWN[3],), "min_tokens": 4},
-    "min_tokens at the first": {"eos_token_ids": (KNOWN[0],), "min_tokens": 1},
-    "min_tokens is max_tokens": {"eos_token_ids": tuple(KNOWN), "min_tokens": 12},
-    "min_tokens with nothing to ban": {"min_tokens": 5},
-}
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-@pytest.mark.parametrize("case", CASES)
-def test_endings(case: str, topology: str) -> None:
-    cluster = make_cluster(topology)
-    cluster.ask("r", PROMPT, greedy(12, **CASES[case]), 2)
-    cluster.run()
-    cluster.expect_end()
-
-
-def test_what_the_cases_say() -> None:
-    ends = {case: reference(PROMPT, greedy(12, **fields)) for case, fields in CASES.items()}
-    assert ends["eos"] == (KNOWN[:4], FinishReason.STOP)
-    assert ends["eos at the last token"] == (KNOWN, FinishReason.STOP)
-    assert ends["ignore_eos"] == (KNOWN, FinishReason.LENGTH)
-    assert ends["stop token"] == (KNOWN[:6], FinishReason.STOP)
-    assert ends["min_tokens below"] == (KNOWN[:4], FinishReason.STOP)
-    assert ends["min_tokens above"][0][:4] != KNOWN[:4] and ends["min_tokens above"][0][:3] == KNOWN[:3]
-    assert ends["min_tokens at the first"][0][0] != KNOWN[0]
-    assert len(ends["min_tokens is max_tokens"][0]) == 12
 
 
 @pytest.mark.parametrize("topology,seed", [("1P1D", 1), pytest.param("2P2D", 2, marks=pytest.mark.slow), ("1U", 3)])

@@ -6,7 +6,7 @@ import pytest
 
 from decode.prefill_peers import ASK_AGAIN_S
 from decode.worker import DecodeWorker
-from protocol.messages_handoff import HelloAccepted, JobStopped
+from protocol.messages_handoff import JobStopped
 from tests.decode.driving import Driven, Phase, drive_to, expect_rest, greedy, make_cluster
 from tests.doubles.backend_inproc import InprocNetwork, Packet
 from tests.doubles.clock import VirtualClock
@@ -78,7 +78,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(cluster: Driven, clock: Virtu
     cluster.turn()
     answers = [message for _, message in prefill.outbox.decode if isinstance(message, JobStopped)]
     assert answers == [JobStopped(reservation)]
-    prefill.outbox.decode = [each for each in prefill.outbox.decode if each[1] not in answers]
+    prefill.outbox.decode = [sent for sent in prefill.outbox.decode if sent[1] not in answers]
     cluster.steps(3)
     assert quarantined(decode) > 0
     clock.advance(ASK_AGAIN_S)
@@ -115,14 +115,3 @@ def test_a_new_greeting_frees_what_the_one_before_left(cluster: Driven, state: P
     cluster.ask("next", 50, PARAMS)
     cluster.run()
     cluster.expect_end("victim")
-
-
-def test_a_second_answer_to_a_greeting_changes_nothing(cluster: Driven) -> None:
-    cluster.ask("r", 61, PARAMS)
-    drive_to(cluster, "r", Phase.REQUESTED)
-    (instance,) = cluster.prefills
-    answer = HelloAccepted(cluster.addresses[instance], 10**9, cluster.prefill.planner.layout)
-    cluster.decode.on_peer(instance, answer)
-    cluster.run()
-    assert cluster.decode.stats().transfer == {"prefill-0": "shm"}
-    cluster.expect_end()

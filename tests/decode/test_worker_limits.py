@@ -3,8 +3,7 @@
 import pytest
 
 from protocol.messages_gateway import Assign
-from tests.decode.driving import Driven, Phase, Recorder, decode_phase, drive_to, greedy, make_cluster, phase_of
-from worker.policies import Policies
+from tests.decode.driving import Driven, Phase, Recorder, drive_to, greedy, make_cluster, phase_of
 
 PARAMS = greedy(6)
 
@@ -12,16 +11,6 @@ PARAMS = greedy(6)
 def ask_all(cluster: Driven, lengths: dict[str, int], n: int = 1) -> None:
     for name, length in lengths.items():
         cluster.ask(name, length, PARAMS, n)
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1P2D", "1U"])
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_pool_that_fits_one_request_serves_many(topology: str, overlap: bool) -> None:
-    # 20 + 6 - 1 tokens in pages of 4: 7 pages, and the padding.
-    cluster = make_cluster(topology, num_pages=8, overlap=overlap)
-    ask_all(cluster, {f"r{index}": 20 for index in range(6)})
-    cluster.run()
-    cluster.expect_end()
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
@@ -32,34 +21,6 @@ def test_a_big_request_is_not_starved_by_small_ones(topology: str) -> None:
     cluster.run()
     order = [name for _, name, _, seq in record.pieces if seq == 0]
     assert order.index("big") < min(order.index(f"t{index}") for index in range(8))
-    cluster.expect_end()
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_rows_bound_what_runs(topology: str) -> None:
-    cluster = make_cluster(topology, max_requests=3)
-    ask_all(cluster, {f"r{index}": 5 + index for index in range(5)}, n=2)
-    worker = cluster.workers[-1]
-    most = 0
-
-    def is_done() -> bool:
-        nonlocal most
-        most = max(most, worker.stats().running)
-        assert worker.stats().running <= 3
-        return cluster.at_rest()
-
-    cluster.run(is_done)
-    assert most == 2
-    cluster.expect_end()
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_a_burst_is_not_refused_while_there_is_room(topology: str) -> None:
-    cluster = make_cluster(topology, chunk_size=64, policies=Policies(max_queued_requests=1))
-    ask_all(cluster, {"r0": 10})
-    cluster.run()  # decode and prefill have met
-    ask_all(cluster, {f"r{index}": 10 for index in range(1, 5)})
-    cluster.run()
     cluster.expect_end()
 
 
@@ -92,25 +53,6 @@ def test_a_prompt_that_only_prefill_cannot_hold_fails_with_prefills_reason_and_w
     cluster.expect_end(failed=["long"])
 
 
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_a_context_longer_than_the_page_table_is_refused(topology: str) -> None:
-    cluster = make_cluster(topology, max_context=32)
-    ask_all(cluster, {"long": 30, "longer": 60, "fits": 27})
-    cluster.run()
-    assert {failure.code for failure in cluster.failures.values()} == {"bad_request"}
-    assert "35" in cluster.failures["long"].message and "32" in cluster.failures["long"].message
-    cluster.expect_end(failed=["long", "longer"])
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_an_empty_prompt_is_refused(topology: str) -> None:
-    cluster = make_cluster(topology)
-    ask_all(cluster, {"empty": 0, "fine": 10})
-    cluster.run()
-    assert cluster.failures["empty"].code == "bad_request"
-    cluster.expect_end(failed=["empty"])
-
-
 def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 40)
     cluster = make_cluster("1P2D", chunk_size=5)
@@ -135,28 +77,6 @@ def test_reservations_never_outrun_job_credit(monkeypatch: pytest.MonkeyPatch) -
     cluster.run(is_done)
     assert most == 60
     cluster.expect_end()
-
-
-def test_who_lacks_credit_lets_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 10)
-    cluster = make_cluster("2P1D")
-    for name in ("a0", "a1", "a2"):
-        cluster.ask(name, 40, PARAMS)
-    jobs = cluster.decode.served.by_key.values()
-    assert {request.prefill.instance for request in jobs} == set(cluster.prefills)
-    cluster.run()
-    cluster.expect_end()
-
-
-def test_credit_comes_back_from_jobs_that_were_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill.decode_peers.JOB_TOKENS", 10)
-    cluster = make_cluster()
-    ask_all(cluster, {f"r{index}": 40 for index in range(5)})
-    cluster.run(lambda: decode_phase(cluster, "r0") is Phase.REQUESTED)
-    for index in range(4):
-        cluster.cancel(f"r{index}")
-    cluster.run()
-    cluster.expect_end("r0", "r1", "r2", "r3")
 
 
 def test_pages_are_reserved_until_their_kv_is_there_and_owned_from_then_on() -> None:

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from protocol.fingerprint import Fingerprint
-from protocol.messages_gateway import Assign, PeerLost
+from protocol.messages_gateway import PeerLost
 from protocol.messages_handoff import HelloAccepted, JobFinishedEarly
 from tests.decode.driving import (
     PAIR,
-    PARAMS,
     VOCAB,
     Driven,
     Phase,
@@ -61,17 +60,6 @@ def test_who_has_got_the_port_of_another_is_not_taken_for_it(cluster: Driven) ->
     cluster.expect_end(failed="r")
 
 
-def test_another_model_is_refused_with_both_fingerprints(cluster: Driven) -> None:
-    (decode,) = cluster.decodes.values()
-    ours, decode._peers.fingerprint = decode._peers.fingerprint, Fingerprint("another")
-    cluster.ask("a", 61)
-    cluster.run()
-    failure = cluster.failures["a"]
-    assert failure.code == "layout_mismatch"
-    assert failure.message == f"model fingerprint is {ours.config} on prefill-0, another on decode-0"
-    cluster.expect_end(failed="a")
-
-
 def test_one_that_does_not_match_does_not_hold_up_the_others() -> None:
     cluster = make_cluster("2P1D")
     bad, good = cluster.prefills.values()
@@ -107,16 +95,6 @@ def test_prefill_is_lost_in_every_state(state: Phase) -> None:
         assert cluster.failures[name].code == "worker_lost"
         assert f"prefill-{instance - 100}" in cluster.failures[name].message
     cluster.expect_end(failed=failed)
-
-
-@pytest.mark.parametrize("state", [Phase.WAITING, Phase.COMPUTING, Phase.SENDING, Phase.RUNNING], ids=str)
-def test_prefill_drops_every_job_of_a_lost_decode_worker(state: Phase) -> None:
-    cluster = driven(state, "1P2D")
-    instance = next(i for i, worker in cluster.decodes.items() if ("r", 0) in worker.served.by_key)
-    cluster.lose_decode(instance)
-    assert job_phase(cluster, "r") is None
-    cluster.run()
-    cluster.expect_end("r")
 
 
 def test_a_strange_loss_is_nobodys_business() -> None:
@@ -171,31 +149,3 @@ def test_an_early_end_that_is_none_fails_the_request() -> None:
     cluster.run()
     assert job_phase(cluster, "r") is None
     cluster.close()
-
-
-def test_the_same_request_again_is_a_new_attempt() -> None:
-    cluster = driven(Phase.RECEIVING)
-    prefill = cluster.decode.served.by_key["r", 0].prefill
-    cluster.cancel("r")
-    cluster.decode.on_gateway(Assign("r", 1, tuple(cluster.asked["r"][0]), PARAMS, 1, prefill))
-    cluster.run()
-    cluster.expect_end()
-
-
-@pytest.mark.parametrize("steps", range(0, 40, 4))
-def test_a_connection_to_prefill_that_has_come_back_costs_an_attempt_and_leaves_nothing(
-    steps: int, cluster: Driven
-) -> None:
-    """Whatever was on the way between the two is lost with it, and nothing is left."""
-    cluster.ask("r", 61)
-    cluster.steps(steps)
-    was_on_its_way = bool(cluster.decode._requests.by_reservation)
-    cluster.decode.outbox.prefill.clear()
-    cluster.prefill.outbox.decode.clear()
-    cluster.decode.on_session_lost(next(iter(cluster.prefills)))
-    cluster.run()
-    if was_on_its_way:
-        assert cluster.failures["r"].code == "kv_not_delivered"
-    cluster.ask("again", 61)
-    cluster.run()
-    cluster.expect_end(failed=["r"] * was_on_its_way, lossy=True)

@@ -1,7 +1,6 @@
 """`baton serve` with stand-ins: python drive_serve.py PREFILL_BEHAVIOUR DECODE_BEHAVIOUR [MAX_RESTARTS [HANG_LIMIT]].
 
-The gateway's stand-in behaves as DRIVE_GATEWAY says ("gateway" unless it is set). The decode worker has as many ranks
-as DRIVE_RANKS says (1 unless it is set).
+The gateway's stand-in behaves as DRIVE_GATEWAY says ("gateway" unless it is set).
 """
 
 import os
@@ -29,11 +28,10 @@ def as_stand_in(spec: ProcessSpec, behaviour: str) -> ProcessSpec:
 
 def main(prefill: str, decode: str, max_restarts: str = "5", hang_limit: str = "10") -> int:
     behaviours = {"prefill": prefill, "decode": decode}
-    num_ranks = int(os.environ.get("DRIVE_RANKS", "1"))
     workers = tuple(
         WorkerSettings(role=role, gateway="", model="/models/story", **fields)
-        for role, size in ((Role.PREFILL, 1), (Role.DECODE, num_ranks))
-        for fields in rank_fields(f"{role}-0", size)
+        for role in (Role.PREFILL, Role.DECODE)
+        for fields in rank_fields(f"{role}-0", 1)
     )
     settings = GatewaySettings(port=0, model="/models/story", served_model_name=("story",))
     plan = Plan(

@@ -48,10 +48,10 @@ class PaperProcesses:
     def turn(self, timeout_s: float) -> list[Ended]:
         if not self.pending:
             self.clock.advance(timeout_s)
-        found, self.pending = self.pending, []
+        ends, self.pending = self.pending, []
         for name, child in self.children.items():
             child.heard_at = child.heard_at if name in self.silent else self.clock.now()
-        return found
+        return ends
 
     def start_again(self, specs: Sequence[ProcessSpec], num_starts: int) -> None:
         if self.cannot_start:

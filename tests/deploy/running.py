@@ -69,9 +69,9 @@ def starting(folder: Path) -> Iterator[Starter]:
     try:
         yield starter
     finally:
-        for each in starter.started:
-            each.process.kill()
-            each.process.communicate()
+        for process in starter.started:
+            process.process.kill()
+            process.process.communicate()
 
 
 def wait_all_gone(exit_fds: list[int]) -> bool:

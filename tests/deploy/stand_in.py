@@ -71,5 +71,7 @@ if __name__ == "__main__":
         sys.exit(gateway(StatusPipe(status_fd), gateway_settings))
     settings, status_fd = read_arguments(WorkerSettings, sys.argv[2:])
     start_log(settings.worker_id, settings.log_level)
-    run = {each.__name__: each for each in (worker, worker_once, refuses_model, crashes, ignores_stop)}[behaviour]
+    run = {function.__name__: function for function in (worker, worker_once, refuses_model, crashes, ignores_stop)}[
+        behaviour
+    ]
     sys.exit(run(StatusPipe(status_fd), settings))

@@ -21,7 +21,6 @@ LONG = "9" * 5000
 EAGLE = "serve --speculative-algorithm eagle"
 UNIFIED = f"{EAGLE} --prefill 0 --decode 0 --unified 1"
 TREE = f"{UNIFIED} --speculative-eagle-topk 2"
-INTEGER = "expected an integer"
 
 
 @pytest.fixture(autouse=True)
@@ -118,17 +117,8 @@ FLAGS = [
     ("serve --chat-template no/such.jinja", "--chat-template: file 'no/such.jinja' does not exist"),
     ("gateway --chat-template /etc", "--chat-template: '/etc' is a folder, expected a file with a Jinja template"),
     ("gateway --control here", "--control: got 'here', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://", "--control: got 'tcp://', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://h", "--control: got 'tcp://h', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://:1", "--control: got 'tcp://:1', expected tcp://HOST:PORT"),
     ("gateway --control tcp://h:70000", "expected tcp://HOST:PORT with a port from 0 to 65535"),
-    ("gateway --control tcp://h:²", "--control: got 'tcp://h:²', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://h:+5", "--control: got 'tcp://h:+5', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://u@h:5", "--control: got 'tcp://u@h:5', expected tcp://HOST:PORT"),
-    ("gateway --control tcp://::1:5", "--control: got 'tcp://::1:5', expected tcp://HOST:PORT"),
-    ("gateway --control ipc:///tmp/x", "--control: got 'ipc:///tmp/x', expected tcp://HOST:PORT"),
     ("worker --role decode --gateway tcp://h:0", "expected tcp://HOST:PORT with a port from 1 to 65535"),
-    ("worker --role decode --gateway http://h:5", "--gateway: got 'http://h:5', expected tcp://HOST:PORT"),
     ("worker --role decode --gateway tcp://no..dots:5", "--gateway: no route to tcp://no..dots:5"),
     ("worker --role decode --gateway tcp://127.0.0.1:5 --worker-id=", "--worker-id: got '', expected"),
     (f"worker --role decode --gateway tcp://127.0.0.1:5 --worker-id {'w' * 200}", "expected 1 to 128 printable ASCII"),

@@ -83,7 +83,7 @@ def test_config_takes_the_flags_of_every_server_and_json() -> None:
         ("srve", "unknown command 'srve', did you mean `baton serve`?"),
         (
             "qqq",
-            "unknown command 'qqq'; commands are serve, gateway, worker, demo, bench, verify, kernels, keys, config",
+            "unknown command 'qqq'; commands are serve, gateway, worker, demo, bench, verify, check, kernels, keys",
         ),
         ("serve --page-sise 2", "unknown flag --page-sise for baton serve, did you mean --page-size?"),
         ("serve --page-siz=2", "unknown flag --page-siz for baton serve, did you mean --page-size?"),

@@ -26,15 +26,17 @@ def test_the_help_has_the_defaults_that_the_table_shows(command: str, capsys: py
     with pytest.raises(SystemExit):
         parse([command, "--help"], "1")
     told = "".join(capsys.readouterr().out.split())  # where its lines are folded is of no account
-    defaults = [each for each in find_config(CommandLine(command, {}), {}).settings.values() if each.value is not None]
-    missing = [each.option.name for each in defaults if f"(default:{show(each)})" not in told]
+    defaults = [
+        setting for setting in find_config(CommandLine(command, {}), {}).settings.values() if setting.value is not None
+    ]
+    missing = [default.option.name for default in defaults if f"(default:{show(default)})" not in told]
     assert defaults and missing == []
 
 
 def test_json_has_every_option() -> None:
-    found = json.loads(as_json(find_config(CommandLine("config", {"port": "9000"}), {})))
-    assert found["port"] == {"value": 9000, "origin": "flag", "place": "--port"}
-    assert found["model"] == {"value": None, "origin": "default", "place": None}
+    report = json.loads(as_json(find_config(CommandLine("config", {"port": "9000"}), {})))
+    assert report["port"] == {"value": 9000, "origin": "flag", "place": "--port"}
+    assert report["model"] == {"value": None, "origin": "default", "place": None}
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

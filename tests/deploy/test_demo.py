@@ -124,35 +124,32 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(ids: Sequence[int]) -> str:
-    return "".join({7: " a", 12: " fox", 9: " ran"}[each] for each in ids)
+    return "".join({7: " a", 12: " fox", 9: " ran"}[token] for token in ids)
 
 
 @pytest.mark.usefixtures("coloured")
-def test_proposed_tokens_are_in_colour_and_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = stream_answer(url, {"model": "runs", "prompt": "Once"}, VirtualClock(), decode=words)
-    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a\x1b[1;32m fox a\x1b[0m ran"
-    assert answer.num_proposed == 2
-
-
-@pytest.mark.usefixtures("coloured")
-def test_all_of_a_run_that_was_cut_was_proposed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = stream_answer(url, {"model": "cut", "prompt": "Once"}, VirtualClock(), decode=words)
-    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a\x1b[1;32m fox a\x1b[0m"
-    assert (answer.num_proposed, answer.moments, answer.is_cut) == (2, (), True)
-
-
-@pytest.mark.usefixtures("coloured")
-def test_without_a_tokenizer_proposed_ids_are_in_colour(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    body = {"model": "ids", "prompt": [1], "return_token_ids": True}
-    assert stream_answer(url, body, VirtualClock(), decode=spelled).num_proposed == 1
-    assert capsys.readouterr().out == "\x1b[2m[1]\x1b[0m 7\x1b[1;32m 12\x1b[0m 9"
-
-
-@pytest.mark.usefixtures("coloured")
-def test_prefills_token_was_not_proposed_also_if_it_comes_late(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = stream_answer(url, {"model": "late", "prompt": "Once"}, VirtualClock(), decode=words)
-    assert capsys.readouterr().out == "\x1b[2mOnce\x1b[0m a fox a ran"
-    assert answer.num_proposed == 2
+@pytest.mark.parametrize(
+    ("model", "decode", "in_colour", "num_proposed", "is_cut"),
+    [
+        ("runs", words, "Once\x1b[0m a\x1b[1;32m fox a\x1b[0m ran", 2, False),
+        ("cut", words, "Once\x1b[0m a\x1b[1;32m fox a\x1b[0m", 2, True),  # all of a run that was cut was proposed
+        ("late", words, "Once\x1b[0m a fox a ran", 2, False),  # prefill's token was not proposed
+        ("ids", spelled, "[1]\x1b[0m 7\x1b[1;32m 12\x1b[0m 9", 1, False),
+    ],
+)
+def test_proposed_tokens_are_in_colour_and_counted(
+    url: str,
+    model: str,
+    decode: Any,
+    in_colour: str,
+    num_proposed: int,
+    is_cut: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    body = {"prompt": [1], "return_token_ids": True} if model == "ids" else {"prompt": "Once"}
+    answer = stream_answer(url, {"model": model, **body}, VirtualClock(), decode=decode)
+    assert capsys.readouterr().out == f"\x1b[2m{in_colour}"
+    assert (answer.num_proposed, answer.is_cut) == (num_proposed, is_cut)
 
 
 @pytest.mark.usefixtures("coloured")

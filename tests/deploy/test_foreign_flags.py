@@ -7,7 +7,6 @@ from deploy.model_folder import PROJECT
 from deploy.options import OPTIONS, options_for
 
 PAGE = (PROJECT / "docs" / "flags.md").read_text()
-OURS = (PROJECT / "docs" / "options.md").read_text()
 
 
 def rows(text: str, heading: str) -> set[tuple[str, ...]]:
@@ -22,8 +21,8 @@ def names(flag: ForeignFlag) -> str:
 
 
 def test_no_name_stands_twice() -> None:
-    found = [name for flag in FOREIGN for name in flag.names]
-    assert len(found) == len(set(found))
+    names = [name for flag in FOREIGN for name in flag.names]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])

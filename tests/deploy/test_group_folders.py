@@ -25,7 +25,7 @@ def test_folders_are_this_users_alone_and_go(base: Path) -> None:
     (first / "rank-0.sock").touch()
     (root,) = base.iterdir()
     assert first != second and {first.parent, second.parent} == {root}
-    assert {stat.S_IMODE(each.stat().st_mode) for each in (root, first, second)} == {0o700}
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (root, first, second)} == {0o700}
     folders.remove(str(first))
     assert list(root.iterdir()) == [second]
     folders.remove(str(first))  # its user has removed it
@@ -58,7 +58,7 @@ def test_the_folder_of_a_launcher_that_was_killed_goes_at_the_next_start(base: P
     assert kept.exists()
     living.close()
     next_one.close()
-    names = {each.name for each in base.iterdir()}
+    names = {path.name for path in base.iterdir()}
     assert names == {"of another program", f"{PREFIX}file", f"{PREFIX}link"}
 
 

@@ -26,15 +26,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The compiler's options of each library, which is empty."""
-    found: list[tuple[str, ...]] = []
+    architectures: list[tuple[str, ...]] = []
 
     def build(compiler: list[str], options: Sequence[str], path: Path) -> None:
-        found.append(tuple(options))
+        architectures.append(tuple(options))
         path.touch(0o700)
 
     monkeypatch.setattr(cpu_build, "_build", build)
     monkeypatch.setenv("CC", "true")
-    return found
+    return architectures
 
 
 def test_each_level_size_and_type(
@@ -74,7 +74,7 @@ def test_without_sizes_those_of_most_models(built: list[tuple[str, ...]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "words, why",
+    "words, reason",
     [
         ((), "kernels: expected baton kernels build [HEAD_SIZE ...]"),
         (("make",), "kernels: got 'make', expected baton kernels build"),
@@ -86,10 +86,10 @@ def test_without_sizes_those_of_most_models(built: list[tuple[str, ...]]) -> Non
     ],
 )
 def test_wrong_words(
-    words: tuple[str, ...], why: str, built: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], reason: str, built: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert say(*words) == 2
-    assert why in capsys.readouterr().err and not built
+    assert reason in capsys.readouterr().err and not built
 
 
 def test_where_nothing_can_be_built(

@@ -29,8 +29,8 @@ def serve(tmp_path: Path) -> Iterator[Starter]:
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
     """One in this very process."""
-    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, VirtualClock()) as found:
-        yield found
+    with StopSignal() as stop, Launcher(Console(with_logs=False), stop, VirtualClock()) as opened:
+        yield opened
 
 
 def shell(script: str) -> ProcessSpec:
@@ -39,9 +39,9 @@ def shell(script: str) -> ProcessSpec:
 
 
 def end_of(launcher: Launcher) -> Ended:
-    while not (found := launcher.turn(PATIENCE_S)):
+    while not (ends := launcher.turn(PATIENCE_S)):
         pass
-    return found[0]
+    return ends[0]
 
 
 READY = """echo '{"event": "ready"}' >&$1; """

@@ -57,8 +57,8 @@ def draft(tmp_path: Path) -> Callable[..., Plan]:
         eagle = {"speculative_algorithm": "eagle", "speculative_draft_model_path": str(tmp_path)}
         mtp = {"speculative_algorithm": "mtp", "context_length": "64"}
         is_mtp = num_layers or "speculative_algorithm" in flags
-        found = config("serve", **({**mtp, **flags} if is_mtp else {**eagle, **flags}))
-        return serve_plan(found, tmp_path if is_mtp else MODEL, "story", cores=2)
+        typed = config("serve", **({**mtp, **flags} if is_mtp else {**eagle, **flags}))
+        return serve_plan(typed, tmp_path if is_mtp else MODEL, "story", cores=2)
 
     return plan
 
@@ -73,7 +73,7 @@ def test_a_draft_that_is_not_named_may_be_in_the_models_own_folder(
 
 
 def test_both_workers_of_a_pair_have_the_draft(draft: Callable[..., Plan], tmp_path: Path) -> None:
-    drafts = [(each.speculative_algorithm, each.speculative_draft_model_path) for each in draft().worker_settings]
+    drafts = [(worker.speculative_algorithm, worker.speculative_draft_model_path) for worker in draft().worker_settings]
     assert drafts == [("eagle", str(tmp_path))] * 2
 
 
@@ -90,9 +90,9 @@ def test_both_workers_of_a_pair_have_the_draft(draft: Callable[..., Plan], tmp_p
 def test_a_tree_has_a_size_unless_one_is_asked_for(
     flags: dict[str, str], wanted: tuple[int, int | None, bool], draft: Callable[..., Plan]
 ) -> None:
-    for each in draft(**{"speculative_eagle_topk": "2", **flags}).worker_settings:
-        found = each.speculative_eagle_topk, each.speculative_num_draft_tokens, each.speculative_adaptive
-        assert found == wanted
+    for worker in draft(**{"speculative_eagle_topk": "2", **flags}).worker_settings:
+        tree = worker.speculative_eagle_topk, worker.speculative_num_draft_tokens, worker.speculative_adaptive
+        assert tree == wanted
 
 
 def test_a_tree_may_be_as_large_as_a_mask() -> None:
@@ -113,7 +113,7 @@ def test_a_tree_may_be_as_large_as_a_mask() -> None:
 def test_several_draft_layers_propose_a_token_each(
     draft: Callable[..., Plan], num_layers: int, flags: dict[str, str], expected: int
 ) -> None:
-    assert {each.speculative_num_steps for each in draft(num_layers, **flags).worker_settings} == {expected}
+    assert {worker.speculative_num_steps for worker in draft(num_layers, **flags).worker_settings} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_one_prefill_and_one_decode_by_default() -> None:
 
 
 def test_settings_follow_the_flags() -> None:
-    found = config(
+    typed = config(
         "serve", prefill="0", decode="0", unified="2", page_size="1", chunked_prefill_size="0", context_length="128",
         disable_overlap_schedule="true", max_total_tokens="512", dtype="float32", device="cpu", port="0",
         max_running_requests="3", pairing="round_robin", log_level="debug", host="0.0.0.0",
         attention_backend="varlen",
     )  # fmt: skip
-    plan = serve_plan(found, MODEL, "tale", cores=8)
+    plan = serve_plan(typed, MODEL, "tale", cores=8)
     gateway = GatewaySettings.from_json(plan.gateway.command[-1])
     assert gateway == GatewaySettings(
         host="0.0.0.0", port=0, control="tcp://127.0.0.1:0", model="/models/story", served_model_name=("tale",),
@@ -167,11 +167,11 @@ def test_settings_follow_the_flags() -> None:
 
 
 def test_names_keys_and_origins_reach_the_gateway_and_no_key_does() -> None:
-    found = config(
+    typed = config(
         "serve", served_model_name="tale,fable", model="some/folder", api_key_file="keys.txt",
         allowed_origins="https://a.example,http://localhost:3000",
     )  # fmt: skip
-    settings = GatewaySettings.from_json(serve_plan(found, MODEL, "tale", cores=2).gateway.command[-1])
+    settings = GatewaySettings.from_json(serve_plan(typed, MODEL, "tale", cores=2).gateway.command[-1])
     assert settings.served_model_name == ("tale", "fable")
     assert settings.model_as_typed == "some/folder" and settings.model == "/models/story"
     assert settings.api_key_file == str(Path("keys.txt").absolute())
@@ -210,7 +210,7 @@ def test_a_folder_that_the_names_have_swallowed_is_not_served_as_a_name(
 
 def test_every_limit_has_a_flag_of_its_own() -> None:
     flags = [option for option in options_for("gateway") if option.group == Group.LIMITS]
-    typed = {option.name: str(101 + place) for place, option in enumerate(flags)}
+    typed = {option.name: str(101 + index) for index, option in enumerate(flags)}
     spec = gateway_plan(config("gateway", **typed), MODEL, "story")
     limits = asdict(GatewaySettings.from_json(spec.command[-1]).limits)
     assert {option_name(field): float(value) for field, value in limits.items()} == {
@@ -270,8 +270,8 @@ def test_counts_that_do_not(counts: tuple[int, int, int], says: str) -> None:
 
 
 def test_one_worker_alone() -> None:
-    found = config("worker", role="null", gateway="tcp://10.0.0.5:7000", workers_on_host="2")
-    (spec,) = worker_plan(found, MODEL, "unified-a", 1, "10.0.0.6", cores=8)
+    typed = config("worker", role="null", gateway="tcp://10.0.0.5:7000", workers_on_host="2")
+    (spec,) = worker_plan(typed, MODEL, "unified-a", 1, "10.0.0.6", cores=8)
     settings = WorkerSettings.from_json(spec.command[-1])
     assert spec.name == "unified-a"
     assert (spec.command[3], settings.role) == ("deploy.worker", Role.UNIFIED)
@@ -293,8 +293,8 @@ def test_keys_are_found_from_wherever_a_process_is_started(monkeypatch: pytest.M
 def test_trust_in_a_network_is_of_one_command() -> None:
     spec = gateway_plan(config("gateway", trust_network="true"), MODEL, "story")
     assert GatewaySettings.from_json(spec.command[-1]).trust_network
-    found = config("worker", role="decode", gateway="tcp://10.0.0.5:7000", trust_network="true")
-    (spec,) = worker_plan(found, MODEL, "decode-a", 1, "10.0.0.6", cores=8)
+    typed = config("worker", role="decode", gateway="tcp://10.0.0.5:7000", trust_network="true")
+    (spec,) = worker_plan(typed, MODEL, "decode-a", 1, "10.0.0.6", cores=8)
     assert WorkerSettings.from_json(spec.command[-1]).trust_network
 
 
@@ -307,7 +307,7 @@ def test_a_gateway_alone() -> None:
 def test_a_gateway_comes_back_to_the_addresses_that_it_announced(http: str, port: int) -> None:
     spec = serve_plan(config("serve", port="0", host="::"), MODEL, "story", cores=2).gateway
     again = at_addresses(spec, http, "tcp://127.0.0.1:42000")
-    before, after = (GatewaySettings.from_json(each.command[-1]) for each in (spec, again))
+    before, after = (GatewaySettings.from_json(start.command[-1]) for start in (spec, again))
     assert (after.port, after.control) == (port, "tcp://127.0.0.1:42000")
     assert replace(after, port=before.port, control=before.control) == before
     assert (again.name, again.environment, again.command[:-1]) == (spec.name, spec.environment, spec.command[:-1])
@@ -339,8 +339,8 @@ def test_a_worker_comes_back_with_the_kv_that_it_had(typed: str | None) -> None:
 
 def test_tokenizer_and_template_of_the_gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    found = config("gateway", tokenizer="texts", chat_template="/x/chat.jinja")
-    settings = GatewaySettings.from_json(gateway_plan(found, MODEL, "story").command[-1])
+    typed = config("gateway", tokenizer="texts", chat_template="/x/chat.jinja")
+    settings = GatewaySettings.from_json(gateway_plan(typed, MODEL, "story").command[-1])
     assert (settings.tokenizer, settings.chat_template) == (str(tmp_path / "texts"), "/x/chat.jinja")
     bare = GatewaySettings.from_json(gateway_plan(config("gateway"), MODEL, "story").command[-1])
     assert (bare.tokenizer, bare.chat_template) == (None, None)
@@ -348,22 +348,25 @@ def test_tokenizer_and_template_of_the_gateway(monkeypatch: pytest.MonkeyPatch, 
 
 def test_workers_share_gpus_and_each_ones_memory() -> None:
     plan = serve_plan(config("serve", decode="3"), MODEL, "story", cores=8, gpus=(0, 2))
-    found = {each.worker_id: (each.device, each.workers_on_gpu, each.workers_on_host) for each in plan.worker_settings}
-    assert found == {
+    shares = {
+        worker.worker_id: (worker.device, worker.workers_on_gpu, worker.workers_on_host)
+        for worker in plan.worker_settings
+    }
+    assert shares == {
         "prefill-0": ("cuda:0", 2, 4),
         "decode-0": ("cuda:2", 2, 4),
         "decode-1": ("cuda:0", 2, 4),
         "decode-2": ("cuda:2", 2, 4),
     }
-    assert [gpu_of(each) for each in plan.worker_settings] == [0, 2, 0, 2]
+    assert [gpu_of(worker) for worker in plan.worker_settings] == [0, 2, 0, 2]
     own = serve_plan(config("serve"), MODEL, "story", cores=8, gpus=(0, 1, 2)).worker_settings
-    assert [(each.device, each.workers_on_gpu) for each in own] == [("cuda:0", 1), ("cuda:1", 1)]
+    assert [(worker.device, worker.workers_on_gpu) for worker in own] == [("cuda:0", 1), ("cuda:1", 1)]
 
 
 def test_without_gpus_the_device_is_as_typed() -> None:
     for device in ("auto", "cpu"):
         plan = serve_plan(config("serve", device=device), MODEL, "story", cores=2)
-        assert [(each.device, gpu_of(each)) for each in plan.worker_settings] == [(device, None)] * 2
+        assert [(worker.device, gpu_of(worker)) for worker in plan.worker_settings] == [(device, None)] * 2
 
 
 def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
@@ -385,7 +388,7 @@ def test_a_worker_comes_back_on_its_gpu_and_divides_it_no_more() -> None:
     ],
 )
 def test_one_worker_on_a_gpu(flags: dict[str, str], gpu: int | None, device: str, workers_on_gpu: int) -> None:
-    found = config("worker", role="decode", gateway="tcp://h:1", **{"workers-on-host": "3", **flags})
+    typed = config("worker", role="decode", gateway="tcp://h:1", **{"workers-on-host": "3", **flags})
     gpus = () if gpu is None else (gpu,)
-    settings = settings_of(worker_plan(found, MODEL, "d", 1, "h", cores=8, gpus=gpus)[0])
+    settings = settings_of(worker_plan(typed, MODEL, "d", 1, "h", cores=8, gpus=gpus)[0])
     assert (settings.device, settings.workers_on_gpu, settings.workers_on_host) == (device, workers_on_gpu, 3)

@@ -22,14 +22,14 @@ def test_a_worker_has_a_process_for_each_rank() -> None:
     }
     assert settings_of(specs[0]).place == GroupPlace("prefill-0", 1, 0, 1) and settings_of(specs[0]).group == ""
     assert settings_of(specs[5]).place == GroupPlace("decode-1", 1, 1, 3)
-    assert {(each.threads, each.workers_on_host) for each in plan.worker_settings} == {(2, 7)}
+    assert {(worker.threads, worker.workers_on_host) for worker in plan.worker_settings} == {(2, 7)}
 
 
 def test_ranks_share_cores() -> None:
-    found = config("serve", prefill="0", decode="0", unified="1", dp_size="3", **ON)
-    plan = serve_plan(found, MODEL, "m", cores=8, cpus=(0, 1, 2, 3, 6))
+    typed = config("serve", prefill="0", decode="0", unified="1", dp_size="3", **ON)
+    plan = serve_plan(typed, MODEL, "m", cores=8, cpus=(0, 1, 2, 3, 6))
     assert [spec.cpus for spec in plan.workers("tcp://h:1")] == [(0, 1), (2, 3), (6,)]
-    assert [each.threads for each in plan.worker_settings] == [2, 2, 1]
+    assert [worker.threads for worker in plan.worker_settings] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_ranks_share_cores() -> None:
 def test_each_rank_has_a_gpu_of_its_own_if_there_are_enough(
     gpus: range, devices: list[int], sharing: list[int]
 ) -> None:
-    found = config("serve", decode_dp_size="4", **ON)
-    workers = serve_plan(found, MODEL, "m", cores=8, gpus=gpus).worker_settings
-    assert [each.device for each in workers] == [f"cuda:{number}" for number in devices]
-    assert [each.workers_on_gpu for each in workers] == sharing
+    typed = config("serve", decode_dp_size="4", **ON)
+    workers = serve_plan(typed, MODEL, "m", cores=8, gpus=gpus).worker_settings
+    assert [worker.device for worker in workers] == [f"cuda:{number}" for number in devices]
+    assert [worker.workers_on_gpu for worker in workers] == sharing
 
 
 @pytest.mark.parametrize(
@@ -64,25 +64,25 @@ def test_each_rank_has_a_gpu_of_its_own_if_there_are_enough(
 def test_a_worker_alone_starts_all_its_ranks(
     flags: dict[str, str], gpus: tuple[int, ...], sharing: list[int], workers: int
 ) -> None:
-    found = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", **ON, **flags)
-    specs = worker_plan(found, MODEL, "mine", 3, "10.0.0.6", cores=15, gpus=gpus)
+    typed = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", **ON, **flags)
+    specs = worker_plan(typed, MODEL, "mine", 3, "10.0.0.6", cores=15, gpus=gpus)
     assert [spec.name for spec in specs] == ["mine.0", "mine.1", "mine.2"] and set(by_unit(specs)) == {"mine"}
     ranks = [settings_of(spec) for spec in specs]
-    assert {(each.workers_on_host, each.threads, each.host) for each in ranks} == {(workers, 15 // workers, "10.0.0.6")}
-    assert [each.workers_on_gpu for each in ranks] == sharing
+    assert {(rank.workers_on_host, rank.threads, rank.host) for rank in ranks} == {(workers, 15 // workers, "10.0.0.6")}
+    assert [rank.workers_on_gpu for rank in ranks] == sharing
 
 
 def test_ranks_count_as_workers_of_the_host() -> None:
-    found = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", workers_on_host="2", **ON)
+    typed = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", workers_on_host="2", **ON)
     with pytest.raises(ConfigError, match="--workers-on-host: got 2, expected at least 3, since each rank counts"):
-        worker_plan(found, MODEL, "d", 3, "h", cores=2)
+        worker_plan(typed, MODEL, "d", 3, "h", cores=2)
 
 
 def test_a_name_has_room_for_the_ranks() -> None:
-    found = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", **ON)
-    assert worker_plan(found, MODEL, "d" * 126, 3, "h", cores=2)[2].name == "d" * 126 + ".2"
+    typed = config("worker", role="decode", gateway="tcp://h:1", dp_size="3", **ON)
+    assert worker_plan(typed, MODEL, "d" * 126, 3, "h", cores=2)[2].name == "d" * 126 + ".2"
     with pytest.raises(ConfigError, match=r"--worker-id: got 'd.*, expected at most 126 characters, since each rank"):
-        worker_plan(found, MODEL, "d" * 127, 3, "h", cores=2)
+        worker_plan(typed, MODEL, "d" * 127, 3, "h", cores=2)
 
 
 def test_an_epoch_is_told_to_a_rank_and_nothing_else_changes() -> None:
@@ -94,11 +94,11 @@ def test_an_epoch_is_told_to_a_rank_and_nothing_else_changes() -> None:
 
 def test_ranks_that_come_back_divide_what_their_group_had() -> None:
     """The other workers keep theirs."""
-    found = config("serve", decode_dp_size="3", **ON)
-    specs = serve_plan(found, MODEL, "m", cores=4, gpus=(0, 1)).workers("tcp://h:1")
-    pages = {spec.name: 100 + place for place, spec in enumerate(specs)}
+    typed = config("serve", decode_dp_size="3", **ON)
+    specs = serve_plan(typed, MODEL, "m", cores=4, gpus=(0, 1)).workers("tcp://h:1")
+    pages = {spec.name: 100 + index for index, spec in enumerate(specs)}
     again = [settings_of(spec) for spec in as_large(specs, pages)]
-    assert [each.max_total_tokens for each in again] == [1600, 1616, 1632, 1648]
-    assert [each.workers_on_host for each in again] == [1, 3, 3, 3]
-    assert [each.device for each in again] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
-    assert [each.workers_on_gpu for each in again] == [1, 2, 1, 2]
+    assert [rank.max_total_tokens for rank in again] == [1600, 1616, 1632, 1648]
+    assert [rank.workers_on_host for rank in again] == [1, 3, 3, 3]
+    assert [rank.device for rank in again] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert [rank.workers_on_gpu for rank in again] == [1, 2, 1, 2]

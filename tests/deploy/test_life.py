@@ -42,8 +42,8 @@ def test_every_move_from_every_state(state: State, move: str) -> None:
         with pytest.raises(AssertionError, match=f"{move} while {state}"):
             TRANSITIONS[move](life)
     else:
-        found = TRANSITIONS[move](life)
-        assert (found.state, found.since) == (LEGAL[state][move], 201.0)
+        moved = TRANSITIONS[move](life)
+        assert (moved.state, moved.since) == (LEGAL[state][move], 201.0)
 
 
 def fail_again_and_again(most: int, max_restarts: int | None, ready: bool) -> list[float]:
@@ -75,38 +75,6 @@ def test_waits_grow_to_half_a_minute_and_stay_there(ready: bool) -> None:
 
 def test_no_wait_is_beyond_its_bound() -> None:
     assert [wait_before_restart_s(failures) for failures in (0, 1, 2, 8, 1_000_000)] == [0.0, 0.0, 0.5, 30.0, 30.0]
-
-
-@pytest.mark.parametrize(
-    "state, age_s, max_restarts, of_pause, expected",
-    [
-        # age of the state, --max-restarts, how it ended; then the state, failures in a row, the wait; 3 came before
-        (State.RUNNING, 59.9, None, False, (State.BACKING_OFF, 4, 2.0)),
-        (State.RUNNING, 60.0, None, False, (State.BACKING_OFF, 1, 0.0)),
-        (State.STARTING, 500.0, None, False, (State.BACKING_OFF, 4, 2.0)),  # a long start forgives nothing
-        (State.RUNNING, 59.9, None, True, (State.BACKING_OFF, 3, 0.0)),
-        (State.RUNNING, 60.0, None, True, (State.BACKING_OFF, 0, 0.0)),
-        (State.STARTING, 500.0, None, True, (State.BACKING_OFF, 3, 0.0)),
-        (State.RUNNING, 10.0, 4, False, (State.BACKING_OFF, 4, 2.0)),
-        (State.RUNNING, 10.0, 3, False, (State.GIVEN_UP, 4, 2.0)),
-        (State.RUNNING, 60.0, 3, False, (State.BACKING_OFF, 1, 0.0)),
-        (State.RUNNING, 10.0, 3, True, (State.BACKING_OFF, 3, 0.0)),  # a pause is not beyond the limit
-        (State.RUNNING, 10.0, 0, False, (State.GIVEN_UP, 4, 2.0)),
-        (State.RUNNING, 10.0, 0, True, (State.GIVEN_UP, 3, 0.0)),  # 0: never, whatever has happened
-    ],
-)
-def test_what_follows_an_end(
-    state: State,
-    age_s: float,
-    max_restarts: int | None,
-    of_pause: bool,
-    expected: tuple[State, int, float],
-) -> None:
-    life = Life(state, since=100.0, failures=3, starts=7, down_since=50.0)
-    found = life.ended(max_restarts, 100.0 + age_s, of_pause=of_pause)
-    assert (found.state, found.failures, round(found.start_at - found.since, 6)) == expected
-    assert found.starts == 7, "the number of a start is never reused: it is the epoch of a group"
-    assert found.down_since == (100.0 + age_s if state is State.RUNNING else 50.0)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from deploy.machine import (
 )
 from loadtest.ports import held_port
 from protocol.errors import ConfigError
-from runtime.address import split_endpoint
 from tests.deploy.configs import MODEL, config
 
 HERE = (0, 1, 2, 3, 6)
@@ -136,35 +135,12 @@ def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
     assert count_cores(tmp_path / "none", tmp_path) >= 1
 
 
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port: {port} on 127.0.0.1 is in use by another process"):
-            check_port_free("127.0.0.1", port)
-
-
 def test_a_free_port_stays_free() -> None:
     check_port_free("127.0.0.1", 0)
     with held_port() as port:
         check_port_free("127.0.0.1", port)
         with socket.create_server(("127.0.0.1", port)) as server:
             assert server.getsockname()[1] == port
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--host: cannot listen on 192\.0\.2\.1:8000"):
-        check_port_free("192.0.2.1", 8000)
-
-
-@pytest.mark.parametrize("endpoint, found", [("tcp://h:1", ("h", 1)), ("tcp://[::1]:7000", ("::1", 7000))])
-def test_endpoints(endpoint: str, found: tuple[str, int]) -> None:
-    assert split_endpoint(endpoint, "--gateway") == found
-
-
-@pytest.mark.parametrize("endpoint", ["h:1", "tcp://h", "tcp://:1", "http://h:1", "tcp://h:x", "tcp://h:70000"])
-def test_wrong_endpoints_are_refused(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match=r"--gateway: got .*, expected tcp://HOST:PORT"):
-        split_endpoint(endpoint, "--gateway")
 
 
 def test_a_local_gateway_is_faced_by_a_local_address() -> None:

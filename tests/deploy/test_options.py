@@ -13,7 +13,7 @@ def test_a_command_has_each_option_once_in_groups_without_gaps(command: str) -> 
     options = options_for(command)
     names = [option.name for option in options]
     assert len(names) == len(set(names))
-    spellings = [each for option in options for each in (option.name, *option.aliases)]
+    spellings = [spelling for option in options for spelling in (option.name, *option.aliases)]
     assert len(spellings) == len(set(spellings))
     groups = [option.group for option in options]
     assert groups == sorted(groups, key=groups.index)
@@ -36,7 +36,7 @@ def test_options_of_one_name_are_of_one_kind() -> None:
 
 def test_every_field_of_a_process_is_an_option_or_is_given_by_the_launcher() -> None:
     """Who adds a field learns where it is made an option."""
-    fields_of = {cls: {option_name(each.name) for each in fields(cls)} for cls in (WorkerSettings, GatewaySettings)}
+    fields_of = {cls: {option_name(field.name) for field in fields(cls)} for cls in (WorkerSettings, GatewaySettings)}
     options = {option.name for option in OPTIONS}
     of_a_rank = {"group", "group-size", "group-rank", "group-epoch", "group-folder"}
     assert fields_of[WorkerSettings] - options == {"fake-model"} | of_a_rank

@@ -23,15 +23,15 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_flag_has_a_row_with_its_default() -> None:
-    found = {row[0]: row[1].split()[0] for row in rows("Limits") if row[0].startswith("`--")}
+    defaults = {row[0]: row[1].split()[0] for row in rows("Limits") if row[0].startswith("`--")}
     wanted = {
         f"`{option.flag}`": str(option.default) for option in options_for("gateway") if option.group == Group.LIMITS
     }
-    assert {name: default for name, default in found.items() if name != "`--context-length`"} == wanted
+    assert {name: default for name, default in defaults.items() if name != "`--context-length`"} == wanted
 
 
 def test_what_is_fixed() -> None:
-    found = {row[0]: row[1].replace(",", "") for row in rows("Limits") if not row[0].startswith(("`--", "-"))}
+    limits = {row[0]: row[1].replace(",", "") for row in rows("Limits") if not row[0].startswith(("`--", "-"))}
     for name, value in (
         ("depth of the JSON", strict_json.MAX_DEPTH),
         ("`[` and `{` in the body", strict_json.MAX_CONTAINERS),
@@ -44,11 +44,11 @@ def test_what_is_fixed() -> None:
         ("requests that wait for the one before them on a connection", http_protocol.MAX_PIPELINED),
         ("bytes between two pieces of a chunked body, or after it", http_protocol.FRAMING_BYTES),
     ):
-        assert found[name] == str(value), name
-    bodies = found["bytes of all bodies that are being read, parsed or tokenised"]
+        assert limits[name] == str(value), name
+    bodies = limits["bytes of all bodies that are being read, parsed or tokenised"]
     assert bodies == f"{admission.BODIES} times `--max-body-bytes`"
 
 
 def test_every_status_has_a_row() -> None:
-    found = {int(number) for row in rows("Statuses") for number in re.findall(r"\d{3}", row[0])}
-    assert found == set(FAULTS)
+    statuses = {int(number) for row in rows("Statuses") for number in re.findall(r"\d{3}", row[0])}
+    assert statuses == set(FAULTS)

@@ -17,12 +17,12 @@ TABLES = dict(zip(NAMES, re.split(r"\n`baton worker` starts|\n`baton ray config`
 
 def told(table: str) -> dict[str, str]:
     """By flag: its default. A row of several flags has a default for each, with commas between them."""
-    found = dict[str, str]()
+    defaults_told = dict[str, str]()
     for flags, default in re.findall(r"^\| (`--.*?) \| (.*?) \|", TABLES[table], re.MULTILINE):
         names = re.findall(r"--[a-z-]+", flags)
         defaults = default.split(", ") if len(names) > 1 else [default]
-        found |= {name: each.replace("`", "") for name, each in zip(names, defaults, strict=True)}
-    return found
+        defaults_told |= {name: value.replace("`", "") for name, value in zip(names, defaults, strict=True)}
+    return defaults_told
 
 
 def default_of(option: Option) -> str:
@@ -38,5 +38,5 @@ def test_every_default_is_the_options_own(table: str, commands: tuple[str, ...])
     """Where commands differ, the page has that of `baton serve`."""
     assert set(commands) <= {*COMMANDS, RAY_CONFIG}
     real = {option.flag: default_of(option) for command in commands for option in options_for(command)}
-    assert len(found := told(table)) > 5
-    assert {flag: real[flag] for flag in found} == found
+    assert len(on_page := told(table)) > 5
+    assert {flag: real[flag] for flag in on_page} == on_page

@@ -67,9 +67,9 @@ def test_what_there_is_not_is_one_sentence(flags: dict[str, str], says: str) -> 
 
 
 def test_a_worker_alone_is_told_of_commands() -> None:
-    found = config("worker", role="decode", gateway="tcp://h:1", dp_size="2")
+    typed = config("worker", role="decode", gateway="tcp://h:1", dp_size="2")
     with pytest.raises(ConfigError, match=r"--dp-size: got 2, .*, or 2 commands, each with --workers-on-host 2, for"):
-        sizes_of(found, MODEL, ["decode"])
+        sizes_of(typed, MODEL, ["decode"])
 
 
 def test_ranks_must_divide_the_mlp(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_model_that_does_not_tell_is_left_to_its_workers(text: str, tmp_path: 
 
 
 def test_an_option_of_a_role_without_workers_changes_nothing() -> None:
-    found = config("serve", prefill="0", decode="0", unified="1", prefill_dp_size="3")
-    assert [each.worker_id for each in serve_plan(found, MODEL, "m", cores=2).worker_settings] == ["unified-0"]
+    typed = config("serve", prefill="0", decode="0", unified="1", prefill_dp_size="3")
+    assert [worker.worker_id for worker in serve_plan(typed, MODEL, "m", cores=2).worker_settings] == ["unified-0"]
 
 
 @pytest.mark.parametrize(

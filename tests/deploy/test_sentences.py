@@ -15,6 +15,7 @@ from deploy.sentences import (
     curl,
     describe_draft,
     describe_end,
+    describe_leaving,
     describe_loss,
     describe_ranks,
     describe_workers,
@@ -64,7 +65,7 @@ def test_the_last_line_is_told_where_it_may_say_why(code: int, line: str, says: 
     ],
 )
 def test_a_loss_says_what_still_serves(role: str, left: list[str], says: str) -> None:
-    assert describe_loss(role, left, lambda each: f"start {each}").startswith(says)
+    assert describe_loss(role, left, lambda lost: f"start {lost}").startswith(says)
 
 
 def test_a_loss_says_how_to_mend_it() -> None:
@@ -89,29 +90,29 @@ def test_the_command_starts_such_a_worker() -> None:
 
 @pytest.mark.parametrize("typed", [{}, {"gpus": "2,3"}, {"device": "cuda"}])
 def test_the_command_starts_it_on_the_same_gpu(typed: dict[str, str]) -> None:
-    found = find_config(CommandLine("serve", {**typed, "decode": "2"}), {})
-    plan = serve_plan(found, Path("/m"), "m", cores=2, gpus=(2, 3))
+    config = find_config(CommandLine("serve", {**typed, "decode": "2"}), {})
+    plan = serve_plan(config, Path("/m"), "m", cores=2, gpus=(2, 3))
     flags = [rank_flags([settings]) for settings in plan.worker_settings]
     assert flags == [
         ("--gpus", "2", "--workers-on-gpu", "2"),
         ("--gpus", "3"),
         ("--gpus", "2", "--workers-on-gpu", "2"),
     ]
-    command = replacement("decode", "tcp://127.0.0.1:5", worker_flags(found), 3, flags[1])
+    command = replacement("decode", "tcp://127.0.0.1:5", worker_flags(config), 3, flags[1])
     parsed = parse(command.split()[1:], "1")
     assert parsed.flags["gpus"] == "3" and command.count("--gpus") == 1
-    on_the_cpu = serve_plan(found, Path("/m"), "m", cores=2).worker_settings[0]
+    on_the_cpu = serve_plan(config, Path("/m"), "m", cores=2).worker_settings[0]
     assert rank_flags([on_the_cpu]) == ()
 
 
 def test_the_command_starts_as_many_ranks() -> None:
     typed = {"prefill": "0", "decode": "0", "unified": "1", "dp-size": "3", "tp-size": "3", "enable-dp-attention": "on"}
-    found = find_config(CommandLine("serve", typed), {})
+    config = find_config(CommandLine("serve", typed), {})
     flags = ("--dp-size", "3", "--enable-dp-attention")
-    assert rank_flags(serve_plan(found, Path("/m"), "m", cores=2).worker_settings) == flags
-    ranks = serve_plan(found, Path("/m"), "m", cores=2, gpus=(2, 3)).worker_settings
+    assert rank_flags(serve_plan(config, Path("/m"), "m", cores=2).worker_settings) == flags
+    ranks = serve_plan(config, Path("/m"), "m", cores=2, gpus=(2, 3)).worker_settings
     assert rank_flags(ranks) == (*flags, "--gpus", "2,3", "--workers-on-gpu", "2")
-    command = replacement("unified", "tcp://127.0.0.1:5", worker_flags(found), 3, flags)
+    command = replacement("unified", "tcp://127.0.0.1:5", worker_flags(config), 3, flags)
     assert command == (
         "baton worker --role unified --gateway tcp://127.0.0.1:5 --dp-size 3 --enable-dp-attention --workers-on-host 3"
     )
@@ -180,7 +181,7 @@ def test_groups_and_their_ranks_are_told() -> None:
         f"group decode-0 has the ranks decode-0.0 to decode-0.2; {told.replace('1 or 2 threads', '1 thread')}",
         f"group decode-1 has the ranks decode-1.0 to decode-1.2; {told.replace('1 or 2 threads', '1 thread')}",
     ]
-    two = [replace(each, threads=each.group_rank + 1) for each in plan.worker_settings[1:3]]
+    two = [replace(worker, threads=worker.group_rank + 1) for worker in plan.worker_settings[1:3]]
     assert describe_ranks(two) == [f"group decode-0 has the ranks decode-0.0 to decode-0.1; {told}"]
     assert describe_ranks(plan.worker_settings[:1]) == []
 
@@ -200,3 +201,8 @@ def test_the_gateway_says_how_to_join_it() -> None:
 def test_wildcards_are_replaced() -> None:
     assert local_url("http://[::]:80") == "http://[::1]:80"
     assert dialable("tcp://127.0.0.1:5") == "tcp://127.0.0.1:5"
+
+
+def test_who_waits_for_requests_says_how_many() -> None:
+    told = [describe_leaving("gateway", number, 60).split("; ")[0] for number in (0, 1, 2)]
+    assert told == ["gateway: 0 requests run", "gateway: 1 request runs", "gateway: 2 requests run"]

@@ -62,5 +62,5 @@ def test_a_damaged_folder_ends_baton_serve(damage: object, flags: list[str], say
     assert process.returncode == 2, said
     assert says in said.splitlines()[-1]
     assert "Traceback" not in said
-    left = [each for each in psutil.process_iter() if str(folder) in " ".join(command_line(each))]
+    left = [process for process in psutil.process_iter() if str(folder) in " ".join(command_line(process))]
     assert left == []

@@ -86,7 +86,7 @@ def test_workers_get_their_gpus_and_the_log_says_so(
     monkeypatch.setattr(serve, "run", run)
     monkeypatch.setattr("deploy.cli.make_console", lambda _: Console(with_logs=True))
     assert main(typed.split()) == 0
-    assert [WorkerSettings.from_json(each).device for each in started] == devices
+    assert [WorkerSettings.from_json(written).device for written in started] == devices
     assert [line for line in capsys.readouterr().err.splitlines() if "GPU" in line] == [
         f"baton: {line}" for line in lines
     ]

@@ -136,9 +136,9 @@ def test_the_demo_with_a_draft_shows_its_tokens_in_colour() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     told = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout)
-    found = re.search(r"^(\d+) tokens were proposed by the draft: (\d+) tokens in (\d+) steps$", told, re.MULTILINE)
-    assert found is not None, told
-    num_proposed, num_tokens, num_steps = map(int, found.groups())
+    match = re.search(r"^(\d+) tokens were proposed by the draft: (\d+) tokens in (\d+) steps$", told, re.MULTILINE)
+    assert match is not None, told
+    num_proposed, num_tokens, num_steps = map(int, match.groups())
     assert num_proposed > 10 and num_tokens == 40
     assert num_proposed + num_steps in (40, 41), "the last run may be cut"
 

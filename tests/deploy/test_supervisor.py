@@ -55,19 +55,6 @@ def test_waits_grow_to_the_second_then_it_is_given_up(capsys: pytest.CaptureFixt
     )
 
 
-def test_without_a_limit_it_is_started_every_half_minute_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each end, and none between."""
-    stage = staged(Rules())
-    for _ in range(50):
-        stage.end("gateway", -9, was_ready=False)
-        stage.turns(40.0)
-    starts = [when for when, _ in stage.processes.starts]
-    assert len(starts) == 50 and not stage.supervisor.given_up
-    lines = said(capsys)
-    assert len(lines) == 50
-    assert lines[-1] == "error: gateway was killed by SIGKILL; it is started again in 30 s, restart 50 in a row"
-
-
 def test_a_pause_is_mended_at_once_and_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     stage = staged(Rules(max_restarts=2))
     missed = Ended("decode-0", 3, "", "it was silent for 2.0 s", "refused", paused=("decode-0",))
@@ -189,14 +176,6 @@ def test_who_has_ended_is_not_killed_for_its_silence() -> None:
     assert stage.processes.killed == {}
 
 
-def test_an_address_in_use_may_be_free_later() -> None:
-    stage = staged(Rules())
-    stage.end("gateway", -9)
-    stage.processes.pending.append(Ended("gateway", 2, "", "in use", "address_in_use", was_ready=False))
-    stage.turns(2.0)
-    assert [who for _, who in stage.processes.starts] == ["gateway", "gateway"]
-
-
 def test_what_was_told_to_end_is_not_started_again(capsys: pytest.CaptureFixture[str], stage: Stage) -> None:
     stage.end("decode-0", 0)
     stage.processes.silent.add("decode-0")
@@ -228,8 +207,8 @@ def pair(rules: Rules) -> Stage:
 def told(stage: Stage) -> list[UnitNews]:
     """What the gateway was told since the last call."""
     gateway = stage.processes.children["gateway"]
-    found, gateway.told = gateway.told, []
-    return found
+    told_now, gateway.told = gateway.told, []
+    return told_now
 
 
 def test_the_states_that_are_told_are_those_of_a_life() -> None:
@@ -251,7 +230,7 @@ def test_the_gateway_is_told_each_change_once_in_the_words_of_the_console(capsys
         if state != "starting":  # that one was started again at once
             assert describe_unit(news, "it", news.since) in said(capsys)[0]
         stage.turns(1.0)
-        later = [each.state for each in told(stage)]
+        later = [change.state for change in told(stage)]
         assert later == (["starting"] if state == "backing off" else [])
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from testkit.reference import NUM_TOKENS, reference
 from tests.e2e.baton_process import BatonProcess
-from tests.parity.grid import GRID, PAIRWISE, Combination
+from tests.parity.grid import EACH_VALUE, GRID, Combination
 from tests.selecting import broad
 
-FEW = [next(each for each in PAIRWISE if each.topology == topology) for topology in ("1P1D", "1U")]
+FEW = [next(each for each in EACH_VALUE if each.topology == topology) for topology in ("1P1D", "1U")]
 
 
 def flags_of(combination: Combination) -> list[str]:
@@ -36,8 +36,8 @@ def check_parity(combination: Combination, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("combination", [each if each in FEW else broad(each) for each in PAIRWISE], ids=str)
-def test_each_pair_of_parameters(combination: Combination, tmp_path: Path) -> None:
+@pytest.mark.parametrize("combination", [each if each in FEW else broad(each) for each in EACH_VALUE], ids=str)
+def test_each_value_of_a_parameter(combination: Combination, tmp_path: Path) -> None:
     check_parity(combination, tmp_path)
 
 

@@ -17,7 +17,7 @@ from testkit.reference import NUM_TOKENS, reference, reference_in_thirds
 from tests.drafts import make_draft
 from tests.e2e.baton_process import BatonProcess
 from tests.parity.margins import margins
-from tests.selecting import first
+from tests.selecting import first, full
 
 pytestmark = pytest.mark.slow
 STORY = Path("models/story")
@@ -39,12 +39,9 @@ class Case:
 CASES = (
     Case("llama", f"{PAIR} --decode-dp-size 2"),
     Case("qwen3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --page-size 1"),
-    Case("qwen3", f"{UNIFIED} --dp-size 2"),
-    Case("llama", f"{UNIFIED} --dp-size 4"),
     Case("qwen3", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
     Case("thirds", f"{UNIFIED} --dp-size 3"),
     Case("llama", f"{PAIR} --prefill-dp-size 2"),
-    Case("qwen3", f"{PAIR} --dp-size 2"),
     Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
     Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
     Case("qwen3_moe", f"{PAIR} --decode-dp-size 2"),
@@ -52,9 +49,14 @@ CASES = (
     Case("glm4_moe", f"{PAIR} --dp-size 2 --disable-overlap-schedule --page-size 1"),
     Case("mixtral", f"{UNIFIED} --dp-size 4"),
 )
+MORE_CASES = (
+    Case("qwen3", f"{UNIFIED} --dp-size 2"),
+    Case("llama", f"{UNIFIED} --dp-size 4"),
+    Case("qwen3", f"{PAIR} --dp-size 2"),
+)
 
 
-@pytest.mark.parametrize("case", first(2, CASES), ids=str)
+@pytest.mark.parametrize("case", [*first(2, CASES), *map(full, MORE_CASES)], ids=str)
 def test_greedy_tokens_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     """Prompts of several lengths at once, so ranks have work of different sizes, and none."""
     expected = reference_in_thirds() if case.arch == "thirds" else reference(case.arch)
@@ -74,16 +76,18 @@ DRAFT = "--speculative-algorithm eagle --speculative-adaptive false"
 WITH_MARGINS = (
     f"{UNIFIED} --dp-size 2",
     f"{PAIR} --dp-size 2 {DRAFT}",
-    f"{UNIFIED} --dp-size 2 {DRAFT}",
     f"{UNIFIED} --dp-size 2 --speculative-algorithm eagle",
-    f"{UNIFIED} --dp-size 2 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
     f"{PAIR} --decode-dp-size 2 --retract-to host --max-total-tokens 512",
-    f"{UNIFIED} --dp-size 4 --retract-to host --max-total-tokens 512",
     f"{UNIFIED} --dp-size 4 {DRAFT}",
     f"{UNIFIED} --dp-size 4 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
     f"{UNIFIED} --dp-size 4 {DRAFT} --retract-to host --max-total-tokens 512",
     f"{PAIR} --decode-dp-size 4 {DRAFT}",
     f"{PAIR} --prefill-dp-size 4 {DRAFT}",
+)
+MORE_WITH_MARGINS = (
+    f"{UNIFIED} --dp-size 2 {DRAFT}",
+    f"{UNIFIED} --dp-size 2 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
+    f"{UNIFIED} --dp-size 4 --retract-to host --max-total-tokens 512",
 )
 
 
@@ -94,7 +98,7 @@ def transformers_model() -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("flags", first(1, WITH_MARGINS))
+@pytest.mark.parametrize("flags", [*first(1, WITH_MARGINS), *map(full, MORE_WITH_MARGINS)])
 def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_path: Path) -> None:
     """The bundled model: greedy and seeded requests at once, with drafts, and where requests are preempted."""
     tokenizer, rng = Tokenizer.from_file(str(STORY / "tokenizer.json")), random.Random(25)
@@ -117,10 +121,10 @@ def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_pat
     "flags",
     (
         f"{UNIFIED} --dp-size 3",
-        f"{UNIFIED} --dp-size 3 --disable-overlap-schedule",
         f"{PAIR} --dp-size 3",
-        f"{PAIR} --prefill-dp-size 3",
-        f"{PAIR} --decode-dp-size 3",
+        full(f"{UNIFIED} --dp-size 3 --disable-overlap-schedule"),
+        full(f"{PAIR} --prefill-dp-size 3"),
+        full(f"{PAIR} --decode-dp-size 3"),
     ),
 )
 def test_three_ranks_with_a_draft_draw_what_one_rank_draws_without(flags: str, tmp_path: Path) -> None:
@@ -158,7 +162,8 @@ def answers_of(flags: list[str], prompts: list[list[int]], asked: list[SamplingP
         how = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
         return baton.tokens(prompt, ignore_eos=True, **how)
 
-    argv = ["serve", "--port", "0", "--dtype", "float32", *flags]
+    size = [] if "--max-total-tokens" in flags else ["--max-total-tokens", "8192"]
+    argv = ["serve", "--port", "0", "--dtype", "float32", *size, *flags]
     with BatonProcess(*argv, log=log) as baton, ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(ask, prompts, asked))
         assert baton.wait_for_rest()

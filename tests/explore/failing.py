@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from model.inputs import ModelInput
@@ -16,11 +16,26 @@ from scheduler.execution.answers import Masking
 from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.launch import Launch
+from scheduler.execution.launches import Launches
 from scheduler.plan import Plan
+from scheduler.speculation.draft_launches import DraftLaunch, DraftLaunches
 from tests.doubles.collectives_simulated import Tag
 
 INJECTED = "a failure for the test"
 MOST = 4  # forwards that fail in a run with groups, each of which begins all its requests again
+
+
+def wrap_segments(
+    launcher: Launches, drafting: str, plain: str, around: Callable[[Callable[[Launch], None], Launch], None]
+) -> None:
+    """`around` is called in the place of the segment called `drafting` of launches with a draft, and of the one called
+    `plain` of others. It is given the segment and the launch."""
+    owners = (
+        [(launcher.plain, plain), (launcher, drafting)] if isinstance(launcher, DraftLaunches) else [(launcher, plain)]
+    )
+    for owner, name in owners:
+        segment = getattr(owner, name)
+        vars(owner)[name] = wraps(segment)(partial(around, segment))
 
 
 class Failures:
@@ -71,22 +86,20 @@ class Failures:
         def enqueued(plan: Plan, running: ScheduleBatch, step: StepShape, masking: Masking | None) -> Launch:
             places: list[tuple[Any, str]] = [(running, "check_mirrors")]
             places += [(launcher._shipping, "prepare")] if plan.ships else []  # type: ignore[attr-defined]
-            places += [] if device.runner.draft is None else [(launcher._mode(plan), "build")]  # type: ignore[attr-defined]
+            has_mode = isinstance(launcher, DraftLaunches) and plan.drafts
+            places += [(launcher._mode(plan), "build")] if has_mode else []  # type: ignore[attr-defined]
             with self._maybe(places, members_of(plan.ticket)):
                 return enqueue(plan, running, step, masking)
 
         vars(launcher)["enqueue"] = enqueued
-        name = "resolve" if device.runner.draft is None else "propose"
-        segment = getattr(launcher, name)
 
-        @wraps(segment)
-        def begun(launch: Launch) -> None:
+        def begun(segment: Callable[[Launch], None], launch: Launch) -> None:
             places: list[tuple[Any, str]] = [] if launch.batch is None else [(device.future_map, "resolve_future")]
-            places += [(launch.mode, "propose")] if name == "propose" and launch.batch else []  # type: ignore[attr-defined]
+            places += [(launch.mode, "propose")] if isinstance(launch, DraftLaunch) and launch.batch else []
             with self._maybe(places, members_of(launch.ticket)):
                 segment(launch)
 
-        vars(launcher)[name] = begun
+        wrap_segments(launcher, "propose", "resolve", begun)
 
     @contextmanager
     def _maybe(self, places: list[tuple[Any, str]], members: set[str]) -> Iterator[None]:

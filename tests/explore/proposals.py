@@ -2,37 +2,58 @@
 
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from scheduler.plan import Owner, StepResult
-from scheduler.planning.launched import Launched
+from scheduler.plan import Owner
+from scheduler.planning.launched import Over
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.hash_model import FakeRunner
+
+REST_BEGINS: Final = 0.05  # how likely a launch begins a rest of the draft
+REST_ENDS: Final = 0.2
 
 
 class Proposals:
     """Looks at each run that a planner takes."""
 
-    def __init__(self, planner: Planner, runner: FakeRunner, varied: int | None = None, idle: bool = False) -> None:
-        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, as an adaptive policy may have it.
-        `idle`: those without rows, too."""
+    def __init__(
+        self, planner: Planner, runner: FakeRunner, varied: int | None = None, *, idle: bool = False, rests: bool = True
+    ) -> None:
+        """`varied`: launches propose 0 to num_steps tokens, drawn with this seed, and with `rests` the draft rests now
+        and then, as an adaptive policy may have it. `idle`: those without rows propose some, too."""
         self.num_checked = 0
         self.num_kept = 0
         self._runner, self._drawn, self._poll = runner, planner.results.drawn, planner.poll
         self._planner, self._speculation = planner, planner.speculation
         self._num_steps = 0  # of the launch whose runs are taken
+        self.num_rests = 0
+        self._before_rest = 0  # the newest launch before the draft last began to rest
+        self._ticket = 0  # of the launch whose runs are taken
         vars(planner.results)["drawn"], vars(planner)["poll"] = self._seen, self._polled
         if varied is not None:
             rng, shape = random.Random(varied), planner.speculation.shape
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
-            vars(planner.speculation)["next_steps"] = lambda num_rows: rng.choice(steps) if num_rows or idle else 0
 
-    def _polled(self) -> list[tuple[Launched, StepResult]]:
+            def next_steps(num_rows: int, num_drafting: int) -> int:
+                if rests and rng.random() < (REST_ENDS if self._speculation.rests else REST_BEGINS):
+                    self._rest_or_wake()
+                return rng.choice(steps) if (num_rows or idle) and not self._speculation.rests else 0
+
+            vars(planner.speculation)["next_steps"] = next_steps
+
+    def _rest_or_wake(self) -> None:
+        self._speculation.rests = not self._speculation.rests
+        if self._speculation.rests:
+            self.num_rests += 1
+            self._before_rest = self._planner.kv_manager.newest_ticket
+
+    def _polled(self) -> list[Over]:
         over = self._poll()
         for launched, _ in over:
-            self._num_steps = launched.num_steps
+            self._num_steps, self._ticket = launched.num_steps, launched.ticket
         return over
 
     def _seen(self, owners: Sequence[Owner], runs: Sequence[tuple[int, ...]]) -> list[tuple[Req, tuple[int, ...]]]:
@@ -52,6 +73,8 @@ class Proposals:
         num_known, params = len(req.outputs) - self._planner.spills.num_redrawn(req), req.sampling
         if not run or num_known == req.num_replayed:
             return
+        if not req.held.has_draft and self._ticket <= self._before_rest:
+            return  # it may have had a draft in that launch
         if not req.held.has_draft:
             assert len(run) == 1, f"{req.request_id}/{req.choice} keeps proposals, and may have none"
             return

@@ -6,9 +6,8 @@ launched <= all announced    nothing is launched that was not agreed
 entered = 2 x num_layers     of every launch, whatever it holds
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 from protocol.messages_group import StepShape
@@ -19,6 +18,7 @@ from scheduler.execution.executor import Executor
 from scheduler.execution.launch import Launch
 from scheduler.plan import Plan
 from tests.doubles.collectives_simulated import GroupLog
+from tests.explore.failing import wrap_segments
 
 DEPTH = 2  # launches of a rank that are planned and not over
 GRAPHED = 6  # tokens of the largest launch for which a rank of a group wants a graph
@@ -46,11 +46,9 @@ class RankBooks:
     def watch(self, executor: Executor) -> None:
         """Checks each launch of a rank, when it is enqueued and when its forward has run."""
         launcher, rank = executor.launcher, executor.device.rank
-        name = "compute" if executor.runner.draft is None else "verify"  # runs the target's forward
-        segment, enqueue = getattr(launcher, name), launcher.enqueue
+        enqueue = launcher.enqueue
 
-        @wraps(segment)
-        def computed(launch: Launch) -> None:
+        def computed(segment: Callable[[Launch], None], launch: Launch) -> None:
             segment(launch)
             if executor.device.group_error is None:
                 self._computed(rank, launch.step.step, 2 * executor.runner.config.num_layers)
@@ -59,7 +57,8 @@ class RankBooks:
             self._launches(rank, step)
             return enqueue(plan, running, step, masking)
 
-        vars(launcher).update({name: computed, "enqueue": enqueued})
+        wrap_segments(launcher, "verify", "compute", computed)  # they run the target's forward
+        vars(launcher)["enqueue"] = enqueued
 
     def check(self) -> None:
         """At most one step ahead, and no launch that was not agreed."""

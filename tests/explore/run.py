@@ -6,7 +6,7 @@ The streams are simulated ones, or real threads that stop and start at random (t
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import Protocol
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,7 +31,7 @@ from tests.doubles.strategies import Decisions, Strategy
 from tests.doubles.streams_simulated import ScheduleViolation, SimulatedStream, Simulation
 from tests.explore.encoded import Encoded
 from tests.explore.expected import check_logprobs, check_prompt_logprobs, expected
-from tests.explore.failing import INJECTED, Failures
+from tests.explore.failing import INJECTED, Failures, wrap_segments
 from tests.explore.groups import Groups
 from tests.explore.invariants import check_invariants
 from tests.explore.proposals import Proposals
@@ -191,7 +191,7 @@ class Run:
             if self.workload.num_steps:
                 assert isinstance(executor.runner, FakeRunner)
                 varied = self.workload.varied_steps
-                self.proposals.append(Proposals(worker.planner, executor.runner, varied, bool(self.groups)))
+                self.proposals.append(Proposals(worker.planner, executor.runner, varied, idle=bool(self.groups)))
             if isinstance(executor.device.schedule, SimulatedStream):  # it sees lengths behind the events it waited for
                 executor.device.schedule.share(executor.future_map.new_seq_lens_buf)
             if self._detector is not None:
@@ -324,15 +324,11 @@ class Run:
             launched = next(each for each in planner.in_flight if each.ticket == plan.ticket)
             members[plan.ticket] = {req.request_id for req in launched.reqs}
 
-        name = "compute" if executor.runner.draft is None else "verify"  # runs the forward that may fail
-        segment = getattr(executor.launcher, name)
-
-        @wraps(segment)
-        def noted(launch: Launch) -> None:
+        def noted(segment: Callable[[Launch], None], launch: Launch) -> None:
             with self.failures.computing(executor, members.pop(launch.ticket)):
                 segment(launch)
 
-        vars(executor.launcher)[name] = noted
+        wrap_segments(executor.launcher, "verify", "compute", noted)  # they run the forward that may fail
         if self.groups is not None:
             self.groups.watch(executor)
         self.failures.watch(executor, members.__getitem__)

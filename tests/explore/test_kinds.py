@@ -19,6 +19,7 @@ from tests.explore.run import Run
 from tests.explore.workload import Arrival, Workload, with_scored_prompts
 from tests.grammars import may_follow, with_grammar
 from tests.ruling import with_rules
+from tests.selecting import broad
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -115,9 +116,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("topology", ("1U", "1P1D"))
-@pytest.mark.parametrize("kind", KINDS)
+TOPOLOGIES = ("1U", "1P1D")
+CASES = [  # of the two topologies, each kind with each draft has one here, the other in `make test-slow`
+    case if (index + number) % 2 == place else broad(case)
+    for index, kind in enumerate(KINDS)
+    for number, draft in enumerate(DRAFTS)
+    for place, topology in enumerate(TOPOLOGIES)
+    for case in ((kind, topology, draft),)
+]
+
+
+@pytest.mark.parametrize(("kind", "topology", "draft"), CASES)
 def test_answers_on_every_schedule(kind: str, topology: str, draft: str) -> None:
     """Clients leave meanwhile, and choices are spilled or begin again. Every second case has the serial twin, too."""
     ask, count, seeds = KINDS[kind]

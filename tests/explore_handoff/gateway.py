@@ -5,8 +5,10 @@ from typing import cast
 
 import zmq
 
-from gateway.routing.control import TICK_S, Control, ControlSocket, Punctuality
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.membership import Membership
+from gateway.routing.punctuality import TICK_S, Punctuality
 from gateway.routing.retries import RetryRules
 from tests.explore_handoff.sockets import SimulatedRouter
 from tests.explore_handoff.workers import GATEWAY_ENDPOINT, Surroundings
@@ -16,7 +18,7 @@ LAUNCH_DEADLINE_S = 3.0
 
 
 class RoutedMessages:
-    """Stands for gateway.control.ControlSocket."""
+    """Stands for ControlSocket."""
 
     is_full = False
 

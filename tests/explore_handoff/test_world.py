@@ -18,7 +18,7 @@ from tests.explore_handoff.scenario import FIRST_WITH_DRAFT, Scenario
 from tests.explore_handoff.world import Violation, World
 from tests.mutants.mutants import MUTANTS
 
-SEEDS = 120  # of each part: fewer miss rare events
+WORLDS = 50  # fewer miss rare events
 DONE = {  # by name in a story, what faults do; each must really happen
     "flush", "found at prefill", "found at decode", "retracted", "spilled", "refused", "overloaded",
     "leaves", "frame lost", "frame twice", "frame damaged", "lost", "full", "killed", "paused", "leaving", "parted",
@@ -68,18 +68,18 @@ def test_worlds_that_notice_every_mutant(part: int) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.timeout(1800)  # a minute on an idle core
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.full)])
-def test_hundreds_of_worlds(part: int) -> None:
+@pytest.mark.timeout(1800)  # half a minute on an idle core; all of them two
+@pytest.mark.parametrize("count", [WORLDS, pytest.param(240, marks=pytest.mark.full)])
+def test_many_worlds(count: int) -> None:
     num_handoffs = 0
     outcomes: Counter[str] = Counter()
     happened: Counter[str] = Counter()
-    for seed in range(1000 + part * SEEDS, 1000 + (part + 1) * SEEDS):
+    for seed in range(1000, 1000 + count):
         found = explored(seed)
         num_handoffs += found.num_handoffs
         outcomes += found.outcomes
         happened += found.happened
-    assert outcomes["done"] > 0.7 * num_handoffs > 5 * SEEDS
+    assert outcomes["done"] > 0.7 * num_handoffs > 5 * count
     assert not DONE - set(happened), "the exploration has lost its point"
 
 

@@ -176,7 +176,7 @@ class WorkerProcess:
             max_graphed=self.runner.max_graphed,
         )
         if speculation is not None:
-            Proposals(self.planner, self.runner, scenario.varied_steps, self.group is not None)
+            Proposals(self.planner, self.runner, scenario.varied_steps, idle=self.group is not None)
         world.vintages.watch(self.planner, lambda: self.instance, is_prefill=role is Role.PREFILL)
         memory = self.executor.kv, self.planner.kv_manager.pages
         if role is Role.DECODE:

@@ -64,8 +64,8 @@ class Deployment:
     def __init__(self, folder: Path, model: Path, topology: str) -> None:
         self.topology = topology
         self.faults, self.temporary = folder / "faults", folder / "temporary"
-        for each in (self.faults, self.temporary):
-            each.mkdir()
+        for fault in (self.faults, self.temporary):
+            fault.mkdir()
         self.num_hits: dict[str, int] = {}  # ends of processes, by role
         self._shared_before = shared_memory()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
@@ -115,14 +115,14 @@ class Deployment:
 
     def pids(self) -> dict[str, int]:
         """Every process by name: "launcher", "gateway", worker ids."""
-        found = {"launcher": self.baton.process.pid}
+        pid_of = {"launcher": self.baton.process.pid}
         for child in self.baton.children():
             if (name := process_name(child)) is not None:
-                found[name] = child.pid
-        for pid in found.values():
+                pid_of[name] = child.pid
+        for pid in pid_of.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._ever.add(psutil.Process(pid))
-        return found
+        return pid_of
 
     def expect_hit(self, proof: Proof, number: signal.Signals) -> None:
         """The signal did what it does."""
@@ -157,9 +157,9 @@ class Deployment:
 
     def expect_end(self, status: int) -> None:
         """The launcher has ended, or does so now, and took everything with it."""
-        found = self.baton.process.wait(PATIENCE_S)
+        exit_status = self.baton.process.wait(PATIENCE_S)
         self._close_pipes()
-        assert found == status, self.baton.log_text()[-3000:]
+        assert exit_status == status, self.baton.log_text()[-3000:]
         self._expect_nothing_left()
 
         assert wait_until(lambda: not any(map(is_alive, self._ever))), f"left behind: {self._ever}"

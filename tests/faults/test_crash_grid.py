@@ -89,8 +89,8 @@ def expect_survival(cell: Cell, lender: Lender, topology: str, allowed: set[str]
     assert verdict in allowed, f"{verdict}: {client.error or client.cut}"
     assert took <= stretched(LIMIT_S + (PAUSED_S if cell.fault == "stop" else 0.0)), f"{verdict} after {took:.1f} s"
 
-    assert all(each.has_ended() for each in company)
-    assert {each.verdict(RUNNER.expected_tokens) for each in company} <= {"exact", *allowed}
+    assert all(other.has_ended() for other in company)
+    assert {other.verdict(RUNNER.expected_tokens) for other in company} <= {"exact", *allowed}
     if cell.ends_all:
         deployment.expect_end(-signal.SIGKILL if cell.fault == "kill" else 0)
     elif cell.leaves:

@@ -15,8 +15,7 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
-from gateway.dialects.openai.routes import openai_call
+from gateway.dialects.openai.routes import CHATS, COMPLETIONS, openai_call
 from gateway.dialects.sglang.routes import native_call
 from gateway.generation.translate import Translator
 from gateway.http.errors import error_response
@@ -62,7 +61,7 @@ def body_of(parse: Callable[..., Call], raw: bytes) -> str:
 
 def read_body(raw: bytes) -> str:
     """The first byte says which route it came to."""
-    routes = (partial(openai_call, CompletionRequest), partial(openai_call, ChatRequest), native_call)
+    routes = (partial(openai_call, COMPLETIONS), partial(openai_call, CHATS), native_call)
     return body_of(routes[raw[0] % 3] if raw else routes[0], raw[1:])
 
 

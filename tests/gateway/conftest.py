@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -17,6 +18,8 @@ from runtime.clock import MonotonicClock
 from runtime.settings import GatewaySettings
 from testkit.fake_worker import PATIENCE_S, Behaviour, FakeWorker
 from tests.gateway.folders import byte_tokenizer, write_folder
+
+LOOK_S = 0.02  # between two looks for workers that are lost: a test that loses some waits for them
 
 
 class Setting:
@@ -93,18 +96,19 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Setting]:
     wanted |= {"silence_limit_s": 600, **options}  # a busy machine's heartbeats come late
     settings = GatewaySettings(**wanted)
     gateway = Gateway(settings, MonotonicClock())
-    serving = asyncio.create_task(gateway.serve())
     workers: list[FakeWorker] = []
-    try:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S, verify=False) as client:
-            setting = Setting(gateway, client)
-            workers = setting.workers
-            yield setting
-    finally:
-        for worker in workers:
-            await worker.stop()
-        gateway.stop()
-        await serving
+    with patch("gateway.routing.punctuality.TICK_S", LOOK_S):
+        serving = asyncio.create_task(gateway.serve())
+        try:
+            async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S, verify=False) as client:
+                setting = Setting(gateway, client)
+                workers = setting.workers
+                yield setting
+        finally:
+            for worker in workers:
+                await worker.stop()
+            gateway.stop()
+            await serving
 
 
 @pytest.fixture

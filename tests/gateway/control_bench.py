@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import cast
 
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.members import WorkerKey
 from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules
@@ -21,8 +22,8 @@ from protocol.messages_gateway import (
     ToWorker,
 )
 from tests.doubles.clock import VirtualClock
+from tests.gateway.client import Client
 from tests.gateway.worker_ends import WorkerEnds, register
-from tests.retry.controlled import Client
 
 PROMPT = (1, 2, 3)
 

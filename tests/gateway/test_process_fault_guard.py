@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.openai.write import EventWriter, ResponseHead
+from gateway.dialects.openai.write import BodyWriter, EventWriter
 from gateway.generation.translate import Translator
 from protocol.messages_gateway import Role
 from tests.gateway.conftest import Setting, events, wait_until
@@ -40,7 +40,7 @@ def one_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("owner", "method", "stream"),
-    [(Translator, "prompts", False), (ResponseHead, "whole_choice", False), (Translator, "prompts", True)],
+    [(Translator, "prompts", False), (BodyWriter, "body", False), (Translator, "prompts", True)],
 )
 async def test_before_the_answer(
     setting: Setting,
@@ -74,7 +74,7 @@ async def test_in_mid_stream(
     await setting.add(Role.UNIFIED)
     bug = Bug()
     with monkeypatch.context() as patch:
-        patch.setattr(EventWriter, "usage_event", bug)
+        patch.setattr(EventWriter, "last", bug)
         response = await setting.complete("x", max_tokens=3, stream=True, stream_options={"include_usage": True})
     assert bug.num_raised == 1 and response.status_code == 200
     *chunks, last = events(response.text)

@@ -292,7 +292,7 @@ def test_two_workers_on_one_device(tmp_path: Path, backend: str) -> None:
     prompts = [[(5 * index + 3 * at) % 200 for at in range(3 + 23 * index)] for index in range(6)]
     with BatonProcess("serve", "--model", str(PROJECT / "models/story"), *flags.split(), log=tmp_path / "log") as baton:
         answers = [baton.tokens(prompt, max_tokens=16, temperature=0) for prompt in prompts]
-        met = {each["id"]: each["transfer"] for each in baton.workers()}
+        met = {worker["id"]: worker["transfer"] for worker in baton.workers()}
         assert met["decode-0"] == {"prefill-0": "zmq" if backend == "zmq" else "cuda_ipc"}
         assert baton.wait_for_rest()
     runner = ModelRunner.load(PROJECT / "models/story", device="cuda", dtype="float32", context_length=512)

@@ -71,7 +71,7 @@ def test_a_fake_draft_keeps_every_right_proposal(
     seen = [Proposals(planner, runner) for planner in planners]
     expected = [runner.expected_tokens(prompt, GREEDY.max_tokens) for prompt in prompts(runner.vocab_size)]
     assert answers(cluster, runner.vocab_size) == expected
-    assert sum(each.num_kept for each in seen) > 40
+    assert sum(proposal.num_kept for proposal in seen) > 40
 
 
 def real_runner(kind: str, folder: Path, device: str) -> ModelRunner:

@@ -5,7 +5,7 @@ import pytest
 from scheduler.execution.streams import InlineStream
 from scheduler.planning.spills import Costs
 from tests.cluster import Cluster
-from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of, reference
+from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import FailAt
 
@@ -52,25 +52,6 @@ def test_kv_of_preempted_choices_waits_in_host_memory(topology: str, num_tokens:
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_clients_leave_while_their_kv_is_in_host_memory(topology: str) -> None:
-    """At every step from the first spill on, in a cluster of its own."""
-    for num_steps in range(0, 40, 3):
-        cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
-        for index in range(5):
-            cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(60), 2)
-        cluster.run(until=lambda cluster=cluster: num_spills(cluster) > 1)  # type: ignore[misc]
-        for _ in range(num_steps):
-            cluster.turn()
-        for index in range(4):
-            cluster.cancel(f"r{index}", -1 if index % 2 else 0)
-        cluster.run()
-        for index in range(0, 5, 2):
-            tokens, reason = reference(prompt_of(f"r{index}", 20), greedy(60))
-            assert (cluster.answers[f"r{index}", 1].ids, cluster.answers[f"r{index}", 1].finish) == (tokens, reason)
-        expect_rest(cluster)
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
 def test_a_new_gateway_leaves_nothing_in_host_memory(topology: str) -> None:
     cluster = make_cluster(topology, page_size=4, num_pages=1 + 40, num_host_pages=1 + 200)
     for index in range(5):
@@ -96,37 +77,11 @@ def test_a_launch_that_fails_takes_kv_from_host_memory_with_it() -> None:
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("topology,page_size", SHAPES)
-def test_choices_of_one_prompt_are_preempted_one_by_one(topology: str, page_size: int) -> None:
-    cluster = make_cluster(topology, page_size=page_size, num_pages=1 + 200 // page_size)
-    load(cluster, {f"r{index}": (9 + index, 40, 3) for index in range(6)})
-    assert cluster.num_preempted > 0
-
-
 @pytest.mark.parametrize("caches", [True, False])
 def test_a_margin_makes_those_who_wait_wait_and_preempt_nobody(caches: bool) -> None:
     cluster = make_cluster("1U", page_size=4, num_pages=1 + 40, margin=60, caches=caches)
     load(cluster, {f"r{index}": (20, 60, 1) for index in range(8)})
     assert cluster.num_preempted == 0
-
-
-def test_one_request_may_fill_the_whole_pool() -> None:
-    cluster = make_cluster("1P1D", page_size=4, num_pages=1 + 20)
-    load(cluster, {"a": (20, 61, 1), "b": (20, 61, 1)})
-    assert len(cluster.answers["b", 0].ids) == 61
-
-
-def test_short_answers_leave_room_for_more_than_their_limits_would() -> None:
-    """Six chats that may take all of the pool run at once, as they end early."""
-    cluster = make_cluster("1U", page_size=4, num_pages=1 + 64, margin=16)
-    (worker,) = cluster.unifieds
-    for index in range(6):
-        cluster.assign(f"r{index}", prompt_of(f"r{index}", 20), greedy(200))
-    cluster.run(until=lambda: worker.planner.roster.num_going_on >= 4)
-    for index in range(6):
-        cluster.cancel(f"r{index}")
-    cluster.run()
-    expect_rest(cluster)
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])

@@ -18,7 +18,6 @@ from tests.cluster import Cluster
 from tests.decode.driving import expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.backend_inproc import InprocNetwork
 
-PAGE = 4
 SYSTEM = prompt_of("system", 40)
 
 
@@ -119,14 +118,6 @@ def test_salts_share_nothing(served: tuple[Cluster, Computed]) -> None:
     assert cluster.cached == {"d": 36}
 
 
-def test_a_pool_that_is_full_of_cached_pages_takes_every_prompt(served: tuple[Cluster, Computed]) -> None:
-    cluster, _ = served
-    for index in range(40):  # 40 x 15 pages, and the pool has 255
-        serve(cluster, f"r{index}", SYSTEM[: index % 5 * 8] + prompt_of(f"r{index}", 56 - index % 5 * 8))
-    cluster.check()
-    assert all(worker.planner.kv_manager.counts().cached > 200 for worker in cluster.computing)
-
-
 def served_together(cluster: Cluster, prompts: dict[str, list[int]]) -> None:
     for name, prompt in prompts.items():
         cluster.assign(name, prompt, greedy(5))
@@ -142,14 +133,6 @@ def test_a_prompt_waits_for_another_one_that_begins_alike_and_is_being_computed(
     served_together(cluster, {name: [*SYSTEM, ord(name)] for name in "abc"})
     assert computed.num_tokens == 41 + 1 + 1
     assert cluster.cached == {"b": 40, "c": 40}
-
-
-def test_a_prompt_does_not_wait_for_one_of_another_salt(served: tuple[Cluster, Computed]) -> None:
-    cluster, computed = served
-    for salt in "ab":
-        cluster.assign(salt, SYSTEM, greedy(5), cache_salt=salt)
-    cluster.run()
-    assert computed.num_tokens == 2 * 40 and cluster.cached == {}
 
 
 def test_prompts_that_are_computed_at_the_same_time_keep_one_copy(served: tuple[Cluster, Computed]) -> None:
@@ -194,28 +177,6 @@ def test_work_begun_before_a_flush_is_not_cached(served: tuple[Cluster, Computed
     expect_exact(cluster, "a", SYSTEM, greedy(5))
     assert worker.planner.kv_manager.counts().cached == 0
     expect_rest(cluster)
-
-
-def test_a_request_that_was_cancelled_adds_nothing_wrong(served: tuple[Cluster, Computed]) -> None:
-    cluster, _ = served
-    worker = cluster.computing[0]
-    cluster.assign("a", SYSTEM, greedy(5))
-    cluster.run(until=lambda: bool(worker.planner.in_flight))
-    cluster.cancel("a")
-    serve(cluster, "b", SYSTEM)
-    serve(cluster, "c", [*SYSTEM, 7])
-    assert cluster.cached["c"] == 40
-
-
-def test_a_conversation_computes_only_its_last_turn_in_one_process() -> None:
-    computed = Computed()
-    cluster = make_cluster("1U", caches=True, wrap=computed.wrap)
-    history = list(SYSTEM)
-    for turn in range(5):
-        history += prompt_of(f"turn{turn}", 6)
-        history += serve(cluster, f"t{turn}", history, max_tokens=8)
-    # Each turn computes its 6 tokens, the last output, whose KV nobody wrote, and a page that was not full.
-    assert computed.num_tokens <= 40 + 5 * (6 + 1 + PAGE - 1)
 
 
 def test_pages_of_the_cache_that_are_being_sent_are_not_evicted_and_nobody_waits_for_ever() -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from model.inputs import ModelInput
 from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import FirstToken, PromptLogprobs, ToGateway, Tokens
 from tests.cluster import Cluster
@@ -20,8 +19,8 @@ both = pytest.mark.parametrize("topology", ["1U", "1P1D"])
 
 
 def check(cluster: Cluster, name: str, asked: PromptLogprobsAsked = ASKED) -> None:
-    found = cluster.prompts[name].found
-    check_prompt_logprobs([found[place] for place in sorted(found)], tuple(PROMPT), asked, is_whole=True)
+    logprobs_at = cluster.prompts[name].found
+    check_prompt_logprobs([logprobs_at[index] for index in sorted(logprobs_at)], tuple(PROMPT), asked, is_whole=True)
 
 
 @both
@@ -34,7 +33,9 @@ def test_each_chunk_is_told_before_the_answer(topology: str) -> None:
     check(cluster, "a")
     expect_exact(cluster, "a", PROMPT, PARAMS, 2)
     firsts = [
-        isinstance(each, PromptLogprobs) for each in told if isinstance(each, PromptLogprobs | FirstToken | Tokens)
+        isinstance(message, PromptLogprobs)
+        for message in told
+        if isinstance(message, PromptLogprobs | FirstToken | Tokens)
     ]
     assert firsts[:6] == [True] * 5 + [False] and firsts.count(True) == 5, (
         "30 tokens in chunks of 7, once for 2 choices"
@@ -85,35 +86,3 @@ def test_one_that_asks_does_not_wait_for_the_cache(topology: str) -> None:
     cluster.close()
     check(cluster, "b")
     assert "ab" in together and "abc" not in together
-
-
-@both
-def test_a_launch_fails_and_the_next_one_does_not(topology: str) -> None:
-    """With overlap the next chunk is on its way. It is not told, because the tokens before it are missing."""
-    seen = list[int]()
-
-    def failing(inp: ModelInput) -> None:
-        seen.append(len(seen))
-        if len(seen) == 2:
-            raise RuntimeError("a forward fails")
-
-    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=failing)
-    cluster = make_cluster(topology, runner)
-    cluster.assign("a", PROMPT, PARAMS, prompt_logprobs=ASKED)
-    cluster.run()
-    cluster.close()
-    assert "a forward fails" in cluster.failures["a"].message
-    assert sorted(cluster.prompts["a"].found) == list(range(1, 8)), "those of the first chunk"
-
-
-@both
-def test_a_client_that_leaves(topology: str) -> None:
-    cluster = make_cluster(topology)
-    cluster.assign("a", PROMPT, PARAMS, 2, prompt_logprobs=ASKED)
-    cluster.assign("b", PROMPT, PARAMS, 1, prompt_logprobs=ASKED)
-    cluster.run(until=lambda: len(cluster.prompts["a"].found) > 7)
-    cluster.cancel("a")
-    cluster.run()
-    cluster.close()
-    check(cluster, "b")
-    assert not cluster.failures

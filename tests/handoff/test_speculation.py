@@ -15,7 +15,7 @@ from tests.decode.driving import VOCAB, Phase, drive_to, expect_rest, make_clust
 from tests.doubles.hash_model import FakeRunner
 from tests.explore.expected import expected
 from tests.explore.proposals import Proposals
-from tests.selecting import broad
+from tests.selecting import full
 from transfer.landing.transfer import Delivered, FirstFrame, LastInDoubt, TransferFailed
 
 RUNNER = FakeRunner(vocab_size=VOCAB, context_length=256, draft_seed=1)
@@ -52,7 +52,8 @@ class Served:
         if runner.num_draft_layers > 1:
             more = {"num_steps": runner.num_draft_layers} | more
         self.cluster: Cluster = make_cluster(topology, runner, **more)
-        self.proposals = [Proposals(worker.planner, runner, varied) for worker in self.cluster.decodes.values()]
+        planners = [worker.planner for worker in self.cluster.decodes.values()]
+        self.proposals = [Proposals(planner, runner, varied, rests=False) for planner in planners]
 
     def serve(self, *requests: Asked) -> None:
         """See `served`."""
@@ -60,7 +61,7 @@ class Served:
 
     def expect_kept(self, at_least: int) -> None:
         """So many proposals were right, and nothing is left in memory. Ends the cluster."""
-        assert sum(each.num_kept for each in self.proposals) >= at_least
+        assert sum(proposal.num_kept for proposal in self.proposals) >= at_least
         expect_rest(self.cluster)
 
 
@@ -106,18 +107,6 @@ def test_tokens_and_proposals_are_those_of_one_worker(kind: str) -> None:
 
 @pytest.mark.parametrize("runner", [RUNNER, TWO, THREE])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_choices_do_not_share_what_their_first_tokens_decide(page_size: int, runner: FakeRunner) -> None:
-    it = Served(runner=runner, page_size=page_size, num_pages=1024)
-    for length in range(4, 10):
-        params = SamplingParams(max_tokens=14, temperature=HOT, seed=length)
-        it.serve((f"r{length}", prompt_of("one", length), params, 4))
-        firsts = {it.cluster.answers[f"r{length}", choice].ids[0] for choice in range(4)}
-        assert len(firsts) > 1, "the test would show nothing"
-    it.expect_kept(40)
-
-
-@pytest.mark.parametrize("runner", [RUNNER, TWO, THREE])
-@pytest.mark.parametrize("page_size", [1, 4])
 def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: FakeRunner) -> None:
     """At both workers. The second prompt goes on differently after 16 tokens, and so does the third after 15."""
     it = Served(runner=runner, caches=True, page_size=page_size, num_pages=1024)
@@ -133,37 +122,6 @@ def test_a_hit_leaves_out_what_depends_on_other_tokens(page_size: int, runner: F
     it.serve(("next turn", [*answered, 5, 6], params, 1))
     assert it.cluster.cached["next turn"] >= (len(start) - runner.num_draft_layers) // page_size * page_size
     it.expect_kept(40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runner", "tree"), [(RUNNER, (1, 0)), (THREE, (1, 0)), broad((RUNNER, (3, 8))), broad((TWO, (1, 0)))]
-)
-@pytest.mark.parametrize("overlap", [True, broad(False)])
-@pytest.mark.parametrize("num_host_pages", [0, broad(200)])
-def test_proposals_of_choices_that_were_preempted(
-    num_host_pages: int, overlap: bool, runner: FakeRunner, tree: tuple[int, int]
-) -> None:
-    """They begin again at prefill, or come back from host memory: then one step is without a draft."""
-    it = Served(runner=runner, num_pages=1 + 40, num_host_pages=num_host_pages, overlap=overlap, tree=tree)
-    params = SamplingParams(max_tokens=60, temperature=0.7)
-    it.serve(*((f"r{index}", prompt_of(f"r{index}", 20), params, 1 + index % 2) for index in range(8)))
-    (decode,) = it.cluster.decodes.values()
-    spills = decode.planner.spills.counters["spills"]
-    assert spills > 0 if num_host_pages else it.cluster.num_preempted > 0, "the pool is too large to show anything"
-    it.expect_kept(100)
-
-
-@pytest.mark.parametrize("runner", [RUNNER, THREE])
-@pytest.mark.parametrize("num_replayed", [1, 5])
-def test_a_retry_goes_on_with_proposals(num_replayed: int, runner: FakeRunner) -> None:
-    it = Served(runner=runner)
-    prompt, params = prompt_of("r", 18), SamplingParams(max_tokens=20, temperature=0.7, seed=3)
-    tokens, _ = expected(tuple(prompt), params, 0)
-    it.cluster.assign("r", prompt, params, replayed=tokens[:num_replayed])
-    it.cluster.run()
-    expect(it.cluster, ("r", prompt, params, 1))
-    it.expect_kept(5)
 
 
 OTHERS = {
@@ -189,8 +147,15 @@ def test_a_prefill_worker_with_another_draft_is_refused(other: str, says: str) -
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("lacking", ["prefill", "decode", "neither"])
-@pytest.mark.parametrize("kind", ["plain", "mirrored", "serial", "other pages at decode", "host memory", "trees"])
+LACKING = ("prefill", "decode", "neither")
+PAIRS = [  # each side of the plain kind; of the others, one each
+    (lacking, kind) if kind == "plain" or (index + place) % len(LACKING) == 0 else full((lacking, kind))
+    for index, kind in enumerate(("plain", "mirrored", "serial", "other pages at decode", "host memory", "trees"))
+    for place, lacking in enumerate(LACKING)
+]
+
+
+@pytest.mark.parametrize(("lacking", "kind"), PAIRS)
 def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: str, kind: str) -> None:
     options = {"num_pages": 1 + 40, "num_host_pages": 200} if kind == "host memory" else KINDS[kind]
     other = OTHERS["another draft" if lacking == "neither" else "no draft"]
@@ -206,17 +171,6 @@ def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: s
     expect_rest(cluster)
 
 
-@pytest.mark.parametrize("other", [*OTHERS.values(), RUNNER])
-def test_so_do_requests_at_a_decode_worker_with_several_draft_layers(other: FakeRunner) -> None:
-    three = replace(THREE, draft_seed=3)
-    cluster = make_cluster("1P1D", three, prefill_runner=other, may_lack_draft=True, caches=True, num_host_pages=200)
-    params = SamplingParams(max_tokens=24, temperature=0.0)
-    served(cluster, *((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 2) for index in range(6)))
-    (decode,) = cluster.decodes.values()
-    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
-    expect_rest(cluster)
-
-
 def test_kv_that_lacks_the_drafts_is_found_by_nobody() -> None:
     """The next request of a whole pair would find it, and its proposals would be wrong."""
     it = Served(may_lack_draft=True, caches=True)
@@ -227,7 +181,7 @@ def test_kv_that_lacks_the_drafts_is_found_by_nobody() -> None:
     cluster.assign("blind", prompt, params)
     cluster.run()
     assert tuple(cluster.answers["blind", 0].ids) == tokens
-    assert sum(each.num_checked for each in it.proposals) == 0, "nothing was proposed"
+    assert sum(proposal.num_checked for proposal in it.proposals) == 0, "nothing was proposed"
 
     del cluster.prefills[150]
     cluster.prefills[100] = whole

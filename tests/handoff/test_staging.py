@@ -135,7 +135,7 @@ def test_each_layer_is_staged_behind_the_forward_that_writes_it(monkeypatch: pyt
 
     # The forward stream uses the page numbers: their memory is not given away before it is done.
     launch_of = executor.launches[0]
-    assert any(each is launch_of.written_pages_N for each in launch_of.tensors)
+    assert any(tensor is launch_of.written_pages_N for tensor in launch_of.tensors)
     stream.record().synchronize()
     cluster.run()
     cluster.check()

@@ -4,15 +4,11 @@ Pools are tight, so requests queue for pages, rows and credit; some leave at ran
 """
 
 import random
-import threading
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from model.inputs import ModelInput
 from protocol.kv_layout import pages_for_choices
 from protocol.messages_gateway import FirstToken, SamplingParams, ToGateway, Tokens, finish_reason
 from tests.cluster import Cluster
@@ -47,39 +43,12 @@ class Arrival:
     cancels: tuple[Cancel, ...]
 
 
-class SlowDecode:
-    """Holds each decode launch back until a random turn, however much happens meanwhile: prompts, landings, cancels."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._waiting = threading.Semaphore(0)
-        self._opened = threading.Semaphore(0)
-        self._is_over = False
-
-    def before_forward(self, inp: ModelInput) -> None:
-        """On the forward thread."""
-        if inp.num_decodes and not self._is_over:
-            self._waiting.release()
-            self._opened.acquire()
-
-    def turn(self, idle: bool) -> None:
-        """On the main thread: lets a launch go, rarely. With nothing to do, it first waits for one to be held back."""
-        if self._waiting.acquire(timeout=0.001 if idle else 0):
-            (self._opened if self._rng.random() < 0.05 else self._waiting).release()
-
-    def end(self) -> None:
-        """Holds nothing back any more."""
-        self._is_over = True
-        self._opened.release(1000)
-
-
 @dataclass
 class Traffic:
     """Runs arrivals through a cluster and counts what the gateway would see."""
 
     cluster: Cluster
     arrivals: list[Arrival]
-    slow: SlowDecode | None = None
     finishes: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # (message, request, choice)
     left: dict[str, set[int]] = field(default_factory=dict)  # choices cancelled before their end was known
 
@@ -95,11 +64,9 @@ class Traffic:
                 self.cluster.assign(arrival.name, arrival.prompt, arrival.sampling, arrival.n)
                 leaving.extend((turn + cancel.steps, arrival, cancel) for cancel in arrival.cancels)
                 next_turn = turn + (coming[-1].pause if coming else 0)
-            leaving = [each for each in leaving if not self._cancel_if_due(turn, *each)]
+            leaving = [leaver for leaver in leaving if not self._cancel_if_due(turn, *leaver)]
             idle = 0 if self.cluster.turn() else idle + 1
-            if self.slow is not None:
-                self.slow.turn(idle > 0)
-            elif idle:
+            if idle:
                 self._wait_for_a_launch()
             assert idle < 20_000, "the cluster hangs"
             turn += 1
@@ -198,51 +165,13 @@ def check_random_traffic(rng: random.Random, num_requests: int, topology: str, p
     )
     max_pause = rng.choice((0, 3, 30))
     arrivals = [draw_arrival(rng, index, max_pause) for index in range(num_requests)]
-    return check_traffic(Traffic(cluster, arrivals))
-
-
-def check_traffic(traffic: Traffic) -> Traffic:
-    """Runs and checks."""
+    traffic = Traffic(cluster, arrivals)
     try:
         traffic.run()
     finally:
-        if traffic.slow is not None:
-            traffic.slow.end()
-        traffic.cluster.close()
+        cluster.close()
     traffic.check()
     return traffic
-
-
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-@pytest.mark.parametrize("choice", [0, 1])
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 8])
-@pytest.mark.parametrize("ends_at_once", [True, False])
-def test_one_choice_of_two_leaves(topology: str, choice: int, turns: int, ends_at_once: bool) -> None:
-    """While it waits for pages, for its prompt or in the batch; the other may end at the very first token."""
-    prompt = list(range(20))
-    first, *_ = RUNNER.expected_tokens(prompt, 1)
-    long = SamplingParams(max_tokens=20, temperature=0.0)
-    stopping = SamplingParams(max_tokens=6, temperature=0.0, stop_token_ids=(first,) if ends_at_once else ())
-    for before in (0, 1):  # with one before it, there are no pages for it at first
-        arrivals = [Arrival("before", [1] * 60, long, 1, 0, ())] * before
-        cancel = Cancel(choice, turns, 0)
-        arrivals.append(Arrival("it", prompt, stopping, 2, 0, (cancel,)))
-        cluster = Cluster(RUNNER, topology, page_size=16, chunk_size=8, num_pages=1 + 5 + (1 - before))
-        check_traffic(Traffic(cluster, arrivals))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["1P1D", "2P2D", "1U"])
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("seed", first(1, range(2)))
-def test_memory_is_not_reused_under_a_slow_launch(topology: str, page_size: int, seed: int) -> None:
-    """With overlap a launch still computes what has ended meanwhile, and writes its KV: into pages of nobody else."""
-    rng, slow = random.Random(seed), SlowDecode(seed)
-    runner = replace(RUNNER, before_forward=slow.before_forward)
-    largest = max(pages_for_choices(p, p + MAX_TOKENS - 1, MAX_N, page_size) for p in range(1, MAX_PROMPT + 1))
-    cluster = Cluster(runner, topology, page_size=page_size, chunk_size=0, num_pages=largest + 1, max_requests=8)
-    arrivals = [draw_arrival(rng, index, 3) for index in range(40)]
-    check_traffic(Traffic(cluster, arrivals, slow=slow))
 
 
 @pytest.mark.parametrize("topology", first(3, TOPOLOGIES))
@@ -268,10 +197,3 @@ def check_five_hundred(seed: int) -> None:
     rng = random.Random(seed)
     traffic = check_random_traffic(rng, 500, TOPOLOGIES[seed % len(TOPOLOGIES)], rng.choice((1, 5, 16)))
     assert sum(map(bool, traffic.left.values())) > 50
-
-
-@pytest.mark.slow
-@settings(max_examples=15)
-@given(rng=st.randoms(use_true_random=False), topology=st.sampled_from(TOPOLOGIES), page_size=st.integers(1, 20))
-def test_any_traffic(rng: random.Random, topology: str, page_size: int) -> None:
-    check_random_traffic(rng, 12, topology, page_size)

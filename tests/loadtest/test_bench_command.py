@@ -97,11 +97,11 @@ async def test_a_sweep_tries_rates_and_tells_what_it_found(tmp_path: Path) -> No
         said = io.StringIO()
         search = Search(first_rate=200.0, burstiness=1.0, target_share=0.9, most_runs=3, precision=1.1)
         assert await Session(asked, ["sweep"], Console(file=said, width=160), search).run() == 0
-    found = "up to 800 a second, the largest rate that was tried, 90% of the requests meet ttft:60000"
-    assert found in said.getvalue() and "run 3: 800 a second (Poisson)" in said.getvalue()
-    assert json.loads((tmp_path / "report.json").read_text())["sweep"] == [found]
+    conclusion = "up to 800 a second, the largest rate that was tried, 90% of the requests meet ttft:60000"
+    assert conclusion in said.getvalue() and "run 3: 800 a second (Poisson)" in said.getvalue()
+    assert json.loads((tmp_path / "report.json").read_text())["sweep"] == [conclusion]
     page = (tmp_path / "report.html").read_text()
-    assert found in page and "Share that meets the objectives" in page
+    assert conclusion in page and "Share that meets the objectives" in page
 
 
 async def test_an_endpoint_that_is_down_is_one_sentence() -> None:

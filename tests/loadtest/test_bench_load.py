@@ -38,10 +38,10 @@ def test_a_ramp_lasts_as_long_as_its_prompts(strategy: str, over_s: float) -> No
 
 
 def test_random_work_has_the_lengths_asked_for() -> None:
-    found = load("--random-input-len 100 --random-range-ratio 0.5 --random-prefix-len 9 --num-prefixes 3 --num-turns 2")
-    assert isinstance(found.work, RandomWork)
-    assert (found.work.prompt.ratio, found.work.prefix_tokens, found.work.num_prefixes) == (0.5, 9, 3)
-    assert found.work.num_turns == Lengths("fixed", 2) and not found.work.as_text
+    made = load("--random-input-len 100 --random-range-ratio 0.5 --random-prefix-len 9 --num-prefixes 3 --num-turns 2")
+    assert isinstance(made.work, RandomWork)
+    assert (made.work.prompt.ratio, made.work.prefix_tokens, made.work.num_prefixes) == (0.5, 9, 3)
+    assert made.work.num_turns == Lengths("fixed", 2) and not made.work.as_text
     chat = load("--backend openai-chat")
     assert isinstance(chat.work, RandomWork) and chat.work.as_text
 
@@ -50,9 +50,9 @@ def test_a_trace_brings_its_arrivals_and_fits_the_model(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     line = {"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [1, 2]}
     path.write_text("\n".join(json.dumps({**line, "timestamp": number * 1000}) for number in range(3)))
-    found = load(f"--dataset-name mooncake --dataset-path {path} --time-scale 2", context=300)
-    assert found.arrivals == Replay([0.0, 1.0, 2.0], 2.0) and found.num_conversations is None
-    [turn] = next(found.conversations(0)).turns
+    made = load(f"--dataset-name mooncake --dataset-path {path} --time-scale 2", context=300)
+    assert made.arrivals == Replay([0.0, 1.0, 2.0], 2.0) and made.num_conversations is None
+    [turn] = next(made.conversations(0)).turns
     assert len(turn.said) < 300
     [longer] = next(
         load(f"--dataset-name mooncake --dataset-path {path} --max-model-len 600", 300).conversations(0)
@@ -63,8 +63,8 @@ def test_a_trace_brings_its_arrivals_and_fits_the_model(tmp_path: Path) -> None:
 def test_prompts_of_a_file_have_the_length_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     path.write_text("hello\nthere\n")
-    found = load(f"--dataset-name prompts --dataset-path {path} --output-len 9 --cancel-share 1 --think-time 1")
-    conversation = next(found.conversations(0))
+    made = load(f"--dataset-name prompts --dataset-path {path} --output-len 9 --cancel-share 1 --think-time 1")
+    conversation = next(made.conversations(0))
     assert conversation.turns[0].max_tokens == 9 and conversation.turns[0].cancel_after and conversation.pause_s > 0
 
 

@@ -17,12 +17,12 @@ SMALL: dict[str, Any] = {**CONFIG, "vocab_size": 64, "hidden_size": 32, "interme
 def test_every_tensor_is_there_in_bfloat16(tmp_path: Path) -> None:
     write_model(tmp_path / "m", SMALL)
     with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-    assert len(found) == 3 + 2 * 11
-    assert all(tensor.dtype == torch.bfloat16 for tensor in found.values())
-    assert found["model.layers.1.self_attn.k_proj.weight"].shape == (4 * 64, 32)
-    assert found["model.norm.weight"].eq(1).all()
-    spread = found["lm_head.weight"].float().std().item()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    assert len(tensors) == 3 + 2 * 11
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    assert tensors["model.layers.1.self_attn.k_proj.weight"].shape == (4 * 64, 32)
+    assert tensors["model.norm.weight"].eq(1).all()
+    spread = tensors["lm_head.weight"].float().std().item()
     assert spread == pytest.approx(0.02, rel=0.1)
     tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 64
@@ -41,4 +41,4 @@ def test_it_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert bench_model() == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -20,8 +20,8 @@ NUM_BEFORE = 4  # a probe, and a warm-up for each client
 async def test_a_closed_loop_has_so_many_at_a_time_and_all_are_counted() -> None:
     stand_in = StandIn(tokens, pause_s=0.002)
     async with standing_in(stand_in) as server:
-        found = await run_load(server, CLOCK, LOAD)
-    assert (found.figures.endings["done"], failures(found), found.beside) == (12, "", None)
+        measured = await run_load(server, CLOCK, LOAD)
+    assert (measured.figures.endings["done"], failures(measured), measured.beside) == (12, "", None)
     assert stand_in.most_at_once == 3
     warmed, asked = stand_in.bodies[1:NUM_BEFORE], stand_in.bodies[NUM_BEFORE:]
     assert len(asked) == 12
@@ -41,19 +41,19 @@ async def test_a_server_that_does_not_keep_up_fails_and_ends_the_round(monkeypat
         return tokens(body) if len(asked) == 1 else [b": wait\n"] * 10_000
 
     async with standing_in(StandIn(only_the_first, pause_s=0.02)) as server:
-        found = await run_load(server, CLOCK, LOAD)
-    assert failures(found).startswith("12 requests failed: no end within")
+        measured = await run_load(server, CLOCK, LOAD)
+    assert failures(measured).startswith("12 requests failed: no end within")
 
 
 async def test_intruders_come_beside_and_are_counted_apart() -> None:
     stand_in = StandIn(tokens, pause_s=0.02)
     async with standing_in(stand_in) as server:
-        found = await run_load(server, CLOCK, replace(LOAD, intruder_rate=50.0, intruder_tokens=40))
+        measured = await run_load(server, CLOCK, replace(LOAD, intruder_rate=50.0, intruder_tokens=40))
     long = [body for body in stand_in.bodies if len(body["prompt"]) == 40]
-    assert (found.figures.endings["done"], failures(found)) == (12, "")
-    assert found.beside is not None and 0 < found.beside.num_sent <= len(long) - 1  # one warms up
+    assert (measured.figures.endings["done"], failures(measured)) == (12, "")
+    assert measured.beside is not None and 0 < measured.beside.num_sent <= len(long) - 1  # one warms up
     assert all(body["max_tokens"] == 1 for body in long)
-    assert (cells_of(found)["long prompts' TTFT p50"] or 0) > 0
+    assert (cells_of(measured)["long prompts' TTFT p50"] or 0) > 0
 
 
 def test_a_figure_of_too_few_values_has_no_cell() -> None:

@@ -33,32 +33,32 @@ async def measured_on_echo(load: Load) -> Any:
 
 
 async def test_a_run_counts_every_token_and_what_the_server_counts() -> None:
-    found = await measured_on_echo(replace(LOAD, num_warmups=3))
-    assert found.figures.endings == {"done": 20, "failed": 0, "cancelled": 0, "unfinished": 0}
-    assert (found.figures.unit, found.figures.counted_by) == ("tokens", ("token ids",))
-    assert found.progress.num_tokens == 100
-    assert found.counted["pieces_total"] == 100 + PIECES_BESIDE_TOKENS * 20
-    assert found.figures.mean_prompt == 8 and found.figures.ttft_ms.least >= 4
+    run = await measured_on_echo(replace(LOAD, num_warmups=3))
+    assert run.figures.endings == {"done": 20, "failed": 0, "cancelled": 0, "unfinished": 0}
+    assert (run.figures.unit, run.figures.counted_by) == ("tokens", ("token ids",))
+    assert run.progress.num_tokens == 100
+    assert run.counted["pieces_total"] == 100 + PIECES_BESIDE_TOKENS * 20
+    assert run.figures.mean_prompt == 8 and run.figures.ttft_ms.least >= 4
 
 
 async def test_answers_are_compared_with_a_first_pass() -> None:
-    found = await measured_on_echo(replace(LOAD, num_verified=7, cancel_share=0.2))
-    assert 0 < found.exactness.num_compared <= 7 and found.exactness.num_wrong == 0
+    run = await measured_on_echo(replace(LOAD, num_verified=7, cancel_share=0.2))
+    assert 0 < run.exactness.num_compared <= 7 and run.exactness.num_wrong == 0
 
 
 async def test_long_prompts_beside_the_load_are_counted_apart() -> None:
     load = replace(LOAD, intruder_rate=100.0, intruder_tokens=50, num_conversations=60)
-    found = await measured_on_echo(load)
-    assert found.figures.endings["done"] == 60 and found.figures.mean_prompt == 8
-    assert found.beside.mean_prompt == 50 and found.beside.mean_answer == 1
-    assert found.beside.endings["done"] > 3 and sum(found.beside.endings.values()) == found.beside.num_sent
+    run = await measured_on_echo(load)
+    assert run.figures.endings["done"] == 60 and run.figures.mean_prompt == 8
+    assert run.beside.mean_prompt == 50 and run.beside.mean_answer == 1
+    assert run.beside.endings["done"] > 3 and sum(run.beside.endings.values()) == run.beside.num_sent
     assert load.words().endswith("; beside 100 long prompts a second (50 tokens)")
 
 
 async def test_several_turns_have_their_answers() -> None:
     work = replace(WORK, num_turns=Lengths("fixed", 3))
-    found = await measured_on_echo(replace(LOAD, work=work, num_conversations=4, think_s=0.001))
-    assert [each.num_prompt for each in found.records if each.turn == 2] == [8 * 3 + 5 * 2] * 4
+    run = await measured_on_echo(replace(LOAD, work=work, num_conversations=4, think_s=0.001))
+    assert [record.num_prompt for record in run.records if record.turn == 2] == [8 * 3 + 5 * 2] * 4
 
 
 def test_the_window_ends_with_the_answers_the_duration_or_the_stop() -> None:

@@ -27,15 +27,15 @@ def run_at(rate: float, scale: float) -> Measured:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The arguments of each deployment that was started, in place of starting it."""
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
 
     @asynccontextmanager
     async def pretended(arguments: Sequence[str]) -> AsyncIterator[str]:
-        found.append(list(arguments))
-        yield f"http://h:{len(found)}"
+        commands.append(list(arguments))
+        yield f"http://h:{len(commands)}"
 
     monkeypatch.setattr(topologies, "deployed", pretended)
-    return found
+    return commands
 
 
 async def test_each_deployment_is_served_in_turn_into_a_folder_of_its_own(started: list[list[str]]) -> None:
@@ -46,18 +46,18 @@ async def test_each_deployment_is_served_in_turn_into_a_folder_of_its_own(starte
         return 1, [run_at(1.0, 3.0)]
 
     asked = argparse.Namespace(serve=[PAIR, UNIFIED], base_url=None, out="ignored")
-    found = await run_each(asked, sweep, Path("out"))
+    outcomes = await run_each(asked, sweep, Path("out"))
     assert started == [PAIR.split(), UNIFIED.split()]
     assert seen == [("http://h:1", "out/1"), ("http://h:2", "out/2")] and asked.base_url is None
-    assert [(served.serve, served.status) for served in found] == [(PAIR, 1), (UNIFIED, 1)]
+    assert [(served.serve, served.status) for served in outcomes] == [(PAIR, 1), (UNIFIED, 1)]
 
 
 async def test_ctrl_c_ends_them_all(started: list[list[str]]) -> None:
     async def sweep(asked: argparse.Namespace, serve: str) -> tuple[int, list[Measured]]:
         return 130, []
 
-    found = await run_each(argparse.Namespace(serve=[PAIR, UNIFIED]), sweep, None)
-    assert len(found) == len(started) == 1
+    outcomes = await run_each(argparse.Namespace(serve=[PAIR, UNIFIED]), sweep, None)
+    assert len(outcomes) == len(started) == 1
 
 
 def test_the_table_has_the_figures_at_the_largest_good_rate() -> None:

@@ -12,5 +12,5 @@ def rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tor
     dtype: torch.dtype = getattr(torch, request.param)
     if dtype is torch.bfloat16 and not has_fast_bfloat16():
         pytest.skip("this CPU has no instructions for bfloat16")
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: dtype is torch.bfloat16)
+    monkeypatch.setattr("model.packing.has_fast_bfloat16", lambda: dtype is torch.bfloat16)
     return dtype

@@ -74,6 +74,12 @@ def test_groups_hold_everyone_once_and_waste_at_most_half(seq_lens: list[int], m
         assert len(group) == 1 or longest * len(group) <= max_tokens
 
 
+def test_a_group_goes_on_as_far_as_it_may() -> None:
+    assert list(group_by_length([8, 4], 16)) == [[0, 1]], "half as long, and 16 tokens"
+    assert list(group_by_length([8, 3], 16)) == [[0], [1]] and list(group_by_length([8, 4], 15)) == [[0], [1]]
+    assert list(group_by_length([6, 6, 6], 12)) == [[0, 1], [2]]
+
+
 def test_kv_is_not_changed() -> None:
     case = make_case(((9, 9),), (31, 2), page_size=4)
     before = case.kv_layer.clone()

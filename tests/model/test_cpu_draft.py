@@ -47,7 +47,7 @@ def load(folder: Path, algorithm: str, arch: Architecture, has_all: bool, *, in_
     else:
         source = DraftSource(algorithm, make_draft(folder / "draft", target, algorithm, arch, has_all=has_all))
     runner = ModelRunner.load(target, device="cpu", dtype="bfloat16", draft=source, cpu_kernels=in_c)
-    if in_c and not runner.narrow:
+    if in_c and not runner.packing.narrow:
         pytest.skip("this CPU has no instructions for the products")
     return runner
 

@@ -1,4 +1,4 @@
-"""Products with bfloat16 weights: every size, the same bits beside any rows and on any number of threads."""
+"""Products in C: every size, the same bits beside any rows and on any number of threads."""
 
 import subprocess
 import sys
@@ -10,16 +10,20 @@ from torch import Tensor
 
 from model.cpu_build import find_compiler
 from model.cpu_kernels import CpuKernels, load_kernels
-from model.cpu_products import Bfloat16Linear, Threads, pack_bfloat16
+from model.cpu_products import CpuLinear, Threads, in_place, pack_bfloat16
 from model.fake import FakeRunner
 from model.linear import Linear
 from model.passes import TorchPasses
 
 CONFIG = FakeRunner().config
-KINDS = {  # the dtype of rows, and what the compiler is told
-    "float32": (torch.float32, ""),
-    "bfloat16": (torch.bfloat16, ""),
-    "bfloat16 without tiles": (torch.bfloat16, "-DNO_TILES"),
+KINDS = {  # the dtype of rows, whether weights are packed, and what the compiler is told
+    "float32": (torch.float32, True, ""),
+    "bfloat16": (torch.bfloat16, True, ""),
+    "bfloat16 without tiles": (torch.bfloat16, True, "-DNO_TILES"),
+    "float32 in place": (torch.float32, False, ""),
+    "float32 in place, half as wide": (torch.float32, False, "-mno-avx512f"),
+    "float32 in place, without instructions": (torch.float32, False, "-mno-avx512f -mno-fma"),
+    "bfloat16 in place": (torch.bfloat16, False, ""),
 }
 
 
@@ -28,10 +32,14 @@ class Kind:
     """One kind of product on this CPU."""
 
     dtype: torch.dtype
+    is_packed: bool
     kernels: CpuKernels
 
-    def packed(self, linear: Linear, threads: int = 1) -> Bfloat16Linear:
+    def packed(self, linear: Linear, threads: int = 1) -> CpuLinear:
         """`linear` for rows of this kind."""
+        if not self.is_packed:
+            own = Linear(linear.weight_OI.to(self.dtype), linear.bias_O)
+            return in_place(own, self.kernels.library, FixedThreads(threads))
         return pack_bfloat16(linear, self.kernels.library, FixedThreads(threads), self.dtype)
 
     def rows(self, rows: int, inputs: int) -> Tensor:
@@ -41,14 +49,14 @@ class Kind:
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    dtype, told = KINDS[request.param]
+    dtype, is_packed, told = KINDS[request.param]
     with pytest.MonkeyPatch.context() as patch:
         if told:
             patch.setenv("CC", f"{find_compiler()[0]} {told}")
         kernels = load_kernels(CONFIG, dtype, "bfloat16")
-    if not kernels.has_products:
+    if not kernels.has_products and (is_packed or dtype != torch.float32):
         pytest.skip("this CPU has no instructions for them")
-    return Kind(dtype, kernels)
+    return Kind(dtype, is_packed, kernels)
 
 
 SIZES = [  # (outputs, inputs): of one panel, of several, and none that is whole
@@ -158,6 +166,8 @@ def test_what_follows_the_last_input_is_not_read(kind: Kind) -> None:
 def test_a_weight_is_rounded_once(kind: Kind) -> None:
     """One that bfloat16 cannot hold is rounded to it; large ones and signs are kept. Instructions for bfloat16 take
     numbers below 1e-38 for 0."""
+    if not kind.is_packed:
+        pytest.skip("weights in place are not rounded")
     smallest = 1e-40 if kind.dtype == torch.float32 else 1.5e-38
     values = torch.tensor([[1 + 2**-9, 3.0e38, -0.0, smallest]])
     product = kind.packed(Linear(values))
@@ -168,9 +178,13 @@ def test_a_weight_is_rounded_once(kind: Kind) -> None:
 
 def test_memory_that_is_not_contiguous(kind: Kind) -> None:
     linear, x = random_linear(24, 10), kind.rows(10, 8).T
-    columns = Linear(torch.cat((linear.weight_OI, linear.weight_OI), dim=1)[:, 10:])
-    assert torch.equal(kind.packed(columns)(x), kind.packed(linear)(x.contiguous()))
-    assert kind.packed(linear).packed.numel() == 2 * 16 * 32, "two bytes a weight, padded to whole panels and steps"
+    columns = Linear(torch.cat((linear.weight_OI, linear.weight_OI), dim=1).to(kind.dtype)[:, 10:])
+    product = kind.packed(columns)
+    assert torch.equal(product(x), kind.packed(linear)(x.contiguous()))
+    if kind.is_packed:
+        assert product.weight.numel() == 2 * 16 * 32, "two bytes a weight, padded to whole panels and steps"
+    else:
+        assert product.weight.data_ptr() == columns.weight_OI.data_ptr(), "it is no copy"
 
 
 def test_threads_by_rows() -> None:

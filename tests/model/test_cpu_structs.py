@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model.cpu_draft import CDraft, CpuDraft, DraftParts
+from model.cpu_experts import CMixture, CMlp
 from model.cpu_kernels import load_kernels
 from model.cpu_layers import CLayer, CpuLayers, _Decodes, _TokenPlaces
 from model.cpu_products import CLinear
@@ -15,7 +16,15 @@ from model.fake import FakeRunner
 from protocol.errors import InternalError
 
 CONFIG = FakeRunner(head_dim=16).config
-STRUCTS = {"linear": CLinear, "layer": CLayer, "decodes": _Decodes, "draft": CDraft, "token_places": _TokenPlaces}
+STRUCTS = {
+    "linear": CLinear,
+    "mlp": CMlp,
+    "mixture": CMixture,
+    "layer": CLayer,
+    "decodes": _Decodes,
+    "draft": CDraft,
+    "token_places": _TokenPlaces,
+}
 
 
 @pytest.fixture(scope="module")

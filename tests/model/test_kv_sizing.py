@@ -151,6 +151,16 @@ def test_host_memory_that_is_not_there_is_refused(gib: int, available: int) -> N
     assert caught.value.param == "retract_host_gib"
 
 
+def test_host_memory_for_kv_may_be_one_page_and_may_be_all_there_is() -> None:
+    budget = KvBudget(8 * GIB, 1, 0, 0)
+    layout = KvLayout.uniform(
+        num_layers=4, num_kv_heads=2, head_dim=32, page_size=budget.usable_bytes >> 11, dtype="float32"
+    )
+    assert layout.all_page_bytes == budget.usable_bytes >> 11 << 11
+    exact = replace(budget, activation_bytes=budget.usable_bytes - layout.all_page_bytes)
+    assert host_copy_bytes(layout, 8, 1, exact) == layout.all_page_bytes == exact.usable_bytes
+
+
 def test_a_page_larger_than_host_memory_for_it_is_refused() -> None:
     layout = KvLayout.uniform(num_layers=64, num_kv_heads=64, head_dim=128, page_size=4096, dtype="float32")
     with pytest.raises(ConfigError, match="expected at least 16384") as wrong:

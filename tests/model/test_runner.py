@@ -121,20 +121,20 @@ def test_only_bfloat16_on_a_cpu_is_packed_and_only_when_there_is_room(
 ) -> None:
     folder = make_checkpoint(tmp_path / "m", "qwen3")
     shared = ModelRunner.load(folder, device="cpu", dtype="float32")
-    assert not shared.packed and shared.mapped_weight_bytes > 0 and shared.private_weight_bytes == 0
+    assert not shared.packing.packed and shared.mapped_weight_bytes > 0 and shared.private_weight_bytes == 0
     own = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
-    assert own.packed and own.mapped_weight_bytes == 0
+    assert own.packing.packed and own.mapped_weight_bytes == 0
     numbers = shared.mapped_weight_bytes // 4
     of_linears = sum(
         math.prod(shape)
         for name, (_, shape) in own.checkpoint.tensors.items()
         if name.endswith(("proj.weight", "lm_head.weight"))
     )
-    in_float32 = (numbers - of_linears if own.narrow else numbers) if own.widened else 0
+    in_float32 = (numbers - of_linears if own.packing.narrow else numbers) if own.packing.widened else 0
     assert own.private_weight_bytes == 2 * numbers + 2 * in_float32
-    monkeypatch.setattr("model.runner.available_bytes", lambda _: 1 << 16)
+    monkeypatch.setattr("model.packing.available_bytes", lambda _: 1 << 16)
     tight = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
-    assert not tight.packed and not tight.widened and isinstance(tight.decoder.head, Linear)
+    assert not tight.packing.packed and not tight.packing.widened and isinstance(tight.decoder.head, Linear)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -143,9 +143,9 @@ def test_bfloat16_is_computed_in_float32_where_the_cpu_has_no_instructions_for_i
 ) -> None:
     """The pages stay bfloat16, so that such a worker can exchange KV with any other; chunks and decodes read them."""
     folder = make_checkpoint(tmp_path / "m", "qwen3")
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("model.packing.has_fast_bfloat16", lambda: False)
     runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
-    assert runner.widened and runner.dtype == "bfloat16" and runner.decoder.embedding_VE.dtype == torch.float32
+    assert runner.packing.widened and runner.dtype == "bfloat16" and runner.decoder.embedding_VE.dtype == torch.float32
     assert runner.kv_layout(page_size).dtype == "bfloat16"
     prompt = random_prompt(70, 307, 2)
     whole, chunked = (Lanes(runner, page_size).generate(prompt, 24, chunk) for chunk in (None, 32))
@@ -158,7 +158,7 @@ def test_the_last_layer_computes_what_is_wanted_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """Logits of a few rows are those of all rows; nobody wants any of a chunk in the middle."""
-    monkeypatch.setattr("model.runner.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("model.packing.has_fast_bfloat16", lambda: False)
     runner = ModelRunner.load(make_checkpoint(tmp_path / "m", "qwen3"), device="cpu", dtype=dtype)
     lanes = Lanes(runner, 16)
     lane = lanes.lane(random_prompt(20, 307, 0), 1)

@@ -139,13 +139,13 @@ def test_each_rank_holds_its_share_of_the_mlps(tmp_path: Path, dtype: str) -> No
         return ModelRunner.load(folder, device="cpu", dtype=dtype, collectives=ranks)
 
     in_mlps = 3 * 3 * 48 * 96  # layers, linears, sizes
-    item_bytes = 4 if dtype == "float32" or (whole.widened and not whole.narrow) else 2
+    item_bytes = 4 if dtype == "float32" or (whole.packing.widened and not whole.packing.narrow) else 2
     for size in (2, 3):
         for runner in met(size, main):
             both = runner.mapped_weight_bytes + runner.private_weight_bytes
             less = whole.mapped_weight_bytes + whole.private_weight_bytes - both
             assert less == in_mlps * item_bytes * (size - 1) // size
-            assert (runner.packed, runner.widened) == (whole.packed, whole.widened)
+            assert (runner.packing.packed, runner.packing.widened) == (whole.packing.packed, whole.packing.widened)
             assert runner.fingerprint() == whole.fingerprint()
             assert runner.weights_info["ranks"] == size
 

@@ -328,7 +328,7 @@ SCHEDULES = (
     ),
     Mutant(
         "the scheduler waits for lengths that it knows",
-        "DraftLaunches.enqueue",
+        "DraftLaunches._enqueue_draft",
         "self._publishes = proposes",
         "self._publishes = True",
         "nothing was published, so it waits for ever",

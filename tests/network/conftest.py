@@ -32,8 +32,8 @@ class Served:
     def computed_by(self) -> str:
         """The worker that computes the prompt of the next request."""
         stamps = self._complete(timeline=True)["timeline"]
-        (found,) = {stamp["worker"] for stamp in stamps if stamp["name"] == "prompt computed"}
-        return str(found)
+        (worker,) = {stamp["worker"] for stamp in stamps if stamp["name"] == "prompt computed"}
+        return str(worker)
 
     def _complete(self, **body: Any) -> Any:
         return self.gateway.complete(prompt=PROMPT, max_tokens=12, temperature=0, ignore_eos=True, **body)
@@ -61,12 +61,12 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             control = ("--control", f"tcp://{hosts.address(HERE)}:0", "--pairing", "round_robin")
             gateway = BatonProcess("gateway", "--port", "0", *control, *PATIENT, log=folder / "gateway")
             stack.enter_context(gateway)
-            found = re.search(r"tcp://[0-9.]+:\d+", gateway.ready)
-            assert found is not None, gateway.ready
+            match = re.search(r"tcp://[0-9.]+:\d+", gateway.ready)
+            assert match is not None, gateway.ready
 
             started: dict[str, BatonProcess] = {}
             for name in workers:
-                join = ("--gateway", found.group(), "--role", name.split("-", maxsplit=1)[0], "--worker-id", name)
+                join = ("--gateway", match.group(), "--role", name.split("-", maxsplit=1)[0], "--worker-id", name)
                 argv = ("worker", *join, "--workers-on-host", str(len(workers)), *SMALL, *PATIENT)
                 started[name] = BatonProcess(*argv, log=folder / name, inside=hosts.inside(name))
                 stack.enter_context(started[name])

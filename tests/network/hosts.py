@@ -76,14 +76,14 @@ class Hosts:
 
     def flows(self, one: str, other: str) -> set[Flow]:
         """The connections between two hosts that the host which dialled takes for good."""
-        found = set()
+        ports = set()
         for here, there in ((one, other), (other, one)):
             sockets = self._sockets(here)
             listening = {port for port, _, _, state in sockets if state == LISTEN}
             for port, address, far_port, state in sockets:
                 if state == ESTABLISHED and address == self.address(there) and port not in listening:
-                    found.add(Flow(here, port, there, far_port))
-        return found
+                    ports.add(Flow(here, port, there, far_port))
+        return ports
 
     # ---- faults ----
 

@@ -27,7 +27,7 @@ def test_after_a_partition_between_workers_the_peer_carries_its_share(served: Se
         parted = [clients.submit(served.answer) for _ in range(4)]
         pause(seconds)
         served.hosts.heal()
-        answers |= {each.result() for each in parted}
+        answers |= {request.result() for request in parted}
     assert len(answers) == 1
 
     num_retries = served.num_retries()

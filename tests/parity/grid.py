@@ -1,8 +1,9 @@
-"""The parity grid and a pairwise subset of it."""
+"""The parity grid, a pairwise subset of it, and a smaller one."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations, product
+from typing import TypeVar
 
 from testkit.checkpoints import ARCHITECTURES, Architecture
 
@@ -32,7 +33,9 @@ GRID = tuple(
     Combination(*values) for values in product(ARCHITECTURES, TOPOLOGIES, (True, False), PAGE_SIZES, CHUNK_SIZES)
 )
 
+Value = tuple[int, Hashable]
 Pair = tuple[int, Hashable, int, Hashable]
+Part = TypeVar("Part", Value, Pair)
 
 
 def pairs_of(combination: Combination) -> set[Pair]:
@@ -41,17 +44,23 @@ def pairs_of(combination: Combination) -> set[Pair]:
     return {(i, values[i], j, values[j]) for i, j in combinations(range(len(values)), 2)}
 
 
-def pairwise(grid: Sequence[Combination]) -> tuple[Combination, ...]:
-    """A subset in which each pair of values of the grid occurs: greedily, the combination with most new pairs next."""
-    missing = set().union(*map(pairs_of, grid))
+def values_of(combination: Combination) -> set[Value]:
+    """Every parameter with its value."""
+    return set(enumerate(astuple(combination)))
+
+
+def covering(grid: Sequence[Combination], parts_of: Callable[[Combination], set[Part]]) -> tuple[Combination, ...]:
+    """A subset with each part that occurs in the grid: greedily, the combination with most new parts next."""
+    missing = set().union(*map(parts_of, grid))
 
     def picks() -> Iterator[Combination]:
         while missing:
-            best = max(grid, key=lambda each: len(pairs_of(each) & missing))
-            missing.difference_update(pairs_of(best))
+            best = max(grid, key=lambda each: len(parts_of(each) & missing))
+            missing.difference_update(parts_of(best))
             yield best
 
     return tuple(picks())
 
 
-PAIRWISE = pairwise(GRID)
+PAIRWISE = covering(GRID, pairs_of)
+EACH_VALUE = covering(PAIRWISE, values_of)  # fewer: each architecture, topology, size, and way to launch comes once

@@ -1,6 +1,6 @@
 """The subset that is run more often covers what it says."""
 
-from tests.parity.grid import GRID, PAIRWISE, pairs_of
+from tests.parity.grid import EACH_VALUE, GRID, PAIRWISE, pairs_of, values_of
 
 
 def test_the_grid_is_whole() -> None:
@@ -10,3 +10,8 @@ def test_the_grid_is_whole() -> None:
 def test_each_pair_of_values_occurs() -> None:
     assert set().union(*map(pairs_of, PAIRWISE)) == set().union(*map(pairs_of, GRID))
     assert len(PAIRWISE) <= 24
+
+
+def test_a_smaller_subset_covers_every_value() -> None:
+    assert set().union(*map(values_of, EACH_VALUE)) == set().union(*map(values_of, GRID))
+    assert {*EACH_VALUE} < {*PAIRWISE}

@@ -167,8 +167,8 @@ class FakeRouter:
         self.sent: list[tuple[bytes, bytes]] = []
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        found, self.arrived = self.arrived, []
-        return found
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     def send(self, identity: bytes, raw: bytes) -> bool:
         self.sent.append((identity, raw))
@@ -184,7 +184,7 @@ class LinkBench:
         router: Any = self.router
         sender: Any = None
         self.link = DecodeLink(
-            router, sender, 3, self.outbox, lambda *each: self.delivered.append(each), self.lost.append
+            router, sender, 3, self.outbox, lambda *ending: self.delivered.append(ending), self.lost.append
         )
 
     def seal(self, who: bytes, message: ToPrefill | bytes) -> bytes:

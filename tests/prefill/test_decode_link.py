@@ -32,7 +32,7 @@ def bench() -> LinkBench:
 
 def test_after_hello_everything_is_heard(bench: LinkBench) -> None:
     messages: list[ToPrefill] = [HELLO, JOB, LONG_JOB, DataCredit(1, 5), KvDelivered(1), CancelJob(1)]
-    assert bench.hear(*((LINK_DECODE, each) for each in messages)) == [(7, each) for each in messages]
+    assert bench.hear(*((LINK_DECODE, message) for message in messages)) == [(7, message) for message in messages]
     assert bench.num_refused == 0
 
 

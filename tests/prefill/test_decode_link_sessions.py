@@ -23,8 +23,8 @@ def test_a_greeting_for_the_process_that_had_this_port_before_is_not_heard(bench
 
 
 def test_what_comes_again_is_dropped_also_from_an_older_session(bench: LinkBench) -> None:
-    old = [(LINK_DECODE, bench.seal(LINK_DECODE, each)) for each in (HELLO, JOB)]
-    new = [(LINK_DECODE, bench.seal(LINK_DECODE, each)) for each in (HELLO, CancelJob(1))]
+    old = [(LINK_DECODE, bench.seal(LINK_DECODE, message)) for message in (HELLO, JOB)]
+    new = [(LINK_DECODE, bench.seal(LINK_DECODE, message)) for message in (HELLO, CancelJob(1))]
     assert bench.take(*old, *old) == [(7, HELLO), (7, JOB)]
     assert bench.take(*new, *old, *new) == [(7, HELLO), (7, CancelJob(1))]
     assert bench.lost == [7] and bench.num_refused == 0, "the second greeting has ended the first session"
@@ -32,7 +32,7 @@ def test_what_comes_again_is_dropped_also_from_an_older_session(bench: LinkBench
 
 def test_a_job_that_another_greeting_overtook_is_dropped(bench: LinkBench) -> None:
     """Its pages are others' by now: nothing may be written for it."""
-    hello, job = (bench.seal(LINK_DECODE, each) for each in (HELLO, JOB))
+    hello, job = (bench.seal(LINK_DECODE, message) for message in (HELLO, JOB))
     assert bench.take((LINK_DECODE, hello), (LINK_DECODE, bench.seal(LINK_DECODE, HELLO)), (LINK_DECODE, job)) == [
         (7, HELLO),
         (7, HELLO),

@@ -20,7 +20,6 @@ from protocol.messages_handoff import (
     KvDelivered,
     PrefillJob,
 )
-from scheduler.execution.launch import WrittenLayer
 from scheduler.execution.streams import Event
 from tests.doubles.hash_model import FakeRunner
 from tests.prefill.driving import DECODE, PREFILL, PROMPT, Bench
@@ -90,18 +89,6 @@ def test_a_job_in_chunks(overlap: bool) -> None:
     bench.worker.on_peer(7, KvDelivered(1))
     bench.worker.on_peer(7, CancelJob(1))
     assert bench.sent(JobCredit) == [JobCredit(1)] and bench.at_rest()
-
-
-def test_a_layer_leaves_while_a_later_one_is_computed() -> None:
-    """Layers are shipped from launches in flight, in the order in which they were written."""
-    bench = Bench(chunk_size=0)
-    bench.job()
-    assert bench.worker.turn()
-    (launch,) = bench.executor.launches
-    launch.layers.append(WrittenLayer(0, bench.stream.mark()))
-    assert not bench.worker.turn()
-    assert bench.sender.calls[-1] == ("layer", 1, 0, 10)
-    assert not launch.layers
 
 
 def test_pages_stay_owned_while_the_transport_reads_them() -> None:
@@ -178,34 +165,6 @@ def test_a_job_that_is_repeated_after_its_end_is_not_run_again(end: type[KvDeliv
     bench.job(2)
     bench.run()
     assert bench.sender.calls[-1][:2] == ("finish", 2)
-
-
-def test_jobs_are_computed_in_order_and_share_a_launch() -> None:
-    bench = Bench(chunk_size=16)
-    for reservation in (1, 2, 3):
-        bench.job(reservation)
-    bench.run(lambda: bool(bench.planner.in_flight))
-    (launch,) = bench.planner.in_flight
-    assert [(chunk.req.request_id, chunk.start, chunk.end) for chunk in launch.chunks] == [
-        ("r1", 0, 10),
-        ("r2", 0, 6),
-    ]
-    bench.run()
-    assert [call[1] for call in bench.sender.calls if call[0] == "finish"] == [1, 2, 3]
-
-
-def test_a_tight_pool_makes_jobs_wait_in_order() -> None:
-    bench = Bench(num_pages=4)  # three pages: one prompt of ten tokens
-    for reservation in (1, 2):
-        bench.job(reservation)
-    bench.run()
-    assert bench.worker.stats().waiting == 1
-    bench.worker.on_peer(7, KvDelivered(1))
-    bench.run()
-    assert [call for call in bench.sender.calls if call[0] == "open"] == [("open", 1, 10), ("open", 2, 10)]
-    bench.worker.on_peer(7, KvDelivered(2))
-    bench.run()
-    assert bench.at_rest()
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class World:
 
     def has_a_new_gateway(self, rng: random.Random) -> None:
         """It reports nobody, and some have died with the old one."""
-        living = {instance: each for instance, each in self.processes.items() if rng.random() < 0.7}
+        living = {instance: its_process for instance, its_process in self.processes.items() if rng.random() < 0.7}
         self.worker.reset()
         self.processes.clear()
         self.check()

@@ -71,8 +71,8 @@ def test_pages_hold_all_tokens_and_none_is_idle(num_tokens: int, page_size: int)
 
 def test_a_pool_is_its_layers_one_after_the_other() -> None:
     spans = [LAYOUT.span(5, layer, page, 1) for layer in range(LAYOUT.num_layers) for page in range(5)]
-    assert [each.start for each in spans] == list(range(0, LAYOUT.pool_bytes(5), PAGE_BYTES))
-    assert all(each.stop - each.start == PAGE_BYTES for each in spans)
+    assert [span.start for span in spans] == list(range(0, LAYOUT.pool_bytes(5), PAGE_BYTES))
+    assert all(span.stop - span.start == PAGE_BYTES for span in spans)
     assert LAYOUT.span(5, 1, 2, 3) == slice(spans[7].start, spans[9].stop)
     assert LAYOUT.pool_tokens(5) == 4 * 16
     for layer, start, count in ((3, 0, 1), (0, 4, 2), (0, -1, 1)):

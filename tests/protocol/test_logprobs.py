@@ -13,14 +13,14 @@ ASKED = LogprobsAsked(2)
 
 
 def test_round_trip_and_parts() -> None:
-    found = of_tokens(TOKENS)
-    assert checked(found, ASKED, 3) == TOKENS and len(found.raw) == 3 * found.row_bytes
-    assert found.part(1, 3).tokens() == TOKENS[1:] and found.part(0, 0).tokens() == ()
+    logprobs = of_tokens(TOKENS)
+    assert checked(logprobs, ASKED, 3) == TOKENS and len(logprobs.raw) == 3 * logprobs.row_bytes
+    assert logprobs.part(1, 3).tokens() == TOKENS[1:] and logprobs.part(0, 0).tokens() == ()
     assert checked(None, None, 3) == ()
 
 
 @pytest.mark.parametrize(
-    ("found", "asked", "num_tokens"),
+    ("logprobs", "asked", "num_tokens"),
     [
         (None, ASKED, 3),
         (of_tokens(TOKENS), None, 3),
@@ -33,14 +33,16 @@ def test_round_trip_and_parts() -> None:
         (of_tokens((TOKENS[0]._replace(top=((-1, -1.0), (2, -2.0))),)), ASKED, 1),
     ],
 )
-def test_what_makes_no_sense_is_refused(found: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int) -> None:
+def test_what_makes_no_sense_is_refused(
+    logprobs: Logprobs | None, asked: LogprobsAsked | None, num_tokens: int
+) -> None:
     with pytest.raises(WireError, match="logprobs: got"):
-        checked(found, asked, num_tokens)
+        checked(logprobs, asked, num_tokens)
 
 
 def test_pieces_are_whole_rows_that_fit_into_a_message() -> None:
     raw = bytes(range(256)) * 168 * 8  # 2048 tokens
     pieces = pieces_of(20, raw)
-    assert [each.num_tokens for each in pieces] == [1560, 488]
-    assert b"".join(each.raw for each in pieces) == raw and len(pieces[0].raw) <= MAX_BLOB_BYTES
+    assert [piece.num_tokens for piece in pieces] == [1560, 488]
+    assert b"".join(piece.raw for piece in pieces) == raw and len(pieces[0].raw) <= MAX_BLOB_BYTES
     assert pieces_of(0, b"") == ()

@@ -59,11 +59,11 @@ ANY = ODD | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8)
 def places(fields: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a message's fields where another value can stand."""
     if isinstance(fields, dict):
-        found = [(*path, key) for key in fields]
-        return found + [deeper for key, value in fields.items() for deeper in places(value, (*path, key))]
+        paths = [(*path, key) for key in fields]
+        return paths + [deeper for key, value in fields.items() for deeper in places(value, (*path, key))]
     if isinstance(fields, list):
-        found = [(*path, index) for index in range(len(fields))]
-        return found + [deeper for index, value in enumerate(fields) for deeper in places(value, (*path, index))]
+        paths = [(*path, index) for index in range(len(fields))]
+        return paths + [deeper for index, value in enumerate(fields) for deeper in places(value, (*path, index))]
     return []
 
 

@@ -14,7 +14,7 @@ IDS = st.lists(st.integers(0, 2), max_size=4 * STRIDE)
 @given(IDS, IDS)
 def test_they_agree_as_far_as_the_prompts_do(one: list[int], two: list[int]) -> None:
     both = [prefix_hashes(KEY, "", packed(ids)) for ids in (one, two)]
-    assert [len(found) for found in both] == [len(one) // STRIDE, len(two) // STRIDE]
+    assert [len(hashes) for hashes in both] == [len(one) // STRIDE, len(two) // STRIDE]
     for number, (first, second) in enumerate(zip(*both, strict=False), 1):
         assert len(first) == HASH_BYTES
         assert (first == second) == (one[: number * STRIDE] == two[: number * STRIDE])
@@ -22,7 +22,7 @@ def test_they_agree_as_far_as_the_prompts_do(one: list[int], two: list[int]) -> 
 
 @given(st.integers(0, 5 * STRIDE), st.integers(0, 5))
 def test_they_can_be_continued(length: int, known: int) -> None:
-    ids = packed([place // 3 for place in range(length)])
+    ids = packed([index // 3 for index in range(length)])
     whole = prefix_hashes(KEY, "salt", ids)
     known = min(known, len(whole))
     assert prefix_hashes(KEY, "salt", ids, known * STRIDE, whole[known - 1] if known else b"") == whole[known:]
@@ -36,10 +36,10 @@ def test_what_comes_before_matters_also_where_the_rest_is_the_same() -> None:
 
 def test_another_salt_or_key_gives_other_hashes() -> None:
     ids = packed(range(2 * STRIDE))
-    found = [
+    all_hashes = [
         prefix_hashes(*which, ids) for which in ((KEY, ""), (KEY, "a"), (KEY, "ä" * 256), (KEY[::-1], ""), (b"", ""))
     ]
-    assert len({each for hashes in found for each in hashes}) == 10
+    assert len({prefix_hash for hashes in all_hashes for prefix_hash in hashes}) == 10
 
 
 def test_ids_are_packed_in_four_bytes() -> None:

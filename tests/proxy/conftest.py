@@ -28,5 +28,5 @@ def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lend]:
         return there[key]
 
     yield borrow
-    for each in there.values():
-        each.close()
+    for lent in there.values():
+        lent.close()

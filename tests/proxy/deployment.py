@@ -67,11 +67,11 @@ class Proxied:
     def rejected(self, *reasons: str) -> float:
         """Frames that decode workers have refused, for one of these reasons if any are given."""
         name = "kv_transfer_rejected_frames_total"
-        return sum(self.metric(name, reason=each) for each in reasons) if reasons else self.metric(name)
+        return sum(self.metric(name, reason=reason) for reason in reasons) if reasons else self.metric(name)
 
     def expect_rest(self) -> None:
         """Nothing is held anywhere, by the workers' own word of after this call; counters are of then, too."""
-        held = [each["kv_pages"] for each in self.baton.workers()]
+        held = [worker["kv_pages"] for worker in self.baton.workers()]
         assert self.baton.wait_for_rest(), f"no rest: {held}; {self.baton.log_text()[-3000:]}"
 
     def settle(self) -> None:
@@ -86,7 +86,7 @@ class Proxied:
     def gates(self, kind: str) -> list[Gate]:
         """Of the workers that there are now; `kind` is "data" or "peer"."""
         role = {"data": "decode", "peer": "prefill"}[kind]
-        return [self.proxy.gate(f"{kind} {each['id']}") for each in self.baton.workers() if each["role"] == role]
+        return [self.proxy.gate(f"{kind} {worker['id']}") for worker in self.baton.workers() if worker["role"] == role]
 
     def clear(self) -> None:
         """No faults from here on."""

@@ -44,20 +44,20 @@ class Flips:
             return (message,)
         body = b"".join(message[1:])
         if not body or self.rng.random() < self.share:
-            place = self.rng.choice(self.header)
-            self.turned.append(("header", place))
-            return ((self._turn(message[0], place), *message[1:]),)
-        place = self.rng.randrange(len(body))
-        self.turned.append(("last message" if is_last(message) else "KV", place))
-        return ((message[0], self._turn(body, place)),)
+            index = self.rng.choice(self.header)
+            self.turned.append(("header", index))
+            return ((self._turn(message[0], index), *message[1:]),)
+        index = self.rng.randrange(len(body))
+        self.turned.append(("last message" if is_last(message) else "KV", index))
+        return ((message[0], self._turn(body, index)),)
 
     @property
     def kinds(self) -> Counter[str]:
         """How many bits of what were turned."""
         return Counter(kind for kind, _ in self.turned)
 
-    def _turn(self, raw: bytes, place: int) -> bytes:
-        return raw[:place] + bytes([raw[place] ^ 1 << self.rng.randrange(8)]) + raw[place + 1 :]
+    def _turn(self, raw: bytes, index: int) -> bytes:
+        return raw[:index] + bytes([raw[index] ^ 1 << self.rng.randrange(8)]) + raw[index + 1 :]
 
 
 @dataclass

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.faults
 
 
 def double_all(deployment: Proxied, kind: str, way: Way, wanted: Wanted, later: int) -> list[Doubles]:
-    found = []
+    doubles = []
     for gate in deployment.gates(kind):
-        found.append(Doubles(wanted, later))
-        deployment.proxy.tamper(gate, way, found[-1])
-    return found
+        doubles.append(Doubles(wanted, later))
+        deployment.proxy.tamper(gate, way, doubles[-1])
+    return doubles
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_frames_that_come_twice(backend: str, later: int, wanted: Wanted, lend: 
         deployment.expect_exact(draw_prompts(rng, 8), 9)
         deployment.expect_rest()
     deployment.settle()
-    assert all(each.num_doubled > 0 for each in doubles)
-    num_doubled = sum(each.num_doubled for each in doubles)
-    found = deployment.rejected() - before, deployment.metric("request_retries_total") - tries
-    assert found == (num_doubled, 0), deployment.baton.log_text()[-3000:]
+    assert all(double.num_doubled > 0 for double in doubles)
+    num_doubled = sum(double.num_doubled for double in doubles)
+    counted = deployment.rejected() - before, deployment.metric("request_retries_total") - tries
+    assert counted == (num_doubled, 0), deployment.baton.log_text()[-3000:]
 
 
 @pytest.mark.parametrize("backend", [pytest.param("zmq", marks=pytest.mark.slow), "shm"])
@@ -54,5 +54,5 @@ def test_messages_between_decode_and_prefill_that_come_twice(backend: str, way: 
     for _ in range(3):
         deployment.expect_exact(draw_prompts(rng, 8), 9)
         deployment.expect_rest()
-    assert all(each.num_doubled > 3 for each in doubles)
+    assert all(double.num_doubled > 3 for double in doubles)
     assert deployment.metric("request_retries_total") == tries

@@ -18,7 +18,7 @@ WHOSE = (
     *range(6),
     *range(8, 28),
 )  # of a header, they say whose the frame is: magic, version, sender, reservation, attempt
-WHAT = tuple(place for place in range(HEADER_BYTES) if place not in WHOSE)
+WHAT = tuple(index for index in range(HEADER_BYTES) if index not in WHOSE)
 DAMAGE = ("malformed", "size", "check_kind", "checksum")
 TOGETHER = 8  # requests at a time
 STALL_S = 4.0  # without a word, after which the clients of the second test leave; longer beside other load

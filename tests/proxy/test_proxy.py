@@ -73,10 +73,10 @@ def frame(sender: int, sequence: int) -> tuple[bytes, bytes]:
 def test_messages_are_doubled_and_kept_back(pair: Pair) -> None:
     gate = pair.proxy.gate("data")
     doubles, holds = Doubles(lambda message: message[0] == b"twice"), Holds(pass_first=1)
-    pair.proxy.tamper(gate, Way.THERE, lambda message: [each for kept in holds(message) for each in doubles(kept)])
+    pair.proxy.tamper(gate, Way.THERE, lambda message: [double for kept in holds(message) for double in doubles(kept)])
     frames = [frame(7, 0), frame(7, 1), frame(8, 0), (b"twice",), (b"once",)]
-    for each in frames:
-        pair.send(*each)
+    for sent in frames:
+        pair.send(*sent)
     assert [tuple(pair.got()) for _ in range(5)] == [frames[0], frames[2], frames[3], frames[3], frames[4]]
     assert (doubles.num_doubled, holds.kept, holds.sender) == (1, [frames[1]], 7)
     assert pair.proxy.inject(gate, Way.THERE, holds.kept) == 1

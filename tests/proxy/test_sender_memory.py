@@ -27,7 +27,7 @@ RUNNER = FakeRunner(num_layers=large_worker.NUM_LAYERS, head_dim=large_worker.HE
 MIB = 1024 * 1024
 ALLOWANCE_BYTES = 16 * MIB  # for what libzmq, the allocator and one batch more take
 FLAGS = "--page-size 16 --chunked-prefill-size 512 --max-total-tokens 18000 --disable-radix-cache"
-LARGE = [[(place + number) % RUNNER.vocab_size for place in range(3500)] for number in range(3)]  # 27 MiB of KV each
+LARGE = [[(index + number) % RUNNER.vocab_size for index in range(3500)] for number in range(3)]  # 27 MiB of KV each
 COMPANY = [7, 8, 9]
 COMPANY_TOKENS = 200
 PATIENT = "--silence-limit 60"  # nobody is lost, however busy the machine is
@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, deployment: Proxied) -> None:
         self._deployment = deployment
-        (row,) = [each for each in deployment.baton.workers() if each["id"] == "prefill-0"]
+        (row,) = [worker for worker in deployment.baton.workers() if worker["id"] == "prefill-0"]
         self._status = Path(f"/proc/{row['pid']}/status")
         self.most_bytes = self.most_in_flight = 0
 
@@ -64,9 +64,9 @@ class Watch:
 
     def memory(self) -> int:
         """Bytes that are its own: not KV pages, which are shared memory."""
-        found = MEMORY.search(self._status.read_text())
-        assert found
-        return int(found[1]) * 1024
+        match = MEMORY.search(self._status.read_text())
+        assert match
+        return int(match[1]) * 1024
 
     def in_flight(self) -> int:
         """Bytes of KV sent and not acknowledged."""
@@ -107,7 +107,7 @@ def stop_the_busy_one(deployment: Proxied, before: Mapping[str, int]) -> int:
         return bool(busy)
 
     assert wait_until(is_busy)
-    (pid,) = [int(each["pid"]) for each in deployment.baton.workers() if [each["id"]] == busy]
+    (pid,) = [int(worker["pid"]) for worker in deployment.baton.workers() if [worker["id"]] == busy]
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -135,7 +135,7 @@ def test_memory_stays_within_credit(is_lost: bool, lend: Lend) -> None:
         pid = stop_the_busy_one(deployment, before)
         so_far = num_tokens(company)
         if is_lost:
-            assert wait_until(lambda: pid not in {each["pid"] for each in deployment.baton.workers()})
+            assert wait_until(lambda: pid not in {worker["pid"] for worker in deployment.baton.workers()})
         else:
             assert wait_until(lambda: watch.most_in_flight > WINDOW_BYTES / 2), "nothing is held for it"
         assert state_of(pid) in "Tt"

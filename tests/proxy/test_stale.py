@@ -25,15 +25,15 @@ MAX_TOKENS = 150
 def hold_frames(deployment: Proxied, client: Client) -> tuple[Gate, Holds]:
     """The client's frames, after the first one, are kept back on their way; by which gate."""
     holds = {gate: Holds(pass_first=1) for gate in deployment.gates("data")}
-    for gate, each in holds.items():
-        deployment.proxy.tamper(gate, Way.THERE, each)
+    for gate, hold in holds.items():
+        deployment.proxy.tamper(gate, Way.THERE, hold)
     client.start()
-    assert wait_until(lambda: any(each.kept for each in holds.values()))
-    found = next(gate for gate, each in holds.items() if each.kept)
+    assert wait_until(lambda: any(hold.kept for hold in holds.values()))
+    holding = next(gate for gate, hold in holds.items() if hold.kept)
     for gate in holds:
-        if gate is not found:
+        if gate is not holding:
             deployment.proxy.tamper(gate, Way.THERE, unchanged)
-    return found, holds[found]
+    return holding, holds[holding]
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def asleep(deployment: Proxied, pid: int, at_once: Callable[[], object] = lambda
     try:
         assert wait_until(lambda: state_of(pid) in "Tt")
         at_once()
-        assert wait_until(lambda: pid not in {each["pid"] for each in deployment.baton.workers()}), "never lost"
+        assert wait_until(lambda: pid not in {worker["pid"] for worker in deployment.baton.workers()}), "never lost"
         yield
         assert state_of(pid) in "Tt", "it was to sleep until now"
     finally:
@@ -63,7 +63,7 @@ def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     before, unknown = deployment.rejected(), deployment.rejected("unknown_reservation")
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
-    (pid,) = [each["pid"] for each in deployment.baton.workers() if int(each["instance"]) == holds.sender]
+    (pid,) = [worker["pid"] for worker in deployment.baton.workers() if int(worker["instance"]) == holds.sender]
     with asleep(deployment, pid):
         assert decodes(first), "no other worker took over"
         assert deployment.proxy.inject(gate, Way.THERE, holds.kept) == len(holds.kept)
@@ -88,7 +88,9 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
     first = Client(deployment.baton.url, PROMPT, MAX_TOKENS)
     gate, holds = hold_frames(deployment, first)
     ((pid, instance),) = [
-        (each["pid"], int(each["instance"])) for each in deployment.baton.workers() if f"data {each['id']}" == gate.name
+        (worker["pid"], int(worker["instance"]))
+        for worker in deployment.baton.workers()
+        if f"data {worker['id']}" == gate.name
     ]
 
     def let_go() -> None:
@@ -114,9 +116,9 @@ def test_a_decode_worker_that_wakes(lend: Lend) -> None:
 
 def instances_of(deployment: Proxied, pid: int) -> list[int]:
     """As which instance the process is a member; there must be one."""
-    found = [int(each["instance"]) for each in deployment.baton.workers() if each["pid"] == pid]
-    assert found, "it has not returned"
-    return found
+    numbers = [int(worker["instance"]) for worker in deployment.baton.workers() if worker["pid"] == pid]
+    assert numbers, "it has not returned"
+    return numbers
 
 
 def dropped(deployment: Proxied) -> float:

@@ -23,24 +23,24 @@ class ZmtpReader:
     def feed(self, raw: bytes) -> list[bytes | Parts]:
         """What is there now, in order: the greeting piece by piece and each command as they came (bytes), messages
         whole, as their parts."""
-        found: list[bytes | Parts] = []
+        messages: list[bytes | Parts] = []
         if self._greeting_left:
             greeting, raw = raw[: self._greeting_left], raw[self._greeting_left :]
             self._greeting_left -= len(greeting)
-            found.append(greeting)
+            messages.append(greeting)
         self._buffer += raw
         while (frame := self._frame()) is not None:
             flags, head, end = frame
             whole = bytes(self._buffer[:end])
             del self._buffer[:end]
             if flags & COMMAND:
-                found.append(whole)
+                messages.append(whole)
                 continue
             self._parts.append(whole[head:])
             if not flags & MORE:
-                found.append(tuple(self._parts))
+                messages.append(tuple(self._parts))
                 self._parts = []
-        return found
+        return messages
 
     def _frame(self) -> tuple[int, int, int] | None:
         """Flags, where the body begins and where it ends, of the first frame, once it is there in full."""

@@ -90,7 +90,7 @@ class Trial:
         """Says something else of these deployments. Their workers get other instances if it is a flag. Nobody may
         notice."""
         self._wanted = wanted
-        rolled = {name.lower() for name, each in said.items() if "user_config" in each}
+        rolled = {name.lower() for name, change in said.items() if "user_config" in change}
         before = frozenset(row["instance"] for row in self._cluster.workers() if row["role"] in rolled)
         begun = time.monotonic()
         self._begin()
@@ -193,7 +193,7 @@ def run(asked: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
             until(lambda: cluster.far_flows() > 0)
             say(f"{cluster.far_flows()} TCP connections between the two machines that compute")
             for number in range(asked.times):
-                for name in [each for each in FAULTS if is_asked_for(each) and (each != DISASTER or asked.redis)]:
+                for name in [fault for fault in FAULTS if is_asked_for(fault) and (fault != DISASTER or asked.redis)]:
                     say(f"{name}, time {number + 1} of {asked.times}")
                     trial.hit(name)
             if is_asked_for(CHANGE):
@@ -233,7 +233,7 @@ def shown(rows: list[Row]) -> Table:
     table.add_column("whole after s")
     names = [f"{row.fault}: {row.of}" if row.fault == CHANGE else row.fault for row in rows]
     for name in dict.fromkeys(names):
-        these = [row for row, each in zip(rows, names, strict=True) if each == name]
+        these = [row for row, of_row in zip(rows, names, strict=True) if of_row == name]
         counted = [(row.requests, row.exact, sum(row.errors.values()), row.cut, row.wrong, row.lost) for row in these]
         sums = map(sum, zip(*counted, strict=True))
         noticed = [row.noticed_s for row in these if row.noticed_s is not None]

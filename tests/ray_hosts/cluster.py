@@ -54,9 +54,9 @@ class Cluster:
     def deploy(self, changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """`serve deploy` of the file, with other values in its deployments: by name, the keys that change."""
         said = yaml.safe_load(self.machines.run("head", "cat", FILE).stdout)
-        for each in said["applications"][0]["deployments"]:
-            for key, value in (changes or {}).get(each["name"], {}).items():
-                each[key] = {**each[key], **value} if isinstance(value, Mapping) else value
+        for deployment in said["applications"][0]["deployments"]:
+            for key, value in (changes or {}).get(deployment["name"], {}).items():
+                deployment[key] = {**deployment[key], **value} if isinstance(value, Mapping) else value
         self.machines.write("head", FILE, yaml.safe_dump(said))
         self.say("head", "serve", "deploy", FILE)
 
@@ -70,8 +70,8 @@ class Cluster:
         """What `baton ray status` prints. Clients follow the address in it."""
         done = self.machines.run("head", *self._redis, *words_of("baton", "ray", "status"))
         text = done.stdout + done.stderr
-        if found := _CLIENTS.search(text):
-            self.url = found[1]
+        if match := _CLIENTS.search(text):
+            self.url = match[1]
         return text
 
     def _write_token(self, name: str) -> None:
@@ -86,10 +86,10 @@ class Cluster:
     def workers(self) -> list[dict[str, Any]]:
         """The rows of /workers. None while nothing answers."""
         try:
-            found: list[dict[str, Any]] = httpx.get(f"{self.url}/workers", timeout=ANSWER_S).json()
+            rows: list[dict[str, Any]] = httpx.get(f"{self.url}/workers", timeout=ANSWER_S).json()
         except (httpx.HTTPError, json.JSONDecodeError):
             return []
-        return found
+        return rows
 
     def num_lost(self) -> int:
         """How many workers the gateway has counted as lost since it started."""
@@ -97,8 +97,8 @@ class Cluster:
             page = httpx.get(f"{self.url}/metrics", timeout=ANSWER_S).text
         except httpx.HTTPError:
             return 0
-        found = _LOST.search(page)
-        return int(float(found[1])) if found else 0
+        match = _LOST.search(page)
+        return int(float(match[1])) if match else 0
 
     def counted(self) -> dict[str, int]:
         """Ready workers by role."""
@@ -108,15 +108,17 @@ class Cluster:
     def ours(self, name: str = "") -> list[psutil.Process]:
         """The processes of Baton, of all machines or of one."""
         names = (name,) if name else self.nodes
-        return [each for node in names for each in self.machines.processes(node) if _KNOWN_BY in command_line(each)]
+        return [
+            process for node in names for process in self.machines.processes(node) if _KNOWN_BY in command_line(process)
+        ]
 
     def holder_of(self, worker: str) -> tuple[str, psutil.Process]:
         """(machine, process) of a worker by its name, or of the gateway by the name "gateway"."""
         is_its = " gateway " if worker == "gateway" else f'"{worker}"'
         for node in self.nodes:
-            for each in self.ours(node):
-                if is_its in " ".join(command_line(each)):
-                    return node, each
+            for process in self.ours(node):
+                if is_its in " ".join(command_line(process)):
+                    return node, process
         raise AssertionError(f"{worker} runs nowhere")
 
     def crowded(self) -> str:

@@ -53,8 +53,8 @@ def kill_holder(cluster: Cluster, role: str) -> Hit:
 
 def kill_controller(cluster: Cluster) -> Hit:
     """Serve's controller."""
-    running = [each for node in ("head", *cluster.nodes) for each in cluster.machines.processes(node)]
-    (controller,) = [each for each in running if "ServeController" in " ".join(command_line(each))]
+    running = [process for node in ("head", *cluster.nodes) for process in cluster.machines.processes(node)]
+    (controller,) = [process for process in running if "ServeController" in " ".join(command_line(process))]
     at = _kill(controller)
     return Hit("Serve's controller", at, restore=lambda: until(lambda: "baton: RUNNING" in cluster.status()))
 
@@ -100,10 +100,12 @@ def power_off(cluster: Cluster) -> Hit:
 
 def kill_head(cluster: Cluster) -> Hit:
     """All of Ray on the head, which is then started again. With a store for the head's state nothing is lost."""
-    running = [each for each in cluster.machines.processes("head") if command_line(each)[:2] != ["sleep", "infinity"]]
+    running = [
+        process for process in cluster.machines.processes("head") if command_line(process)[:2] != ["sleep", "infinity"]
+    ]
     at = MonotonicClock().now()
-    for each in running:
-        each.kill()
+    for process in running:
+        process.kill()
     until(lambda: all(map(has_ended, running)))
     return Hit("all processes of Ray on the head", at, restore=cluster.start_head)
 
@@ -118,8 +120,8 @@ def lose_head(cluster: Cluster) -> Hit:
 
 
 def _node_without_gateway(cluster: Cluster) -> str:
-    place, _ = cluster.holder_of("gateway")
-    return next(node for node in cluster.nodes if node != place)
+    taken, _ = cluster.holder_of("gateway")
+    return next(node for node in cluster.nodes if node != taken)
 
 
 def _kill(process: psutil.Process) -> float:

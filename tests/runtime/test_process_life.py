@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import select
@@ -8,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.process_life import LAUNCHER_PID, StatusPipe, StopSignal, die_with_parent, thread_environment
+from runtime.process_life import (
+    LAUNCHER_PID,
+    StatusPipe,
+    StopSignal,
+    die_with_parent,
+    quick_imports,
+    thread_environment,
+)
 from tests.processes import python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -36,6 +44,28 @@ def test_a_process_ends_with_its_parent_while_it_still_imports(module: str) -> N
     imported = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]
     assert "runtime.process_life" in imported
     assert not {"protocol.errors", "uvloop", "torch", "zmq"} & set(imported)
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_what_is_imported_is_never_looked_at_for_garbage(was_enabled: bool) -> None:
+    gc.collect()  # what earlier tests have left would be kept, too
+    if not was_enabled:
+        gc.disable()
+    try:
+        with quick_imports():
+            assert not gc.isenabled()
+            made: list[list[int]] = [[]]
+        assert gc.isenabled() == was_enabled
+        assert gc.is_tracked(made) and not any(each is made for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+def test_an_import_that_fails_leaves_the_garbage_collector_on() -> None:
+    gc.collect()
+    with pytest.raises(ImportError), quick_imports():
+        raise ImportError
+    assert gc.isenabled()
 
 
 def test_threads_are_bounded_and_do_not_spin() -> None:

@@ -253,5 +253,5 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
         for part in value:
             yield from tensors_in(part)
     elif is_dataclass(value):
-        for each in fields(value):
-            yield from tensors_in(getattr(value, each.name))
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))

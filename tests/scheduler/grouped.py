@@ -84,7 +84,9 @@ class Counting:
 
 def of_ticket(outcomes: list[Outcome], ticket: int) -> list[Outcome]:
     """Those of one launch."""
-    return [each for each in outcomes if isinstance(each, LayerWritten | StepResult) and each.ticket == ticket]
+    return [
+        outcome for outcome in outcomes if isinstance(outcome, LayerWritten | StepResult) and outcome.ticket == ticket
+    ]
 
 
 def is_padding(inp: ModelInput, num_tokens: int) -> bool:

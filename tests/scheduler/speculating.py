@@ -48,4 +48,4 @@ def stepping(monkeypatch: pytest.MonkeyPatch, planner: Planner, *num_steps: int)
     """Launches with rows that decode propose as many tokens as `num_steps` says, in turn, if there is a draft."""
     steps = chain(num_steps, repeat(num_steps[-1]))
     if planner.speculation is not None:
-        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows: next(steps) if num_rows else 0)
+        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows, _: next(steps) if num_rows else 0)

@@ -57,22 +57,6 @@ def test_a_step_is_agreed_when_all_ranks_have_announced_it() -> None:
     assert first.shape is not None and first.shape.padded == 5
 
 
-def test_a_rank_may_be_one_step_ahead() -> None:
-    """It has launched; this one has not, and keeps the row for later."""
-    first, second = ranks = group(2)
-    first.announce(1, wants_graph=True)
-    second.announce(1, wants_graph=True)
-    deliver(ranks, 1, 0, 0)
-    first.launched()
-    first.announce(3)
-    deliver(ranks, 0, 1, 0)
-    deliver(ranks, 0, 1, 1)
-    assert second.shape == StepShape(1, (1, 1), graphs=True)
-    second.launched()
-    assert second.is_called and second.missing == (1,)
-    assert second.step == 2
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -105,13 +89,13 @@ def test_any_order_of_messages_gives_every_rank_the_same_steps(size: int, rng: r
     shapes: list[list[StepShape]] = [[] for _ in ranks]
 
     def options() -> list[tuple[str, int, int]]:
-        found = [("row", a, b) for (a, b), (count,) in links.items() if count < len(ranks[a].outgoing)]
+        moves = [("row", a, b) for (a, b), (count,) in links.items() if count < len(ranks[a].outgoing)]
         for index, rank in enumerate(ranks):
             if rank.shape is not None:
-                found.append(("launch", index, 0))
+                moves.append(("launch", index, 0))
             elif not rank.is_announced and (work[index] or rank.is_called):
-                found.append(("announce", index, 0))
-        return found
+                moves.append(("announce", index, 0))
+        return moves
 
     while able := options():
         what, rank, to = rng.choice(able)
@@ -127,7 +111,7 @@ def test_any_order_of_messages_gives_every_rank_the_same_steps(size: int, rng: r
             shapes[rank].append(shape)
             ranks[rank].launched()
 
-    assert not any(work) and all(each == shapes[0] for each in shapes)
+    assert not any(work) and all(of_rank == shapes[0] for of_rank in shapes)
     assert all(any(shape.num_tokens) for shape in shapes[0]), "a step in which nobody computes anything"
 
 

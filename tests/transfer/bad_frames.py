@@ -33,14 +33,14 @@ class Honest:
     def frames(self) -> list[tuple[FrameHeader, bytes]]:
         source = self.source
         blank = FrameHeader(0, self.sender, self.reservation, self.attempt, 0, 0, 2, NUM_TOKENS, 0)
-        found = []
+        made = []
         for layer in range(self.layout.num_layers):
             payload = bytes(source.page_bytes_view(layer, 1, 2))
-            found.append((seal(blank._replace(layer=layer, sequence=layer), payload), payload))
-        digest = sum(header.checksum for header, _ in found) % 2**64
+            made.append((seal(blank._replace(layer=layer, sequence=layer), payload), payload))
+        digest = sum(header.checksum for header, _ in made) % 2**64
         payload = LAST_MESSAGE.encode(LastMessage((9,), self.layout.num_layers, digest))
         last = blank._replace(layer=LAST_LAYER, sequence=self.layout.num_layers, num_pages=0, num_tokens=0)
-        return [*found, (seal(last, payload), payload)]
+        return [*made, (seal(last, payload), payload)]
 
 
 VICTIM = Honest(sender=77, reservation=4, attempt=1, pages=(5, 2), seed=1)
@@ -57,8 +57,8 @@ class Bench:
         self.receiver = FrameReceiver(self.pool, self.queue)
         self.events: list[ReceiverEvent] = []
         self.num_given = 0
-        for each in (VICTIM, NEIGHBOUR):
-            self.receiver.reserve(each.reservation, each.attempt, each.sender, each.pages, NUM_TOKENS)
+        for number in (VICTIM, NEIGHBOUR):
+            self.receiver.reserve(number.reservation, number.attempt, number.sender, number.pages, NUM_TOKENS)
 
     def give(self, *frames: Parts) -> None:
         self.num_given += len(frames)
@@ -82,7 +82,7 @@ class Bench:
         """The counters are the events, credit is what came, and no byte changed but where a frame could land."""
         counted = {name: count for name, count in self.receiver.counters.items() if name.startswith("rejected_")}
         assert counted == {f"rejected_{reason}": count for reason, count in self.rejections().items()}
-        ended = Counter(each.reservation for each in self.events if isinstance(each, Delivered | TransferFailed))
+        ended = Counter(event.reservation for event in self.events if isinstance(event, Delivered | TransferFailed))
         assert all(ended[honest.reservation] <= 1 for honest in (VICTIM, NEIGHBOUR))
         want = self.before
         for honest in (VICTIM, NEIGHBOUR):

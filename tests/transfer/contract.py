@@ -148,8 +148,8 @@ class KvContract:
             return made[-1]
 
         yield make
-        for each in made:
-            each.close()
+        for pair in made:
+            pair.close()
 
     @pytest.fixture
     def pair(self, make_pair: MakePair) -> Pair:
@@ -197,8 +197,8 @@ class KvContract:
     @pytest.mark.parametrize("start", [1, 4, 12, 2**40])
     def test_a_start_that_cannot_be_is_refused(self, make_pair: MakePair, start: int) -> None:
         pair = make_pair(pool_layout=replace(LAYOUT, page_size=8))
-        why = f"start: got {start}, expected a token that begins a page of 4 and one of 8 tokens, and at most 9"
-        with pytest.raises(WireError, match=why):
+        reason = f"start: got {start}, expected a token that begins a page of 4 and one of 8 tokens, and at most 9"
+        with pytest.raises(WireError, match=reason):
             pair.sender.open(Destination(pair.peer, 1, 0, (1, 2) if pair.in_place else None, start), [1, 2, 3], 9)
         assert pair.sender.counters["transfers_now"] == 0
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import Assign
 from tests.decode.driving import Driven, greedy, make_cluster
 from tests.doubles.clock import VirtualClock
@@ -13,7 +12,6 @@ from unified.worker import UnifiedWorker
 from worker.policies import Policies
 
 PARAMS = greedy(12)
-LAYOUT = KvLayout.uniform(2, 1, 4, 4, "float32")
 
 
 def three(n: int, **options: Any) -> Driven:
@@ -24,33 +22,6 @@ def three(n: int, **options: Any) -> Driven:
     return cluster
 
 
-def test_prompts_and_decodes_share_a_launch_within_the_budget() -> None:
-    cluster, mixed = three(1, chunk_size=7), 0
-
-    def is_done() -> bool:
-        nonlocal mixed
-        for launch in cluster.executor(cluster.unified).launches:
-            assert launch.batch is not None
-            sizes = launch.batch.input.extend_lens
-            assert sum(sizes) + launch.batch.input.num_decodes <= 7
-            mixed += bool(sizes) and launch.batch.input.num_decodes > 0
-        return cluster.at_rest()
-
-    cluster.run(is_done)
-    assert mixed > 0
-    cluster.expect_end()
-
-
-def test_full_prompt_pages_are_counted_once() -> None:
-    cluster = make_cluster("1U", page_size=4)
-    cluster.ask("victim", 33, PARAMS, 3)
-    cluster.turn()
-    # 33 tokens are 9 pages; 8 of them are full prompt pages, which the other two choices share.
-    assert cluster.unified.planner.kv_manager.pages.counts().owned == 9 + 2
-    cluster.run()
-    cluster.expect_end()
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     """It sleeps then."""
@@ -59,24 +30,6 @@ def test_a_worker_says_when_it_has_nothing_to_do(overlap: bool) -> None:
     assert not worker.turn()
     worker.on_gateway(Assign("a", 0, (1,) * 3, greedy(5), 1, None))
     assert worker.turn()
-
-
-def test_prompts_beside_decodes_take_less_of_a_launch() -> None:
-    cluster = three(1, chunk_size=9, policies=Policies(mixed_chunk_size=4))
-    alone: set[int] = set()
-    beside: set[int] = set()
-
-    def is_done() -> bool:
-        for launch in cluster.executor(cluster.unified).launches:
-            assert launch.batch is not None
-            inp = launch.batch.input
-            if inp.extend_lens:
-                (beside if inp.num_decodes else alone).add(sum(inp.extend_lens))
-        return cluster.at_rest()
-
-    cluster.run(is_done)
-    assert max(alone) == 9 and max(beside) == 4
-    cluster.expect_end()
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -54,7 +54,7 @@ def test_several_draft_layers(num_layers: int, num_steps: int, chunk_size: int, 
     runner = replace(RUNNER, num_draft_layers=num_layers)
     sizes = {"page_size": page_size, "num_pages": 4096 // page_size, "chunk_size": chunk_size}
     cluster = make_cluster("1U", runner, num_steps=num_steps, overlap=overlap, **sizes)
-    proposals = Proposals(cluster.unified.planner, runner, num_steps if overlap else None)
+    proposals = Proposals(cluster.unified.planner, runner, num_steps if overlap else None, rests=False)
     for index, length in enumerate((1, 2, 3, 7, 8, 16, 29)):
         params = SamplingParams(max_tokens=12 + index, temperature=(0.0, 0.7, HOT)[index % 3], seed=index)
         cluster.ask(f"r{index}", length, params, 1 + index % 3)

@@ -56,8 +56,8 @@ ROUNDS = 5_000  # of turns of all ranks, which no test needs
 class CountedSockets(RankSockets):
     """Counts what it sends, by kind, and what it receives."""
 
-    def __init__(self, place: GroupPlace, folder: str) -> None:
-        super().__init__(place, folder)
+    def __init__(self, own: GroupPlace, folder: str) -> None:
+        super().__init__(own, folder)
         self.sent: Counter[str] = Counter()
         self.num_received = 0
 
@@ -187,8 +187,8 @@ class Group:
 
     def settle(self, rank: Rank) -> None:
         """Until the rank has heard all that the others have said."""
-        others = [each for each in self.ranks if each is not rank]
-        while rank.sockets.num_received < sum(each.sockets.sent.total() for each in others):
+        others = [other for other in self.ranks if other is not rank]
+        while rank.sockets.num_received < sum(other.sockets.sent.total() for other in others):
             assert rank.sockets.inbox.poll(60_000)
             rank.loop.around.ranks.receive()
 

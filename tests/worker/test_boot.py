@@ -138,17 +138,17 @@ def test_memory_that_a_draft_needs_is_not_given_to_kv() -> None:
     """A launch has logits for every token that it verifies, and graphs for as many lanes."""
     plain, draft = (FakeRunner(vocab_size=128_000, context_length=64, draft_seed=seed) for seed in (None, 1))
     wanted = settings(Role.UNIFIED, max_running_requests=60, speculative_num_steps=4, chunked_prefill_size=100)
-    found, without, wider = (
-        memory_budgets(runner, each, 64)[0].activation_bytes
-        for runner, each in ((draft, wanted), (plain, wanted), (plain, replace(wanted, max_running_requests=300)))
+    with_draft, without, wider = (
+        memory_budgets(runner, asked, 64)[0].activation_bytes
+        for runner, asked in ((draft, wanted), (plain, wanted), (plain, replace(wanted, max_running_requests=300)))
     )
-    assert found > wider > without and found - wider == 100 * 9 * 5 * 4
+    assert with_draft > wider > without and with_draft - wider == 100 * 9 * 5 * 4
     graphed = memory_budgets(GraphedRunner(draft), wanted, 64)[0].activation_bytes
-    assert graphed - found == graph_bytes(draft.config, "float32", lanes=5 * 64)
+    assert graphed - with_draft == graph_bytes(draft.config, "float32", lanes=5 * 64)
     of_nine = [replace(wanted, speculative_num_steps=8)]  # in verification, and below when the draft proposes
     of_nine += [replace(wanted, speculative_eagle_topk=2, speculative_num_draft_tokens=9)]
     of_nine += [replace(wanted, speculative_eagle_topk=9, speculative_num_draft_tokens=4)]
-    assert len({memory_budgets(draft, each, 64)[0].activation_bytes for each in of_nine}) == 1
+    assert len({memory_budgets(draft, asked, 64)[0].activation_bytes for asked in of_nine}) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_memory_is_divided_among_those_who_share_it(
     monkeypatch.setattr("worker.memory.available_bytes", lambda _: 600)
     monkeypatch.setattr("worker.memory.device_share", lambda _, workers: 800 // workers)
     wanted = settings(role, workers_on_host=5, workers_on_gpu=2)
-    found = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
-    assert [(each.available_bytes, each.workers, each.place) for each in found] == budgets
-    assert found[0].activation_bytes > 0
-    assert [each.activation_bytes for each in found[1:]] == [0] * len(found[1:])
+    made = memory_budgets(FakeRunner(device=torch.device(device)), wanted, 64)
+    assert [(budget.available_bytes, budget.workers, budget.place) for budget in made] == budgets
+    assert made[0].activation_bytes > 0
+    assert [budget.activation_bytes for budget in made[1:]] == [0] * len(made[1:])
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_a_forward_has_memory_for_the_prompts_of_the_largest_launch(
     def needed(**fields: Any) -> int:
         return memory_budgets(FakeRunner(), settings(Role.PREFILL, **fields), 64)[0].activation_bytes
 
-    found = needed(chunked_prefill_size=chunk_size, max_prefill_tokens=budget)
-    assert found == needed(chunked_prefill_size=largest)
+    num_bytes = needed(chunked_prefill_size=chunk_size, max_prefill_tokens=budget)
+    assert num_bytes == needed(chunked_prefill_size=largest)
 
 
 def test_the_weights_of_the_others_on_the_host_are_still_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_rows_that_ranks_give_one_another_are_not_given_to_kv(ranks: int, fields
     alone = FakeRunner(context_length=64, draft_seed=1 if "speculative_num_steps" in fields else None)
     grouped = replace(alone, collectives=cast(Collectives, Ranks(size=ranks)))
     assert (bytes_for_group(grouped, wanted, 64), bytes_for_group(alone, wanted, 64)) == (num_bytes, 0)
-    with_ranks, without = (memory_budgets(each, wanted, 64)[0].activation_bytes for each in (grouped, alone))
+    with_ranks, without = (memory_budgets(runner, wanted, 64)[0].activation_bytes for runner in (grouped, alone))
     assert with_ranks - without == num_bytes
 
 
@@ -320,7 +320,9 @@ def test_the_start_tells_what_the_ranks_of_a_group_take(
         fake = FakeRunner(context_length=64, collectives=cast(Collectives, ranks))
         executor, _ = build_executor(fake, wanted, lambda: None)
         executor.close()
-    (first, second) = [each.__dict__["baton_fields"] for each in caplog.records if each.getMessage() == "KV memory"]
+    (first, second) = [
+        record.__dict__["baton_fields"] for record in caplog.records if record.getMessage() == "KV memory"
+    ]
     assert (first["group_mib"], second["group_mib"]) == (0, 16)
 
 
@@ -369,11 +371,11 @@ def test_they_have_deep_stacks_and_those_that_no_launch_waits_for_have_low_prior
     grammars = answer_grammars(FakeRunner(), settings, lambda: None)
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        found = [stack_and_niceness(pool) for pool in (grammars.masking, grammars.compiling, grammars.beside)]
+        threads = [stack_and_niceness(pool) for pool in (grammars.masking, grammars.compiling, grammars.beside)]
     finally:
         grammars.close()
-    assert all(stack >= STACK_BYTES for stack, _ in found)
-    assert [niceness for _, niceness in found] == [mine, *[min(19, mine + BESIDE_NICENESS)] * 2]
+    assert all(stack >= STACK_BYTES for stack, _ in threads)
+    assert [niceness for _, niceness in threads] == [mine, *[min(19, mine + BESIDE_NICENESS)] * 2]
     assert grammars.num_threads == 2
 
 

@@ -28,7 +28,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "error, why",
+    "error, cause",
     [
         (DeviceBroken(ASSERTED), f"cuda:1 cannot compute any more: {ASSERTED}"),
         (torch.AcceleratorError(ASSERTED + MORE_LINES), f"cuda:1 cannot compute any more: {ASSERTED}"),
@@ -37,7 +37,7 @@ PROJECT = Path(__file__).resolve().parents[2]
     ids=["stream", "torch", "group"],
 )
 def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_and_names_the_cause(
-    error: Exception, why: str
+    error: Exception, cause: str
 ) -> None:
     sent: list[bytes] = []
     gateway: Any = SimpleNamespace(receive=list, send=sent.append)
@@ -55,7 +55,7 @@ def test_a_worker_whose_device_or_group_breaks_tells_the_gateway_that_it_leaves_
 
     with pytest.raises(WorkerBroken) as caught:
         loop.turn()
-    assert caught.value.message == why
+    assert caught.value.message == cause
     assert caught.value.at_device and caught.value.__cause__ is error
     assert [TO_GATEWAY.decode(open_envelope(raw).body) for raw in sent] == [Left("unified-0", 5)]
 

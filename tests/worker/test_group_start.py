@@ -20,7 +20,7 @@ from tests.doubles.clock import VirtualClock
 from tests.doubles.cuda_recorder import CudaRecorder
 from worker.group_link import GroupLink
 from worker.group_start import Sees
-from worker.group_watch import COLLECTIVE_S, STUCK_S, TOGETHER_S
+from worker.group_watch import COLLECTIVE_S, STUCK_S
 from worker.rank_sockets import RankSockets
 
 TURN_S = 0.25
@@ -44,7 +44,7 @@ class Bench:
         self.cuda, self.clock = cuda, VirtualClock()
         self.executor = SimpleNamespace(running_step=7, replayed_step=0)
         self.collectives = TorchCollectives(Queues(), PLACES[0], torch.device("cuda", 0))
-        self.own, self.other = (RankSockets(place, str(folder)) for place in PLACES)
+        self.own, self.other = (RankSockets(index, str(folder)) for index in PLACES)
         agreement = Agreement(4, 0, 2)
         executor: Any = self.executor
         sees = Sees(self.collectives, executor)
@@ -85,18 +85,9 @@ def test_a_device_that_waits_for_a_rank_which_waits_elsewhere_is_noticed_within_
     bench.cuda.hold()
     bench.queue_step(7)
     bench.cuda.reach(5)  # gather 0, exchange 0, and the event before gather 1
-    after_s, why = bench.broken_after_s(RankBeat(4, 1, 7, 7, "exchange 0 of step 7", waits=True))
-    assert why == "rank 0 has been in gather 1 of step 7 for 2 s; rank 1 is in exchange 0 of step 7"
+    after_s, reason = bench.broken_after_s(RankBeat(4, 1, 7, 7, "exchange 0 of step 7", waits=True))
+    assert reason == "rank 0 has been in gather 1 of step 7 for 2 s; rank 1 is in exchange 0 of step 7"
     assert STUCK_S <= after_s <= 3.0 and bench.cuda.waits == []
-
-
-def test_a_device_that_waits_for_a_rank_which_computes_gets_the_time_of_a_layer(bench: Bench) -> None:
-    bench.cuda.hold()
-    bench.queue_step(7)
-    bench.cuda.reach(1)
-    after_s, why = bench.broken_after_s(RankBeat(4, 1, 7, 7))
-    assert why == "rank 0 has been in gather 0 of step 7 for 30 s; rank 1 is in no collective of step 7"
-    assert COLLECTIVE_S <= after_s <= COLLECTIVE_S + 1.0
 
 
 def test_a_device_that_computes_a_long_prompt_ends_no_group(bench: Bench) -> None:
@@ -107,13 +98,6 @@ def test_a_device_that_computes_a_long_prompt_ends_no_group(bench: Bench) -> Non
     for _ in range(int(5 * COLLECTIVE_S / TURN_S)):
         bench.turn(RankBeat(4, 1, 7, 7, "exchange 0 of step 7", waits=True))
     assert bench.collectives.doing == "" and len(bench.cuda.held) == 6, "the device has gone no further"
-
-
-def test_a_graph_that_never_ends_is_noticed(bench: Bench) -> None:
-    bench.executor.replayed_step = 7
-    after_s, why = bench.broken_after_s(RankBeat(4, 1, 7, 7, "the graph of step 7"))
-    assert why == "rank 0 has been in the graph of step 7 for 10 s; so have all others"
-    assert TOGETHER_S <= after_s <= TOGETHER_S + 1.0
 
 
 def test_what_the_others_hear_is_where_the_device_is(bench: Bench) -> None:

@@ -57,8 +57,8 @@ class Bench:
         end = self.now + seconds
         while self.now < end:
             self.now += turn_s
-            for each in others:
-                self.watch.heard(each, self.now)
+            for other in others:
+                self.watch.heard(other, self.now)
             self.watch.look(own, step, missing, self.now)
 
 

@@ -54,4 +54,4 @@ def test_what_a_life_raises_ends_the_process() -> None:
 
 def test_an_instance_is_never_drawn_twice() -> None:
     drawn = [new_instance() for _ in range(1000)]
-    assert len(set(drawn)) == 1000 and all(0 <= each < 2**62 for each in drawn)
+    assert len(set(drawn)) == 1000 and all(0 <= instance < 2**62 for instance in drawn)

@@ -56,7 +56,11 @@ def test_a_connection_to_the_gateway_that_is_lost_and_made_again_is_said_once_ea
     turns_lost = 0
 
     def said() -> list[tuple[str, str]]:
-        return [(each.levelname, each.getMessage()) for each in caplog.records if "connection to" in each.getMessage()]
+        return [
+            (record.levelname, record.getMessage())
+            for record in caplog.records
+            if "connection to" in record.getMessage()
+        ]
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal turns_lost
@@ -87,7 +91,9 @@ def test_a_gateway_that_has_said_that_it_ends_is_no_lost_connection(
     turns_left, is_back = 0, False
 
     def said() -> list[tuple[str, str]]:
-        return [(each.levelname, each.getMessage()) for each in caplog.records if "gateway" in each.getMessage()]
+        return [
+            (record.levelname, record.getMessage()) for record in caplog.records if "gateway" in record.getMessage()
+        ]
 
     def play(bench: Bench, arrived: list[ToGateway]) -> None:
         nonlocal turns_left, is_back
@@ -252,7 +258,9 @@ def test_a_failed_request_is_a_warning_unless_too_many_waited(context: Any, capl
     with pytest.raises(WorkerBroken, match="it is enough"):
         bench.loop.run()
     bench.close()
-    told = {(fields_of(each)["code"], each.levelname) for each in caplog.records if each.msg == "request failed"}
+    told = {
+        (fields_of(record)["code"], record.levelname) for record in caplog.records if record.msg == "request failed"
+    }
     assert told == {("launch_failed", "WARNING"), ("queue_full", "INFO"), ("prefill_queue_full", "INFO")}
 
 
@@ -271,10 +279,10 @@ def test_a_refused_connection_is_told_once_and_is_the_reason_in_the_end(
     with pytest.raises(Unavailable, match=r"in 60 s \(its list lacks the key\)"):
         bench.loop.run()
     bench.close()
-    told = [(each.levelname, each.getMessage(), fields_of(each).get("why")) for each in caplog.records]
+    told = [(record.levelname, record.getMessage(), fields_of(record).get("why")) for record in caplog.records]
     assert told == [("ERROR", "the gateway refuses this worker", "its list lacks the key")]
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    found: dict[str, object] = record.__dict__["baton_fields"]
-    return found
+    fields: dict[str, object] = record.__dict__["baton_fields"]
+    return fields

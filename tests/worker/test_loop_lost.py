@@ -144,7 +144,7 @@ def life(
     """What the worker tells of its cache until two heartbeats after it was welcomed and has got `flushes`; and how many
     tokens of the prompt it had cached when it heard its peers first."""
     news: list[CacheNews] = []
-    found: list[int] = []
+    instances: list[int] = []
 
     def on_beat(bench: Bench, beat: Heartbeat) -> None:
         news.append(beat.cache)
@@ -153,10 +153,10 @@ def life(
 
     bench = Bench(context, Welcoming(on_beat, welcome, *map(FlushCache, range(flushes))))
     bench.core.kv_manager, bench.loop.around = kv_manager, replace(bench.loop.around, known=known)
-    bench.peers.receive = lambda: found.append(kv_manager.num_cached(PROMPT))  # type: ignore[method-assign]
+    bench.peers.receive = lambda: instances.append(kv_manager.num_cached(PROMPT))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
-    return news, found[0]
+    return news, instances[0]
 
 
 @pytest.mark.parametrize("missed", [0, 1])
@@ -167,10 +167,10 @@ def test_the_next_life_keeps_the_cache_and_tells_all_of_it_unless_a_flush_was_mi
     assert kv_manager.news.take().added, "it was told once"
 
     news, num_found = life(context, kv_manager, known, Welcome(1, KEY, num_flushes=3 + missed))
-    told = [prefix for each in news for prefix in each.added]
+    told = [prefix for told_once in news for prefix in told_once.added]
     assert num_found == (0 if missed else 128)
     assert sorted(told) == ([] if missed else sorted(prefix_hashes(KEY, "", IDS)))
-    assert any(each.flushed for each in news) == bool(missed)
+    assert any(told_once.flushed for told_once in news) == bool(missed)
     counts = kv_manager.counts()
     assert counts.free + counts.cached == counts.total
 
@@ -240,7 +240,9 @@ def test_a_flush_is_answered_with_its_number_once_the_cache_is_empty(context: An
             bench.send(Welcome(1))
             bench.send(FlushCache(7))
             bench.send(FlushCache(8))
-        answers.extend((each, bench.core.kv_manager._flushes) for each in arrived if isinstance(each, CacheFlushed))
+        answers.extend(
+            (message, bench.core.kv_manager._flushes) for message in arrived if isinstance(message, CacheFlushed)
+        )
         if len(answers) == 2:
             bench.stop()
 

@@ -1,25 +1,8 @@
 """Who is refused when too many wait, and how prompts and decodes take turns."""
 
-from dataclasses import replace
-
 import pytest
 
-from protocol.errors import PrefillQueueFull, QueueFull
-from protocol.messages_gateway import Assign
-from tests.scheduler.building import greedy
 from worker.policies import Policies, prompts_first
-
-ASSIGN = Assign("r", 0, (1, 2, 3), greedy(9), 1, None)
-
-
-@pytest.mark.parametrize("kind", [QueueFull, PrefillQueueFull])
-def test_a_request_is_refused_when_as_many_wait_as_may(kind: type[QueueFull]) -> None:
-    policies = Policies(max_queued_requests=3)
-    assert policies.refusal(ASSIGN, 2, kind) is None
-    for num_waiting in (3, 4):
-        refused = policies.refusal(ASSIGN, num_waiting, kind)
-        assert type(refused) is kind
-        assert refused.message == "the worker's waiting line is full (--max-queued-requests 3)"
 
 
 def test_what_a_launch_takes() -> None:
@@ -37,11 +20,6 @@ def test_what_a_launch_takes() -> None:
     ):
         assert policies.launch_tokens(0) == alone
         assert policies.launch_tokens(10) == beside_ten
-
-
-def test_one_that_has_begun_elsewhere_is_never_refused() -> None:
-    for assign in (replace(ASSIGN, resumes=True), replace(ASSIGN, num_replayed=1)):
-        assert Policies(max_queued_requests=1).refusal(assign, 99) is None
 
 
 @pytest.mark.parametrize(

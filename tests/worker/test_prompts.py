@@ -177,7 +177,7 @@ def test_a_request_leaves_every_queue_wherever_it_is(seed: int) -> None:
         assert set(role.prompts.waiting) | set(role.prompts.computing) == set(requests)
         assert role.prompts.num_waiting == sum(request.prompt.holding is None for request in requests)
         assert role.prompts.tokens_left == sum(request.prompt_left for request in requests)
-        assert set(role.prompts.unfinished) == {each for each in role.prompts.computing if each.prompt_left}
+        assert set(role.prompts.unfinished) == {req for req in role.prompts.computing if req.prompt_left}
     assert left_from == {"line", "computing", "computed"}
     role.served.drop_all()
     turn()

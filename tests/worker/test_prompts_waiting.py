@@ -30,11 +30,11 @@ class Asked:
 
     def line(self) -> list[str]:
         """Those that wait, in their order, as the first of the line leaves one by one."""
-        found = list[str]()
+        keys = list[str]()
         while (request := self.prompts.waiting.first()) is not None:
-            found.append(request.assign.request_id)
-            self.cancel(int(found[-1][1:]))
-        return found
+            keys.append(request.assign.request_id)
+            self.cancel(int(keys[-1][1:]))
+        return keys
 
     def crowded(self) -> "Asked":
         """All rows are taken."""
@@ -52,7 +52,9 @@ def at_prefill(policies: Policies) -> Asked:
         bench.worker.prompts,
         bench.job,
         lambda number: bench.worker.on_peer(7, CancelJob(number)),
-        lambda: [(each.code, each.message) for each in bench.sent(JobFailed) if isinstance(each, JobFailed)],
+        lambda: [
+            (message.code, message.message) for message in bench.sent(JobFailed) if isinstance(message, JobFailed)
+        ],
     )
 
 
@@ -63,7 +65,9 @@ def at_unified(policies: Policies) -> Asked:
         worker.on_gateway(Assign(f"r{number}", 0, prompt, greedy(5), n, None, **more))
 
     def refused() -> list[tuple[str, str]]:
-        return [(each.code, each.message) for each in worker.outbox.gateway if isinstance(each, RequestFailed)]
+        return [
+            (message.code, message.message) for message in worker.outbox.gateway if isinstance(message, RequestFailed)
+        ]
 
     return Asked(worker, worker.prompts, ask, lambda number: worker.on_gateway(CancelRequest(f"r{number}", 0)), refused)
 

@@ -65,11 +65,11 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 def arrived(sockets: RankSockets, last: ToRank) -> list[ToRank]:
     """All messages up to this one, waiting for them."""
-    found: list[ToRank] = []
-    while last not in found:
+    messages: list[ToRank] = []
+    while last not in messages:
         assert sockets.inbox.poll(60_000)
-        found += sockets.receive()
-    return found
+        messages += sockets.receive()
+    return messages
 
 
 def test_ranks_meet_when_they_have_started_and_when_they_have_loaded_in_any_order(group: Group) -> None:
@@ -90,7 +90,7 @@ def test_ranks_of_other_models_name_both(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    "place, version, named",
+    "stranger, version, named",
     [
         (GroupPlace("e", 4, 1, 2), baton_version(), "its group is 'e', that of rank 0 is 'd'"),
         (GroupPlace("d", 4, 1, 3), baton_version(), "its size of the group is 3, that of rank 0 is 2"),
@@ -98,10 +98,10 @@ def test_ranks_of_other_models_name_both(group: Group) -> None:
     ],
 )
 def test_a_rank_of_another_group_size_or_version_is_named(
-    place: GroupPlace, version: str, named: str, group: Group
+    stranger: GroupPlace, version: str, named: str, group: Group
 ) -> None:
     mine, other = group.open(0, size=2), group.open(1, size=2)
-    other.send(RankHello(place, version, ""))
+    other.send(RankHello(stranger, version, ""))
     with pytest.raises(ConfigError, match=f"^rank 1 of group 'd': {named}"):
         mine.meet("", group.stop, MonotonicClock())
 

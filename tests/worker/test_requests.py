@@ -39,7 +39,7 @@ OWNERS = [(1, 1), (2, 1)]  # one list, as in the results of a batch that has not
 
 def drawn_later(planner: Planner, req: Req) -> bool:
     """Whether a result for its row would still find it."""
-    return any(found is req for found, _ in planner.results.drawn(OWNERS, [(7,), (7,)]))
+    return any(drawn is req for drawn, _ in planner.results.drawn(OWNERS, [(7,), (7,)]))
 
 
 def test_the_tokens_of_a_choice_leave_before_it_is_preempted() -> None:
@@ -49,7 +49,7 @@ def test_the_tokens_of_a_choice_leave_before_it_is_preempted() -> None:
     stream.add(second, (8,))
     assert stream.preempt([second]) == [second]
     tokens, *preempted = flushed(stream)
-    assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(8,)]
+    assert isinstance(tokens, Tokens) and [choice.token_ids for choice in tokens.choices] == [(8,)]
     assert preempted == [Preempted("r", 0, 0), Preempted("r", 0, 1)]
     assert flushed(stream) == []
 
@@ -59,7 +59,7 @@ def test_a_run_that_is_longer_than_the_choice_is_stamped(run: tuple[int, ...], i
     _, request, stream = serving()
     assert stream.add(request.prompt, run)
     (tokens,) = flushed(stream)
-    assert isinstance(tokens, Tokens) and [each.token_ids for each in tokens.choices] == [(7,) * 9]
+    assert isinstance(tokens, Tokens) and [choice.token_ids for choice in tokens.choices] == [(7,) * 9]
     assert ("run cut" in request.moments) is is_cut
 
 
@@ -132,7 +132,7 @@ def test_a_bucket_holds_its_edge_and_the_last_the_rest(seconds: float, bucket: i
     phases.stamp(request, "queued", 0.0)
     phases.stamp(request, "prefill start", seconds)
     counts = phases.spreads["queue_time"].counts
-    assert len(counts) == len(TIME_EDGES_S) + 1 and [place for place, count in enumerate(counts) if count] == [bucket]
+    assert len(counts) == len(TIME_EDGES_S) + 1 and [index for index, count in enumerate(counts) if count] == [bucket]
 
 
 def test_a_phase_that_another_request_began_is_not_counted() -> None:

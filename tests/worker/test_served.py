@@ -59,7 +59,7 @@ def test_each_request_ends_once_in_any_order(seed: int) -> None:
         if not alive or rng.random() < 0.4:
             alive.add(taken(served, f"r{index}", rng.randint(1, 3)))
             continue
-        request = rng.choice(sorted(alive, key=lambda each: each.key))
+        request = rng.choice(sorted(alive, key=lambda request: request.key))
         choice, before = rng.choice([-1, *range(len(request.reqs))]), len(role.heard)
         going_on = [req for req in request.reqs if req.finish is None]
         match rng.choice(("cancel", "cancel", "fail", "fail those", "finish", "drop")):

@@ -228,7 +228,7 @@ class FrameSender:
     def _pump(self, instance: int) -> None:
         peer = self._peers[instance]
         while self._send_moved(instance) and (head := peer.head()) is not None:
-            num_bytes = head[0].payload_bytes(head[1])
+            num_bytes = head.transfer.payload_bytes(head.frame)
             if not peer.credit.fits(num_bytes) or not self._begin(instance, *head):
                 return
 

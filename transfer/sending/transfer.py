@@ -7,6 +7,7 @@ frames, so its digest is complete when its turn comes. transfer/states.py has th
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.frame import LAST_LAYER, LAST_MESSAGE, FrameHeader, LastMessage, extend_digest
 from protocol.kv_layout import KvLayout, full_pages
@@ -245,6 +246,13 @@ class MovingFrame:
     layer_moved: int  # its place among the layers that were given to the device in one call
 
 
+class Queued(NamedTuple):
+    """A frame that waits."""
+
+    transfer: SendTransfer
+    frame: Frame
+
+
 class PeerQueue:
     """The frames that wait for one decode worker, and those that a device is moving there.
 
@@ -269,9 +277,9 @@ class PeerQueue:
         """Whether the transfer's last frame has left."""
         return transfer.state is TransferState.SENDING and not self._waiting.get(transfer)
 
-    def head(self) -> tuple[SendTransfer, Frame] | None:
+    def head(self) -> Queued | None:
         """The next frame. It stays queued until pop()."""
-        return next(((transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
+        return next((Queued(transfer, frames[0]) for transfer, frames in self._waiting.items() if frames), None)
 
     def pop(self, num_bytes: int) -> None:
         """Removes the head, which leaves: it takes credit for `num_bytes`."""

@@ -196,7 +196,6 @@ class ChatRequest(GenerationRequest):
     ] = None
 
 
-AnyRequest = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=GenerationRequest)
 
 
@@ -209,9 +208,4 @@ def parse(kind: type[R], body: Any) -> R:
             param="stream_options",
         )
     check_prompt_fields(request.echo, request.prompt_logprobs, request.max_tokens, request.stream is True)
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise BadRequest(
-            f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
-            param="top_logprobs",
-        )
     return request

@@ -4,7 +4,6 @@ from dataclasses import fields
 
 from gateway.dialects.openai.fields import (
     DEFAULT_COMPLETION_TOKENS,
-    AnyRequest,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -27,6 +26,7 @@ from gateway.words.places import (
     field,
 )
 from gateway.words.request import Ask, Conversation, PromptIds, Prompts, PromptScores, PromptText, Sampling, Turn
+from protocol.errors import BadRequest
 
 NAMES: Origins = {
     **{(*SAMPLING, each.name): field(each.name) for each in fields(Sampling)},
@@ -47,12 +47,8 @@ OF_CHATS: Origins = {
 }
 
 
-def ask_of(request: AnyRequest) -> Ask:
+def ask_of_completion(request: CompletionRequest) -> Ask:
     """What the client asks for. BadRequest for two grammars."""
-    return _of_chat(request) if isinstance(request, ChatRequest) else _of_completion(request)
-
-
-def _of_completion(request: CompletionRequest) -> Ask:
     add_special = request.add_special_tokens is not False
     prompts = [
         PromptText(prompt, add_special) if isinstance(prompt, str) else PromptIds(prompt) for prompt in request.prompts
@@ -67,7 +63,13 @@ def _of_completion(request: CompletionRequest) -> Ask:
     return _ask(request, prompts, origins, DEFAULT_COMPLETION_TOKENS, request.logprobs, scores)
 
 
-def _of_chat(request: ChatRequest) -> Ask:
+def ask_of_chat(request: ChatRequest) -> Ask:
+    """What the client asks for. BadRequest for two grammars, and for `top_logprobs` without `logprobs`."""
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest(
+            f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
+            param="top_logprobs",
+        )
     effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
     conversation = Conversation(
         [turn_of(message) for message in request.messages],

@@ -1,12 +1,13 @@
 """How OpenAI's API writes log-probabilities of an answer's tokens, and vLLM those of the prompt's."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.routing.prompt_scores import PromptPart
 from gateway.serving.parts import TOKENS, Kept, Later, finite, items_of, list_of
-from gateway.words.pieces import ScoredToken, SharedTokens
+from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import MAX_TOP_LOGPROBS, TokenLogprob
 
 Fields = dict[str, Any]
@@ -16,27 +17,19 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class LogprobWriter:
-    """Writes log-probabilities as a completion or a chat has them. `bytes_of`: the bytes of a token; None: it has no
-    text, and neither does any token without a tokenizer. `as_ids`: tokens are written as "token_id:5". `num_top`: the
-    likeliest tokens at each place, at most."""
+class LogprobWriter(ABC):
+    """Writes log-probabilities. `bytes_of`: the bytes of a token; None: it has no text, and neither does any token
+    without a tokenizer. `as_ids`: tokens are written as "token_id:5". `num_top`: the likeliest tokens at each place, at
+    most."""
 
-    is_chat: bool
     bytes_of: Callable[[int], bytes | None]
     as_ids: bool = False
     num_top: int = MAX_TOP_LOGPROBS
     _kept: dict[tuple[int, str], Kept] = field(default_factory=dict)  # by id of the tokens, and field
 
+    @abstractmethod
     def write(self, *groups: Collection[ScoredToken]) -> Fields:
         """The field `logprobs` of a choice that has these tokens. Long lists are Laters."""
-        if self.is_chat:
-            return {"content": self._list("content", self._entries, groups), "refusal": None}
-        return {
-            "tokens": self._list("tokens", self._names, groups),
-            "token_logprobs": self._list("token_logprobs", _values, groups),
-            "top_logprobs": self._list("top_logprobs", self._tops, groups),
-            "text_offset": self._list("text_offset", _offsets, groups),
-        }
 
     def _list(self, name: str, write: "Write", groups: Collection[Collection[ScoredToken]]) -> list[Any] | Later:
         """A field of `logprobs`, of all these tokens."""
@@ -49,8 +42,28 @@ class LogprobWriter:
             return Later(lambda: items_of(lambda: write(group), TOKENS))
         return self._kept.setdefault((id(group), name), Kept(lambda: items_of(lambda: write(group), TOKENS)))
 
-    def _entries(self, tokens: Iterable[ScoredToken]) -> Iterator[Fields]:
-        return (self._entry(token_id, scored) for token_id, _, scored in tokens if scored is not None)
+    def _name(self, token_id: int) -> str:
+        """Its text. Bytes that are no text by themselves are written as OpenAI's API does: "bytes:\\xe2\\x80"."""
+        raw = None if self.as_ids else self.bytes_of(token_id)
+        if raw is None:
+            return f"token_id:{token_id}"
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class CompletionLogprobWriter(LogprobWriter):
+    """As a completion has them."""
+
+    def write(self, *groups: Collection[ScoredToken]) -> Fields:
+        """See LogprobWriter."""
+        return {
+            "tokens": self._list("tokens", self._names, groups),
+            "token_logprobs": self._list("token_logprobs", _values, groups),
+            "top_logprobs": self._list("top_logprobs", self._tops, groups),
+            "text_offset": self._list("text_offset", _offsets, groups),
+        }
 
     def _names(self, tokens: Iterable[ScoredToken]) -> Iterator[str]:
         return (self._name(token.token_id) for token in tokens)
@@ -65,6 +78,17 @@ class LogprobWriter:
             logprob_of.setdefault(self._name(other), finite(logprob))
         return logprob_of
 
+
+class ChatLogprobWriter(LogprobWriter):
+    """As a chat has them."""
+
+    def write(self, *groups: Collection[ScoredToken]) -> Fields:
+        """See LogprobWriter."""
+        return {"content": self._list("content", self._entries, groups), "refusal": None}
+
+    def _entries(self, tokens: Iterable[ScoredToken]) -> Iterator[Fields]:
+        return (self._entry(token_id, scored) for token_id, _, scored in tokens if scored is not None)
+
     def _entry(self, token_id: int, scored: TokenLogprob) -> Fields:
         top = [self._named(other, logprob) for other, logprob in scored.top]
         return {**self._named(token_id, scored.logprob), "top_logprobs": top}
@@ -72,16 +96,6 @@ class LogprobWriter:
     def _named(self, token_id: int, logprob: float) -> Fields:
         raw = self.bytes_of(token_id)
         return {"token": self._name(token_id), "logprob": finite(logprob), "bytes": None if raw is None else list(raw)}
-
-    def _name(self, token_id: int) -> str:
-        """Its text. Bytes that are no text by themselves are written as OpenAI's API does: "bytes:\\xe2\\x80"."""
-        raw = None if self.as_ids else self.bytes_of(token_id)
-        if raw is None:
-            return f"token_id:{token_id}"
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 Write = Callable[[Iterable[ScoredToken]], Iterable[Any]]

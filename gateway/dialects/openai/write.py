@@ -1,17 +1,19 @@
-"""How OpenAI's API writes an answer: one body, or events.
+"""How OpenAI's API writes an answer, in what completions and chats share: one body, or events.
 
-An event has the tokens that one launch has drawn for a choice: one, or several with a draft. Tokens that reached the
-gateway too early go out with those before them, in one event. The part of an event that never changes is encoded once.
+write_completion.py and write_chat.py say how each of the two writes a choice: its Form. An event has the tokens that
+one launch has drawn for a choice: one, or several with a draft. Tokens that reached the gateway too early go out with
+those before them, in one event. The part of an event that never changes is encoded once.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from gateway.dialects.openai.score_shapes import LogprobWriter, PromptWriter
-from gateway.generation.generation import Batch, Generation
+from gateway.generation.generation import Generation
+from gateway.http.errors import error_event
 from gateway.serving.answering import DONE
 from gateway.serving.gathered import Gathered
 from gateway.serving.parts import (
@@ -25,200 +27,237 @@ from gateway.serving.parts import (
     list_of,
     list_with_laters,
     parts_of,
-    text_json,
 )
-from gateway.words.pieces import Piece, ScoredToken
+from gateway.words.events import Batch, Finish, Reason, Step, Usage
+from gateway.words.scored import ScoredToken
+from protocol.errors import BatonError
 
-# OpenAI's messages always have these. Clients with strict types fail without them.
-MESSAGE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
-FIRST_DELTA: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 LONG_BATCH = 1024  # log-probabilities and pieces of text; the events of a batch with more are sent in parts
 Fields = dict[str, Any]
 Timeline = list[Fields]
 
 
+class Form(Protocol):
+    """How a route writes a choice."""
+
+    @property
+    def body_object(self) -> str:
+        """The field `object` of a body."""
+        ...
+
+    @property
+    def event_object(self) -> str:
+        """The field `object` of an event."""
+        ...
+
+    @property
+    def around_text(self) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a choice, in an event that only adds text."""
+        ...
+
+    def whole(self, gathered: Gathered) -> Fields:
+        """The fields of a body's choice that have what it says. Long texts are Laters."""
+        ...
+
+    def added(self, step: Step, *, is_first: bool) -> Fields:
+        """The same of an event's choice. `is_first`: of the choice's first event."""
+        ...
+
+    def of_choice(self, prompt: Fields) -> Fields:
+        """What a body's choice tells of its prompt. `prompt`: all that is asked for."""
+        ...
+
+    def of_body(self, prompt: Fields) -> Fields:
+        """What a body tells of its first prompt, beside its choices."""
+        ...
+
+
 @dataclass(frozen=True)
-class ResponseHead:
+class Head:
     """What all choices of a response share. `created` is in seconds since 1970."""
 
     response_id: str
     created: int
     model: str
-    is_chat: bool
-    with_token_ids: bool
+    form: Form
+    with_token_ids: bool = False
     logprobs: LogprobWriter | None = None  # None: nobody asks for them
     prompt_logprobs: PromptWriter | None = None  # the same of the field of this name
 
-    def fields(self, chat_object: str) -> dict[str, Any]:
-        """The first fields of an event or body. `chat_object` says which of the two it is, in a chat."""
-        kind = chat_object if self.is_chat else "text_completion"
+    def fields(self, kind: str) -> Fields:
+        """The first fields of an event or body."""
         return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(
         self,
         index: int,
-        text: dict[str, Any],
-        finish_reason: str | None,
+        content: Fields,
+        finish: Finish | None,
         token_ids: Sequence[int] | Later,
-        *logprobs: Collection[ScoredToken],
-    ) -> dict[str, Any]:
-        """One choice. `text` is the field that holds its text."""
-        scored = self.logprobs.write(*logprobs) if self.logprobs is not None else None
-        choice = {"index": index, **text, "logprobs": scored, "finish_reason": finish_reason}
+        *scored: Collection[ScoredToken],
+    ) -> Fields:
+        """One choice. `content`: the fields that have what it says."""
+        logprobs = self.logprobs.write(*scored) if self.logprobs is not None else None
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason_of(finish)}
         return choice | {"token_ids": token_ids} if self.with_token_ids else choice
+
+
+@dataclass(frozen=True)
+class BodyWriter:
+    """Writes an answer that is not streamed; a Body of answering.py."""
+
+    head: Head
 
     def gathers(self) -> Gathered:
         """See Body."""
         return Gathered()
 
-    def whole_choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        """One choice of a body."""
-        content = text_json(gathered.texts, gathered.num_chars)
-        text = {"message": MESSAGE | {"content": content}} if self.is_chat else {"text": content}
-        token_ids = ids_json(gathered.token_ids) if self.with_token_ids else ()
-        return self.choice(index, text, gathered.finish_reason, token_ids, gathered.echoed, gathered.scored)
-
     def body(self, generation: Generation, gathered: Sequence[Gathered]) -> Fields:
         """See Body."""
+        head, form = self.head, self.head.form
         prompts = [self._prompt(generation, position) for position in range(len(generation.prompts.all))]
 
         def choices() -> Iterator[Fields]:
             for index, choice in enumerate(gathered):
-                of_prompt = {} if self.is_chat else prompts[generation.prompts.place_of(index)]
-                yield self.whole_choice(index, choice) | of_prompt
+                of_prompt = form.of_choice(prompts[generation.prompts.place_of(index)])
+                yield self._choice(index, choice) | of_prompt
 
-        is_short = (
-            self.logprobs is None and sum(len(choice.texts) for choice in gathered) <= TEXTS
-        )  # nearly every answer
+        num_pieces = sum(choice.num_pieces for choice in gathered)
+        is_short = head.logprobs is None and num_pieces <= TEXTS  # nearly every answer
         told = list(choices()) if is_short else list_with_laters(choices)
-        body = self.fields("chat.completion") | {"choices": told, "usage": _usage(generation)}
+        body = head.fields(form.body_object) | {"choices": told, "usage": usage_fields(generation.usage)}
         timeline = generation.timeline()
-        return body | (prompts[0] if self.is_chat else {}) | ({} if timeline is None else {"timeline": timeline})
+        return body | form.of_body(prompts[0]) | ({} if timeline is None else {"timeline": timeline})
+
+    def _choice(self, index: int, gathered: Gathered) -> Fields:
+        token_ids = ids_json(gathered.token_ids) if self.head.with_token_ids else ()
+        content = self.head.form.whole(gathered)
+        return self.head.choice(index, content, gathered.finish, token_ids, gathered.echoed, gathered.scored)
 
     def _prompt(self, generation: Generation, position: int) -> Fields:
         """The field `prompt_logprobs`, if it is asked for."""
-        prompt, writer = generation.prompts.all[position], self.prompt_logprobs
+        prompt, writer = generation.prompts.all[position], self.head.prompt_logprobs
         part = generation.prompts.part(position * prompt.num_choices)
         if writer is None or part is None:
             return {}
-        kind = Kept if prompt.num_choices > 1 and not self.is_chat else Later
+        kind = Kept if prompt.num_choices > 1 else Later
         return {"prompt_logprobs": list_of([kind(lambda: items_of(lambda: writer.entries(part), TOKENS))])}
 
 
 class EventWriter:
-    """Writes the events of one response."""
+    """Writes the events of one response; Chunks of answering.py. `continuous`: each has the usage so far."""
 
-    def __init__(self, head: ResponseHead, include_usage: bool, continuous_usage: bool) -> None:
-        self._head = head
-        self.include_usage = include_usage
-        self.continuous = include_usage and continuous_usage  # each event carries the usage so far
-        self._start = b"data: " + orjson.dumps(head.fields("chat.completion.chunk"))[:-1] + b',"choices":['
+    def __init__(self, head: Head, include_usage: bool, continuous_usage: bool) -> None:
+        self._head, self._form = head, head.form
+        self._includes_usage = include_usage
+        self._continuous = include_usage and continuous_usage
+        self._start = b"data: " + orjson.dumps(head.fields(head.form.event_object))[:-1] + b',"choices":['
         self._end = self._rest(None, None)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: the bytes around the text of a plain event
         self._num_sent = 0  # tokens of all choices
 
     @property
     def num_bytes(self) -> int:
-        """See Body.events."""
+        """See Chunks."""
         return 0
 
     def events(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
-        """See Body.events. The time line, if the client asks for it, is in the last event."""
-        is_single = len(batch) == 1 and not (self.continuous or generation.times.with_timeline)  # nearly every batch
-        if is_single and self._is_short(batch[0][1]):
-            return self.event(*batch[0])
+        """See Chunks. The time line, if the client asks for it, is in the last event."""
+        if len(batch) == 1 and not (self._continuous or generation.times.with_timeline):  # nearly every batch
+            index, step = batch[0]
+            text = step.only_text
+            if text is not None and len(text) <= CHARS and index in self._frames:
+                return self._plain(index, text, step.token_ids)
 
         blocks = self._blocks(generation, batch)
-        return blocks if sum(self._size(piece) for _, piece in batch) > LONG_BATCH else b"".join(blocks)
+        return blocks if sum(self._size(step) for _, step in batch) > LONG_BATCH else b"".join(blocks)
+
+    def last(self, generation: Generation) -> bytes:
+        """See Chunks."""
+        if not self._includes_usage:
+            return DONE
+        return self._start + self._rest(generation.usage, generation.timeline()) + DONE
+
+    def failed(self, error: BatonError) -> bytes:
+        """See Chunks."""
+        return error_event(error)
 
     def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
         """The events one after another, long ones in blocks."""
-        is_last = not self.include_usage and generation.is_drained
-        num_cached = generation.prompts.num_cached
-        for number, (index, piece) in enumerate(batch, start=1):
+        is_last = not self._includes_usage and generation.is_drained
+        for number, (index, step) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and number == len(batch) else None
-            self._num_sent += len(piece.token_ids)
-            usage = usage_of(generation.prompts.num_tokens, self._num_sent, num_cached) if self.continuous else None
-            if self._is_short(piece):
-                yield self.event(index, piece, usage, timeline)
-            else:
-                yield self._start
-                yield from parts_of(self._choice(index, piece))
-                yield self._rest(usage, timeline)
+            self._num_sent += len(step.token_ids)
+            usage = generation.usage._replace(completion=self._num_sent) if self._continuous else None
+            yield from self._event(index, step, usage, timeline)
 
-    def _size(self, piece: Piece) -> int:
+    def _event(self, index: int, step: Step, usage: Usage | None, timeline: Timeline | None) -> Iterator[bytes]:
+        """The event of one Step of a choice. `usage` counts the tokens up to its last one."""
+        is_long = len(step.shown) > TOKENS or step.num_chars > CHARS
+        text = step.only_text
+        if text is not None and index in self._frames and not (is_long or usage or timeline):
+            yield self._plain(index, text, step.token_ids)
+            return
+
+        choice = self._choice(index, step)
+        yield self._start
+        yield from parts_of(choice) if is_long else (orjson.dumps(choice),)
+        yield self._rest(usage, timeline)
+
+    def _size(self, step: Step) -> int:
         """As LONG_BATCH counts."""
         per_token = 1 if self._head.logprobs is None else 1 + self._head.logprobs.num_top
-        return 1 + len(piece.text) * LONG_BATCH // CHARS + per_token * len(piece.logprobs)
+        return 1 + step.num_chars * LONG_BATCH // CHARS + per_token * len(step.shown)
 
-    @staticmethod
-    def _is_short(piece: Piece) -> bool:
-        return len(piece.logprobs) <= TOKENS and len(piece.text) <= CHARS
-
-    def last(self, generation: Generation) -> bytes:
-        """See Body.events."""
-        if not self.include_usage:
-            return DONE
-        return self.usage_event(_usage(generation), generation.timeline()) + DONE
-
-    def event(self, index: int, piece: Piece, usage: Fields | None = None, timeline: Timeline | None = None) -> bytes:
-        """The event of one piece of the choice `index`. `usage` counts the tokens up to its last one, if the client
-        asked for continuous usage."""
-        text, token_ids, finish_reason, logprobs, _ = piece
-
-        frame = self._frames.get(index)
-        is_plain = finish_reason is None and timeline is None and usage is None and not logprobs
-        if frame is not None and is_plain:
-            before, after = frame
-            if self._head.with_token_ids:
-                ids = orjson.dumps(token_ids)
-                return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, ids, self._end)
-            return before + orjson.dumps(text) + after
-
-        return self._start + orjson.dumps(self._choice(index, piece)) + self._rest(usage, timeline)
-
-    def _choice(self, index: int, piece: Piece) -> Fields:
+    def _choice(self, index: int, step: Step) -> Fields:
         """The choice of an event; a long text or a long list in it is a Later."""
-        text, token_ids, finish_reason, logprobs, _ = piece
-        delta: Fields = {}
-        if index not in self._frames:
-            delta, self._frames[index] = FIRST_DELTA, self._frame(index)
-
-        told = text_json((text,), len(text))
-        content = {"delta": delta | {"content": told}} if self._head.is_chat else {"text": told}
-        choice = self._head.choice(index, content, finish_reason, token_ids, logprobs)
-        if not logprobs:
+        is_first = index not in self._frames
+        if is_first:
+            self._frames[index] = self._frame(index)
+        choice = self._head.choice(
+            index, self._form.added(step, is_first=is_first), step.finish, step.token_ids, step.shown
+        )
+        if not step.shown:
             choice["logprobs"] = None  # nothing to tell in this event
         return choice
 
+    def _plain(self, index: int, text: str, token_ids: Sequence[int]) -> bytes:
+        """An event that only adds text, behind the first one of its choice."""
+        before, after = self._frames[index]
+        if self._head.with_token_ids:
+            return b'%b%b%b,"token_ids":%b}%b' % (before, orjson.dumps(text), after, orjson.dumps(token_ids), self._end)
+        return before + orjson.dumps(text) + after
+
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an event that only adds text."""
-        before = self._start + b'{"index":%d,' % index + (b'"delta":{"content":' if self._head.is_chat else b'"text":')
-        after = b"}" * self._head.is_chat + b',"logprobs":null,"finish_reason":null'
+        before, after = self._form.around_text
+        before = self._start + b'{"index":%d,' % index + before
+        after += b',"logprobs":null,"finish_reason":null'
         return before, after if self._head.with_token_ids else after + b"}" + self._end
 
-    def usage_event(self, usage: Fields, timeline: Timeline | None) -> bytes:
-        """The event without choices that reports usage, after all others."""
-        return self._start + self._rest(usage, timeline)
-
-    def _rest(self, usage: Fields | None, timeline: Timeline | None) -> bytes:
+    def _rest(self, usage: Usage | None, timeline: Timeline | None) -> bytes:
         """The end of an event, after its choices: usage and time line, if they belong there."""
-        last: dict[str, Any] = {"usage": usage} if self.include_usage else {}
+        last: Fields = {"usage": usage and usage_fields(usage)} if self._includes_usage else {}
         if timeline is not None:
             last["timeline"] = timeline
         return b"]" + (b"," + orjson.dumps(last)[1:] if last else b"}") + b"\n\n"
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """The usage object of OpenAI's API. It counts a whole client request: a prompt counts once, whatever n is."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+def reason_of(finish: Finish | None) -> str | None:
+    """The field `finish_reason`."""
+    if finish is None:
+        return None
+    return "tool_calls" if finish.reason is Reason.CALLS else finish.reason.value
+
+
+def usage_fields(usage: Usage) -> Fields:
+    """The usage object of OpenAI's API."""
+    fields: Fields = {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-
-
-def _usage(generation: Generation) -> Fields:
-    """The usage object until now."""
-    return usage_of(generation.prompts.num_tokens, generation.num_tokens, generation.prompts.num_cached)
+    if usage.reasoning:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+    return fields

@@ -23,6 +23,7 @@ from gateway.dialects.shared.sampling_fields import (
     shown,
     told,
 )
+from gateway.words.router_marks import MARKED_ID
 from protocol.errors import BadRequest
 from protocol.logprobs import NumTop
 from protocol.messages_gateway import Priority
@@ -38,7 +39,9 @@ RENAMED: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"
 # Fields that may have a value for each prompt.
 EACH: Final = "sampling_params rid return_logprob top_logprobs_num logprob_start_len cache_salt".split()
 
-Rid = Annotated[str, Field(min_length=1, max_length=MAX_RID_CHARS)]
+Rid = Annotated[
+    str, Field(min_length=1, max_length=MAX_RID_CHARS, json_schema_extra={"not": {"pattern": MARKED_ID}})
+]  # see unsupported.py
 NewTokens = Annotated[Least, shown(maximum="most_tokens")]
 Start = Annotated[int, Field(ge=ONLY_OUTPUTS, lt=INT32 - 1)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)]

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.sglang.fields import ONLY_OUTPUTS
-from gateway.generation.generation import ABORT, Batch, Generation
+from gateway.generation.generation import Generation
+from gateway.http.errors import error_event
 from gateway.routing.prompt_scores import PromptPart
 from gateway.serving.answering import DONE
 from gateway.serving.gathered import Gathered
@@ -30,7 +31,8 @@ from gateway.serving.parts import (
     parts_of,
     text_json,
 )
-from gateway.words.pieces import Piece
+from gateway.words.events import Batch, Finish, Reason, Step
+from protocol.errors import BatonError
 from protocol.logprobs import TokenLogprob
 
 WEIGHT_VERSION = "default"  # weights never change while a worker runs; also in /model_info
@@ -87,7 +89,6 @@ class _Told(NamedTuple):
     logprobs: Any
     top_logprobs: Any
     num_tokens: int
-    last_token: int | None
 
 
 @dataclass
@@ -100,7 +101,6 @@ class _Output:
     logprobs: _Growing = field(default_factory=_list)
     top_logprobs: _Growing = field(default_factory=_list)
     num_tokens: int = 0
-    last_token: int | None = None
     num_sent: int = -1
     bytes_told: int = 0
     event_bytes: int = 0
@@ -119,7 +119,6 @@ class _Output:
             self.logprobs.whole,
             self.top_logprobs.whole,
             self.num_tokens,
-            self.last_token,
         )
 
 
@@ -163,7 +162,7 @@ class NativeAnswer:
 
         def whole(index: int) -> Fields:
             gathered = of_choices[index]
-            body = self._tell(generation, index, gathered.finish_reason, self._whole(gathered))
+            body = self._tell(generation, index, gathered.finish, self._whole(gathered))
             if index == len(of_choices) - 1:
                 _add_timeline(generation, body)
             return body
@@ -174,49 +173,52 @@ class NativeAnswer:
         """What a choice has at the end."""
         tokens, ids = gathered.scored, gathered.token_ids
         return _Told(
-            text_json(gathered.texts, gathered.num_chars),
+            text_json(gathered.text.pieces, gathered.text.num_chars),
             ids_json(ids),
             in_blocks(lambda: (self._pair(token.token_id, _score(token.scored).logprob) for token in tokens), TOKENS),
             in_blocks(lambda: ([self._pair(*top) for top in _score(token.scored).top] for token in tokens), TOKENS),
             len(ids),
-            ids[-1] if ids else None,
         )
 
     def events(self, generation: Generation, batch: Batch) -> bytes | Iterator[bytes]:
-        """An event for each piece, or for several pieces of a choice that has fewer tokens than an event may have."""
+        """An event for each Step, or for several Steps of a choice that has fewer tokens than an event may have."""
         blocks = self._blocks(generation, batch)
         return blocks if self._is_long(generation, batch) else b"".join(blocks)
 
     def last(self, generation: Generation) -> bytes:
-        """See Body.events."""
+        """See Chunks."""
         return DONE
+
+    def failed(self, error: BatonError) -> bytes:
+        """See Chunks."""
+        return error_event(error)
 
     def _is_long(self, generation: Generation, batch: Batch) -> bool:
         """Whether the events of a batch may have more bytes than a part."""
         num_bytes = 0
-        for index, piece in batch:
+        for index, step in batch:
             wanted, output = self._wanted[generation.prompts.place_of(index)], self._outputs.get(index)
-            num_tokens = len(piece.token_ids)
+            num_tokens = len(step.token_ids)
             if wanted.tells_prompt:
                 num_tokens += len(generation.prompts.of(index).token_ids)
-            num_bytes += SCORE_BYTES * num_tokens * (1 + (wanted.num_top or 0)) + len(piece.text)
+            num_bytes += SCORE_BYTES * num_tokens * (1 + (wanted.num_top or 0)) + len(step.text)
             num_bytes += 0 if output is None else output.num_bytes
         return num_bytes > PART_BYTES
 
     def _blocks(self, generation: Generation, batch: Batch) -> Iterator[bytes]:
         """The events one after another, in blocks."""
         last_places = {index: index_in_batch for index_in_batch, (index, _) in enumerate(batch)}
-        for index_in_batch, (index, piece) in enumerate(batch):
+        for index_in_batch, (index, step) in enumerate(batch):
             output = self._outputs.setdefault(index, _Output())
             prompt = generation.prompts.place_of(index)
-            self._take(output, piece, self._wanted[prompt])
+            self._take(output, step, self._wanted[prompt])
             is_long = max(output.num_bytes, output.event_bytes) > PART_BYTES
             waits = is_long and index_in_batch < last_places[index]  # for what has come together with it
-            if piece.finish_reason is None and (waits or not self._is_due(output, self._wanted[prompt])):
+            if step.finish is None and (waits or not self._is_due(output, self._wanted[prompt])):
                 continue
 
             output.num_sent, output.bytes_told, output.event_bytes = output.num_tokens, output.num_bytes, 0
-            told = self._tell(generation, index, piece.finish_reason, output.told)
+            told = self._tell(generation, index, step.finish, output.told)
             if self._is_list:
                 told["index"] = index
             if index_in_batch == len(batch) - 1 and generation.is_drained:
@@ -233,15 +235,13 @@ class NativeAnswer:
         least = output.event_bytes // GROWTH if output.event_bytes > LONG_EVENT else 0
         return output.num_tokens - output.num_sent >= wanted.interval and output.num_bytes - output.bytes_told >= least
 
-    def _take(self, output: _Output, piece: Piece, wanted: Wanted) -> None:
+    def _take(self, output: _Output, step: Step, wanted: Wanted) -> None:
         num_before = output.num_bytes
-        output.text.add(piece.text)
-        output.token_ids.add(piece.token_ids)
-        output.num_tokens += len(piece.token_ids)
-        if piece.token_ids:
-            output.last_token = piece.token_ids[-1]
-        if piece.scores:
-            scored = list(zip(piece.token_ids, piece.scores, strict=True))
+        output.text.add(step.text)
+        output.token_ids.add(step.token_ids)
+        output.num_tokens += len(step.token_ids)
+        if step.scores:
+            scored = list(zip(step.token_ids, step.scores, strict=True))
             output.logprobs.add([self._pair(token_id, score.logprob) for token_id, score in scored])
             if wanted.num_top:
                 output.top_logprobs.add([[self._pair(*top) for top in score.top] for _, score in scored])
@@ -251,14 +251,14 @@ class NativeAnswer:
         """[log-probability, token id, its text or null]."""
         return [finite(logprob), token_id, self._text_of(token_id)]
 
-    def _tell(self, generation: Generation, index: int, finish_reason: str | None, told: _Told) -> Fields:
+    def _tell(self, generation: Generation, index: int, finish: Finish | None, told: _Told) -> Fields:
         """The choice so far."""
         position = generation.prompts.place_of(index)
         num_top = self._wanted[position].num_top
         num_prompt, num_cached = generation.prompts.tokens_of(index)
         meta: Fields = {
             "id": self._names[index],
-            "finish_reason": _finish(generation, index, finish_reason, told),
+            "finish_reason": _finish_reason(finish, told.num_tokens),
             "prompt_tokens": num_prompt,
             "weight_version": WEIGHT_VERSION,
             "completion_tokens": told.num_tokens,
@@ -270,7 +270,7 @@ class NativeAnswer:
             meta |= {**self._prompts[position], "output_token_logprobs": told.logprobs}
             if num_top:
                 meta["output_top_logprobs"] = told.top_logprobs
-        if finish_reason is not None:
+        if finish is not None:
             meta["e2e_latency"] = generation.times.seconds
         return {"text": told.text, "output_ids": told.token_ids, "meta_info": meta}
 
@@ -303,16 +303,15 @@ def _score(scored: TokenLogprob | None) -> TokenLogprob:
     return scored
 
 
-def _finish(generation: Generation, index: int, reason: str | None, told: _Told) -> Fields | None:
+def _finish_reason(finish: Finish | None, num_tokens: int) -> Fields | None:
     """Why a choice has ended, and by what."""
-    if reason is None:
+    if finish is None:
         return None
-    if reason == "length":
-        return {"type": "length", "length": told.num_tokens}
-    if reason == ABORT:
-        return {"type": ABORT, "message": "Aborted"}
-    cut_by = generation.cut_by(index)
-    return {"type": "stop", "matched": told.last_token if cut_by is None else cut_by}
+    if finish.reason is Reason.LENGTH:
+        return {"type": "length", "length": num_tokens}
+    if finish.reason is Reason.ABORT:
+        return {"type": "abort", "message": "Aborted"}
+    return {"type": "stop", "matched": finish.matched}
 
 
 def _add_timeline(generation: Generation, told: Fields) -> None:

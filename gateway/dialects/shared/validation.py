@@ -7,17 +7,18 @@ from gateway.words.complaints import MAX_SHOWN, short
 from protocol.errors import BadRequest
 
 CONTENT = "a string or a list of text parts"
+ITEMS = {"messages": "message", "text": "text", "sampling_params": "object"}  # what a list has
 UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
 
-# What is wrong with a value, by the kind of pydantic's error. `got` is the value, `size` its length, `msg` pydantic's
-# own text; the other fields in braces are pydantic's limits.
+# What is wrong with a value, by the kind of pydantic's error. `got` is the value, `size` its length, `item` what a list
+# has, `msg` pydantic's own text; the other fields in braces are pydantic's limits.
 COMPLAINTS = {
     "missing": "is missing",
     "no_content": f"is missing, expected {CONTENT}",
     "string_too_short": "is empty, expected at least one character",
-    "too_short": "is empty, expected at least one message",
+    "too_short": "is empty, expected at least one {item}",
     "string_too_long": "has {size} characters, expected at most {max_length}",
     "too_long": "has {size} items, expected at most {max_length}",
     "greater_than_equal": "got {got}, expected at least {ge}",
@@ -67,8 +68,8 @@ def _complaint(error: ErrorDetails, path: str) -> str:
         return f"got {short(value)}, expected {UNIONS[field]}"
 
     size = len(value) if isinstance(value, str | list) else 0
-    complaint = COMPLAINTS.get(kind, ANY_OTHER)
-    return complaint.format(got=short(value), size=size, msg=error["msg"], **error.get("ctx", {}))
+    complaint, item = COMPLAINTS.get(kind, ANY_OTHER), ITEMS.get(path, "item")
+    return complaint.format(got=short(value), size=size, item=item, msg=error["msg"], **error.get("ctx", {}))
 
 
 def _is_variant(part: int | str) -> bool:

@@ -12,8 +12,8 @@ def sheet_in(folder: Path, step: str = "passes") -> StepSheet:
 
 
 def faults_in(sheet: StepSheet) -> list[str]:
-    return [each.text for each in sheet.folder.records() if isinstance(each, Note) and each.fault]
+    return [record.text for record in sheet.folder.records() if isinstance(record, Note) and record.fault]
 
 
 def rows_in(sheet: StepSheet) -> list[Row]:
-    return [each for each in sheet.folder.records() if isinstance(each, Row)]
+    return [record for record in sheet.folder.records() if isinstance(record, Row)]

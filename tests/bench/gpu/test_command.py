@@ -100,7 +100,7 @@ def test_a_step_that_ends_without_a_word_is_reported_and_the_rest_goes_on(tmp_pa
     absent = Step("trace", "step_that_is_absent", 1, "nothing")
     folder = Folder(tmp_path)
     run_steps([absent, Step("decode", "x", 1, "x")], folder, "no such device", 1000.0, Console(quiet=True))
-    ends = [each for each in folder.records() if isinstance(each, End)]
+    ends = [record for record in folder.records() if isinstance(record, End)]
     assert [(end.step, end.outcome, end.why) for end in ends] == [
         ("trace", "failed", "ended with status 2"),
         ("decode", "failed", "ended with status 2"),
@@ -152,21 +152,21 @@ threading.Event().wait()
 
 
 def run_script(script: str, tmp_path: Path, limit_s: float = 100.0) -> tuple[str, str]:
-    why = run_limited((sys.executable, "-c", script), limit_s, tmp_path / "log", {"STEP_SAYS": "hello"})
-    return why, (tmp_path / "log").read_text()
+    reason = run_limited((sys.executable, "-c", script), limit_s, tmp_path / "log", {"STEP_SAYS": "hello"})
+    return reason, (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, why",
+    "script, reason",
     [
         ("pass", ""),
         ("raise SystemExit(3)", "ended with status 3"),
         ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL"),
     ],
 )
-def test_how_it_ended_is_said(tmp_path: Path, script: str, why: str) -> None:
-    assert run_script(script, tmp_path)[0] == why
+def test_how_it_ended_is_said(tmp_path: Path, script: str, reason: str) -> None:
+    assert run_script(script, tmp_path)[0] == reason
 
 
 @pytest.mark.slow
@@ -174,6 +174,6 @@ def test_a_step_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     limit_s, said = 1.0, ""
     while not said:  # a busy machine may take longer than that to start it
         limit_s *= 3
-        why, said = run_script(HANGS, tmp_path, limit_s)
-        assert why == f"not over after {limit_s:.0f} s: killed"
+        reason, said = run_script(HANGS, tmp_path, limit_s)
+        assert reason == f"not over after {limit_s:.0f} s: killed"
     assert not any(psutil.pid_exists(int(pid)) for pid in said.split())

@@ -31,14 +31,14 @@ AT = Setup(config_of(TINY), CPU, SIZES["cpu"], Limits(1e9, 1e9))
 def test_decodes_are_those_that_a_graph_for_longer_contexts_is_filled_with(batch: int, context: int, more: int) -> None:
     used = -(-context // PAGE_SIZE)
     pages_BP = 1 + torch.randperm(batch * used).view(batch, used)
-    found = decodes_in(pages_BP, context, used + more)
+    decodes = decodes_in(pages_BP, context, used + more)
     lanes = Lanes(batch, used + more, PAGE_SIZE, CPU)
     lanes.fill(decodes_in(pages_BP, context, used), batch)
     wanted = lanes.first(batch)
-    assert found.max_decode_seq_len == wanted.max_decode_seq_len == (used + more) * PAGE_SIZE
+    assert decodes.max_decode_seq_len == wanted.max_decode_seq_len == (used + more) * PAGE_SIZE
     for name in ("positions_T", "page_table_BP", "seq_lens_B"):
-        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
-    assert found.seq_lens_B.tolist() == [context] * batch
+        assert torch.equal(getattr(decodes, name), getattr(wanted, name)), name
+    assert decodes.seq_lens_B.tolist() == [context] * batch
 
 
 @pytest.mark.parametrize("batch, context", [(1, 1), (3, 16), (2, 50)])
@@ -46,8 +46,8 @@ def test_the_attention_to_compare_with_is_that_of_the_formula(batch: int, contex
     used = -(-context // PAGE_SIZE)
     pages_BP = 1 + torch.randperm(batch * used).view(batch, used)
     kv_layer, q_BHD = torch.randn(1 + batch * used, 2, PAGE_SIZE, 2, 16), torch.randn(batch, 4, 16)
-    found = by_torch(q_BHD, kv_layer, pages_BP, context)
-    for row, own_BHD in enumerate(found):
+    attended = by_torch(q_BHD, kv_layer, pages_BP, context)
+    for row, own_BHD in enumerate(attended):
         k_SKD, v_SKD = (kv_layer[pages_BP[row], side].flatten(0, 1)[:context] for side in (0, 1))
         torch.testing.assert_close(own_BHD, plain_attention(q_BHD[row : row + 1], k_SKD, v_SKD)[0])
 
@@ -90,16 +90,16 @@ def test_right_attention_has_a_row_and_no_fault(tmp_path: Path) -> None:
     prompt(sheet, AT, 33)
     records = sheet.folder.records()
     assert faults_in(sheet) == []
-    assert [each.table for each in rows_in(sheet)] == [
+    assert [row.table for row in rows_in(sheet)] == [
         "Attention of decodes",
         "Attention of a prompt",
     ]
-    words = [each.words for each in records if isinstance(each, Goal)]
+    words = [record.words for record in records if isinstance(record, Goal)]
     assert words == ["batch 1, context 40: longest / tight", "batch 1, context 40: share of a device copy"]
 
 
 @pytest.mark.parametrize(
-    "kind, why",
+    "kind, reason",
     [
         (Wrong, "attention is off by 0."),
         (NotANumber, "off by inf"),
@@ -107,11 +107,11 @@ def test_right_attention_has_a_row_and_no_fault(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_decodes_are_a_fault_and_their_row_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Wrong], why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Wrong], reason: str
 ) -> None:
     own = kind(torch.float32)
     monkeypatch.setattr(kernel_attention, "attention_of", lambda *_: own)
     sheet = sheet_in(tmp_path)
     decodes(sheet, AT, 6, 20)
-    assert own.calls > 2 and why in faults_in(sheet)[0]
-    assert [each.table for each in rows_in(sheet)] == ["Attention of decodes"]
+    assert own.calls > 2 and reason in faults_in(sheet)[0]
+    assert [row.table for row in rows_in(sheet)] == ["Attention of decodes"]

@@ -15,18 +15,18 @@ num_bytes = st.integers(1, 1 << 34)
 
 
 @given(num_bytes, num_bytes)
-def test_a_graph_moves_its_bytes_unless_its_runs_are_too_few_or_too_many(each: int, graph: int) -> None:
-    count = runs_for(each, graph)
+def test_a_graph_moves_its_bytes_unless_its_runs_are_too_few_or_too_many(run_bytes: int, graph: int) -> None:
+    count = runs_for(run_bytes, graph)
     assert FEWEST_RUNS <= count <= MOST_RUNS
-    assert count in (FEWEST_RUNS, MOST_RUNS) or count * each <= graph < (count + 1) * each
+    assert count in (FEWEST_RUNS, MOST_RUNS) or count * run_bytes <= graph < (count + 1) * run_bytes
 
 
 @given(num_bytes, num_bytes)
-def test_inputs_do_not_fit_into_a_cache_unless_every_run_of_a_graph_has_its_own(each: int, cache: int) -> None:
+def test_inputs_do_not_fit_into_a_cache_unless_every_run_of_a_graph_has_its_own(run_bytes: int, cache: int) -> None:
     size = replace(SIZES["cuda"], cold_bytes=cache)
-    count, runs = inputs_for(each, size), runs_for(each, size.graph_bytes)
+    count, runs = inputs_for(run_bytes, size), runs_for(run_bytes, size.graph_bytes)
     assert 1 <= count <= runs
-    assert count == runs or count * each > cache >= (count - 1) * each
+    assert count == runs or count * run_bytes > cache >= (count - 1) * run_bytes
 
 
 def test_an_error_is_relative_and_nan_never_passes() -> None:

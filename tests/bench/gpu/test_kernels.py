@@ -54,9 +54,9 @@ def test_busy_and_idle_times_are_those_of_a_clock_that_looks_at_each_microsecond
     covered = {tick for event in events for tick in range(int(event.start_us), int(event.end_us))}
     assert busy_us(events) == len(covered)
 
-    found = periods(events, 4)
-    assert len(found) == 3
-    for period, start, length in zip(found, starts, ticks, strict=False):
+    cycles = periods(events, 4)
+    assert len(cycles) == 3
+    for period, start, length in zip(cycles, starts, ticks, strict=False):
         inside = [tick in covered for tick in range(start, start + length)]
         runs = "".join("x" if is_busy else "." for is_busy in inside).split("x")
         assert (period.span_us, period.busy_us, period.idle_us) == (length, sum(inside), length - sum(inside))

@@ -20,7 +20,7 @@ def test_a_command_for_each_call(step: str, capsys: pytest.CaptureFixture[str]) 
         assert lines == ["make gpu STEP='decode ipc' MINUTES=5.5  # 125 s: start 30, decode 55, ipc 40"]
         assert total == "# 1 call, 125 s together, 2.1 minutes, without the starts of the machine"
     names = [name for line in lines for name in line.split("'")[1].split()]
-    assert sorted(names) == sorted(step.split() or [each.name for each in chosen([])])
+    assert sorted(names) == sorted(step.split() or [planned.name for planned in chosen([])])
     seconds = [float(line.split("# ")[1].split()[0]) for line in lines]
     assert max(seconds) <= 360 and f"{sum(seconds):g} s together" in total
 

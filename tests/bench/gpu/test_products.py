@@ -10,12 +10,12 @@ from bench.gpu.timing import Limits
 
 def test_they_have_every_weight_of_a_step_once_and_are_computed() -> None:
     runner = random_runner(TINY, "cpu", 16)
-    found = products_of(runner.decoder, runner.config)
-    assert [product.name for product in found] == ["q, k, v", "attention's output", "gate and up", "down", "head"]
-    assert sum(product.weights for product in found) == product_weights(runner.config)
-    for product in found:
+    products = products_of(runner.decoder, runner.config)
+    assert [product.name for product in products] == ["q, k, v", "attention's output", "gate and up", "down", "head"]
+    assert sum(product.weights for product in products) == product_weights(runner.config)
+    for product in products:
         results = [linear(torch.randn(3, product.inputs).bfloat16()) for linear in product.linears]
-        widths = [sum(each.shape[-1] for each in (y if isinstance(y, tuple) else (y,))) for y in results]
+        widths = [sum(part.shape[-1] for part in (y if isinstance(y, tuple) else (y,))) for y in results]
         assert widths == [product.outputs] * (1 if product.name == "head" else 2)
 
 

@@ -25,8 +25,8 @@ def launches(count: int, lengths: Callable[[str], float], gaps: Callable[[str], 
 def test_the_bubble_lies_between_extend_and_the_next_propose() -> None:
     lengths = {"write": 0.001, "propose": 0.004, "verify": 0.010, "publish": 0.0005, "extend": 0.003}
     gaps = {"write": 0.002, "propose": 0.0005, "verify": 0.0, "publish": 0.0, "extend": 0.0001}
-    found = parts_of(launches(5, lengths.__getitem__, gaps.__getitem__))
-    assert vars(found) == pytest.approx({"propose": 4.0, "verify": 10.0, "extend": 3.0, "bubble": 3.5, "idle": 2.6})
+    parts = parts_of(launches(5, lengths.__getitem__, gaps.__getitem__))
+    assert vars(parts) == pytest.approx({"propose": 4.0, "verify": 10.0, "extend": 3.0, "bubble": 3.5, "idle": 2.6})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -35,8 +35,8 @@ def test_without_gaps_only_what_is_written_is_in_the_bubble(seed: int) -> None:
     lengths = {name: rng.uniform(0.0001, 0.01) for name in NAMES}
     spans = launches(rng.randint(2, 6), lengths.__getitem__, lambda name: 0.0)
     cut = rng.randint(0, 1)  # what is noted may begin within a launch
-    found = parts_of(spans[cut:])
-    assert found.idle == pytest.approx(0.0, abs=1e-9) and found.bubble == pytest.approx(lengths["write"] * 1e3)
+    parts = parts_of(spans[cut:])
+    assert parts.idle == pytest.approx(0.0, abs=1e-9) and parts.bubble == pytest.approx(lengths["write"] * 1e3)
 
 
 def test_one_launch_tells_nothing_and_neither_does_one_without_extend() -> None:

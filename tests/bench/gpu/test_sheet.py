@@ -35,11 +35,11 @@ def test_a_part_that_raises_is_a_fault_of_the_step_and_the_next_one_runs(
     sheet.part("batch 1", 10.0, lambda: sheet.row("A step", {"batch": 1}))
     clock.advance(7.0)
     sheet.end()
-    why = "batch 256: RuntimeError: CUDA error: out of memory"
+    reason = "batch 256: RuntimeError: CUDA error: out of memory"
     assert sheet.folder.records() == [
-        Note("decode", why, fault=True),
+        Note("decode", reason, fault=True),
         Row("decode", "A step", {"batch": 1}),
-        End("decode", "failed", 7.0, why),
+        End("decode", "failed", 7.0, reason),
     ]
     assert "Traceback" in capsys.readouterr().err
 

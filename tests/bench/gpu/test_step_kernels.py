@@ -51,10 +51,12 @@ def test_the_inputs_of_a_graph_write_different_slots_and_no_padding_page(rows: i
     own = placing(AT, rows, dtype)
     assert own.kv is not None
     pages, count = own.kv.layer(0).fill_(torch.nan), inputs_for(own.num_bytes, AT.size)
-    each = rows * 2 * CONFIG.num_kv_heads * CONFIG.head_dim
+    num_values = rows * 2 * CONFIG.num_kv_heads * CONFIG.head_dim
     for index in range(count + 2):
         own.run(PLAIN, index)
-        assert int((~pages.isnan()).sum()) == min(index + 1, count) * each  # behind the last input comes the first
+        assert (
+            int((~pages.isnan()).sum()) == min(index + 1, count) * num_values
+        )  # behind the last input comes the first
     assert count > 1 and pages[0].isnan().all()
 
 
@@ -113,14 +115,14 @@ WRONG: list[tuple[type[TorchPasses], MakePass, str]] = [
 
 @pytest.mark.parametrize("dtype", sorted(BOUNDS))
 @pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("kind, make, why", WRONG, ids=lambda each: getattr(each, "__name__", None))
+@pytest.mark.parametrize("kind, make, reason", WRONG, ids=lambda value: getattr(value, "__name__", None))
 def test_a_wrong_pass_is_told_from_a_right_one(
-    kind: type[TorchPasses], make: MakePass, why: str, rows: int, dtype: str
+    kind: type[TorchPasses], make: MakePass, reason: str, rows: int, dtype: str
 ) -> None:
     own, wrong = make(AT, rows, dtype), kind(PLAIN.num_heads, PLAIN.head_dim, PLAIN.eps)
     assert difference(own.written(PLAIN), own.written(PLAIN)) == (0.0, "")
     error, words = difference(own.written(wrong), own.written(PLAIN))
-    assert words == why and (why or error > BOUNDS[dtype])
+    assert words == reason and (reason or error > BOUNDS[dtype])
 
 
 # ---- the step ----
@@ -132,16 +134,16 @@ def test_the_step_runs_and_says_what_stands_in(tmp_path: Path, monkeypatch: pyte
     measure_passes(sheet, "cpu")
     records = sheet.folder.records()
     assert faults_in(sheet) == []
-    [note] = [each.text for each in records if isinstance(each, Note)]
+    [note] = [record.text for record in records if isinstance(record, Note)]
     assert note.startswith("torch's operations as a stand-in for the kernels, a stand-in for graphs")
     assert words_of_kernels("cuda") == "Triton's kernels"
 
-    rows = [each.cells for each in rows_in(sheet) if each.table == "A pass"]
+    rows = [row.cells for row in rows_in(sheet) if row.table == "A pass"]
     names = ("norm", "added norm", "place", "gate")
     assert [(cells["pass"], cells["rows"]) for cells in rows] == [(name, count) for count in (1, 5) for name in names]
-    tables = [each.table for each in rows_in(sheet)]
+    tables = [row.table for row in rows_in(sheet)]
     assert [tables.count(name) for name in ("Results", "Attention of decodes", "Attention of a prompt")] == [16, 2, 1]
-    words = [each.words for each in records if isinstance(each, Goal)]
+    words = [record.words for record in records if isinstance(record, Goal)]
     assert "place, 5 rows: share of a device copy" in words and "place, 1 rows: share of a device copy" not in words
 
 
@@ -154,6 +156,6 @@ def test_a_wrong_pass_fails_the_step_in_each_dtype_and_is_timed_all_the_same(
     measure_passes(sheet, "cpu")
     sheet.end()
     assert faults_in(sheet) == [f"gate, {rows} rows, {dtype}: off by inf" for rows in (1, 5) for dtype in BOUNDS]
-    rows = [each.cells for each in rows_in(sheet)]
+    rows = [row.cells for row in rows_in(sheet)]
     assert len([cells for cells in rows if "error" in cells and cells["error"] is None]) == 4
     assert len([cells for cells in rows if "torch / fused" in cells]) == 8

@@ -26,34 +26,34 @@ def tokens_of(kind: Kind, logits: torch.Tensor) -> list[int]:
 def test_a_row_is_drawn_alike_in_every_batch_and_each_time(kind: Kind) -> None:
     logits = random_logits(7, VOCAB, 5)
     drawing = Drawing(kind, logits)
-    found = drawing.draw().tolist()
-    assert drawing.draw().tolist() == found and all(0 <= token < VOCAB for token in found)
+    drawn = drawing.draw().tolist()
+    assert drawing.draw().tolist() == drawn and all(0 <= token < VOCAB for token in drawn)
     for count in (1, 3):
-        assert tokens_of(kind, logits[:count]) == found[:count]
+        assert tokens_of(kind, logits[:count]) == drawn[:count]
 
 
 def test_the_kinds_use_every_part_of_the_sampler() -> None:
     inputs = {kind.name: Drawing(kind, random_logits(2, VOCAB, 1)) for kind in KINDS}
-    sampling = {name: each.columns.input(each.seq_lens_B, each.seq_lens) for name, each in inputs.items()}
-    assert [name for name, each in sampling.items() if each.asking.all_greedy] == ["greedy"]
-    assert [name for name, each in sampling.items() if each.asking.top_k_N is not None] == [
+    sampling = {name: made.columns.input(made.seq_lens_B, made.seq_lens) for name, made in inputs.items()}
+    assert [name for name, batch in sampling.items() if batch.asking.all_greedy] == ["greedy"]
+    assert [name for name, batch in sampling.items() if batch.asking.top_k_N is not None] == [
         "top-k 40", "top-k, top-p, min-p",
     ]  # fmt: skip
-    assert [name for name, each in sampling.items() if each.asking.top_p_N is not None] == [
+    assert [name for name, batch in sampling.items() if batch.asking.top_p_N is not None] == [
         "top-p 0.9", "top-k, top-p, min-p",
     ]  # fmt: skip
-    assert [name for name, each in sampling.items() if each.asking.min_p_N is not None] == ["top-k, top-p, min-p"]
-    assert [name for name, each in sampling.items() if each.logprobs is not None] == ["plain, 5 logprobs"]
-    assert [name for name, each in inputs.items() if each.allowed is not None] == ["plain, grammar"]
-    [penalties] = [each.rules for each in sampling.values() if each.rules is not None]
+    assert [name for name, batch in sampling.items() if batch.asking.min_p_N is not None] == ["top-k, top-p, min-p"]
+    assert [name for name, batch in sampling.items() if batch.logprobs is not None] == ["plain, 5 logprobs"]
+    assert [name for name, made in inputs.items() if made.allowed is not None] == ["plain, grammar"]
+    [penalties] = [batch.rules for batch in sampling.values() if batch.rules is not None]
     assert penalties.reads_context and penalties.width > CONTEXT
 
 
 def test_every_row_has_a_context_of_its_own() -> None:
     """Of equal logits, a greedy row takes the first token that its context lacks."""
     [penalties] = [kind.params for kind in KINDS if kind.params.rules is not None]
-    found = tokens_of(Kind("greedy", replace(penalties, temperature=0.0)), torch.ones(16, VOCAB))
-    assert len(set(found)) > 4
+    tokens = tokens_of(Kind("greedy", replace(penalties, temperature=0.0)), torch.ones(16, VOCAB))
+    assert len(set(tokens)) > 4
 
 
 # ---- the step ----

@@ -13,9 +13,9 @@ from tests.loadtest.reports import measured
 def test_an_itl_of_zero_is_absent_because_most_tokens_came_with_the_one_before(tmp_path: Path) -> None:
     sheet = sheet_in(tmp_path, "serve")
     for gaps in ((0.0, 0.0, 0.006), (0.002, 0.004, 0.006)):
-        found = replace(measured(), records=[], figures=figures_of([answered(0.01, gaps)], Window(0.0, 1.0), {}))
-        add_row(sheet, "Clients over HTTP", {"clients": 1}, found, "")
-    rows = [each.cells for each in rows_in(sheet)]
+        of_bursts = replace(measured(), records=[], figures=figures_of([answered(0.01, gaps)], Window(0.0, 1.0), {}))
+        add_row(sheet, "Clients over HTTP", {"clients": 1}, of_bursts, "")
+    rows = [row.cells for row in rows_in(sheet)]
     assert [cells["ITL p50"] for cells in rows] == [None, 4.0] and "long prompts' TTFT p50" not in rows[0]
 
 

@@ -52,8 +52,8 @@ def found_in(folder: Path, seconds: float) -> tuple[Row, list[str]]:
     command = (sys.executable, "-c", SCRIPT, str(folder), str(seconds))
     subprocess.run(command, check=True, capture_output=True)
     records = Folder(folder).records()
-    [row] = [each for each in records if isinstance(each, Row)]
-    return row, [each.text for each in records if isinstance(each, Note) and each.fault]
+    [row] = [record for record in records if isinstance(record, Row)]
+    return row, [record.text for record in records if isinstance(record, Note) and record.fault]
 
 
 @pytest.mark.slow
@@ -86,18 +86,18 @@ def test_the_files_with_tests_for_a_gpu_are_listed_and_no_others() -> None:
 
 def imported(path: Path) -> set[str]:
     """Modules that a file imports, wherever in it. Names that it takes from them may be modules, too."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-    return found
+            modules |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return modules
 
 
 def packages_of(start: Path) -> dict[str, Path]:
     """The packages of others that a file needs, itself or by our modules, each with a file that names it."""
-    ours, seen, found = {path.name for path in ROOT.iterdir() if path.is_dir()}, set[Path](), dict[str, Path]()
+    ours, seen, packages = {path.name for path in ROOT.iterdir() if path.is_dir()}, set[Path](), dict[str, Path]()
     waiting = [start, ROOT / "tests/conftest.py"]
     while waiting:
         path = waiting.pop()
@@ -109,8 +109,8 @@ def packages_of(start: Path) -> dict[str, Path]:
             if top in ours:
                 waiting.append((ROOT / module.replace(".", "/")).with_suffix(".py"))
             elif top not in sys.stdlib_module_names:
-                found[top] = path
-    return found
+                packages[top] = path
+    return packages
 
 
 @pytest.mark.parametrize("name", [*SIDE_BY_SIDE, *ONE_BY_ONE])

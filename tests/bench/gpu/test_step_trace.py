@@ -59,5 +59,5 @@ def test_without_steps_that_can_be_told_apart_there_are_no_gaps_but_a_busy_time(
 
 def test_floors_are_of_all_weights_and_of_the_contexts() -> None:
     runner = random_runner(TINY, "cpu", 16)
-    found = floors(runner, Case(3, Plan(17, steps=1, rounds=1)), copy_bytes_s=1e6)
-    assert found == {"products": product_weights(runner.config) * 2, "attention": 3 * 17 * 2 * 2 * 2 * 16 * 2}
+    limits = floors(runner, Case(3, Plan(17, steps=1, rounds=1)), copy_bytes_s=1e6)
+    assert limits == {"products": product_weights(runner.config) * 2, "attention": 3 * 17 * 2 * 2 * 2 * 16 * 2}

@@ -18,8 +18,8 @@ seconds = st.floats(1e-6, 1.0)
 
 def test_sides_take_turns() -> None:
     order: list[str] = []
-    found = seconds_in_turn({name: partial(order.append, name) for name in "ab"}, 3, 2, CPU)
-    assert found.keys() == set("ab") and "".join(order) == "aaabbbbbbaaaaaabbb"
+    seconds_of = seconds_in_turn({name: partial(order.append, name) for name in "ab"}, 3, 2, CPU)
+    assert seconds_of.keys() == set("ab") and "".join(order) == "aaabbbbbbaaaaaabbb"
 
 
 @given(seconds, seconds)
@@ -57,8 +57,8 @@ def test_the_device_is_kept_busy_before_the_runs_that_its_events_time(monkeypatc
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: log.append("wait"))
     monkeypatch.setattr(torch, "randn", lambda *_, **__: Logged(log))
     monkeypatch.setattr(timing, "busy_products", lambda *_: 3)
-    found = launched(lambda: log.append("run"), 2, 2, Limits(1e9, 1e9), CUDA)
-    assert found.device_s == 0.0025 and found.host_s > 0
+    took = launched(lambda: log.append("run"), 2, 2, Limits(1e9, 1e9), CUDA)
+    assert took.device_s == 0.0025 and took.host_s > 0
 
     first = log.index("wait") + 1  # behind the warm-up
     assert log[:first].count("run") == WARM_UP + 1
@@ -69,9 +69,9 @@ def test_the_device_is_kept_busy_before_the_runs_that_its_events_time(monkeypatc
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", found.append)
-    return found
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", seen.append)
+    return seen
 
 
 def test_a_run_that_waits_is_told_in_torchs_words_and_the_mode_is_put_back(modes: list[str]) -> None:

@@ -89,9 +89,9 @@ def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any],
     """Requests by verdict, counts by words, the rows of faults, and all that was said. Nothing is wrong."""
     status = main(words.split())
     said = capsys.readouterr().out
-    found = json.loads(said.splitlines()[-1])
-    assert status == 0 and found["notes"][-1].startswith("nothing wrong, lost"), said
-    tables = found["tables"]
+    report = json.loads(said.splitlines()[-1])
+    assert status == 0 and report["notes"][-1].startswith("nothing wrong, lost"), said
+    tables = report["tables"]
     requests = {row["ended as"]: row["number"] for row in tables["Requests"]}
     assert requests["exact"] > 0 and sum(requests[verdict] for verdict in BAD) == 0
     return requests, {row["what"]: row for row in tables["Counted"]}, tables.get("Faults", []), said
@@ -132,6 +132,9 @@ def test_ranks_rest_between_two_times_of_load_and_all_answers_are_exact(capsys: 
     asked = "--seconds 24 --fault-every 0 --clients 8 --asks 6 --prefill 0 --decode 0 --unified 1 --pause 0.2 --seed 3"
     served = "--dp-size 2 --enable-dp-attention --retract-to host --max-total-tokens 832"
     _, counted, faults, _ = run(f"{asked} --work 6 --rest 3 -- {served}", capsys)
-    assert {each.split()[0] for each in counted["launches"]["of each"].split(", ")} == {"unified-0.0", "unified-0.1"}
+    assert {counts.split()[0] for counts in counted["launches"]["of each"].split(", ")} == {
+        "unified-0.0",
+        "unified-0.1",
+    }
     assert counted["times in which nobody asked"]["in all"] > 0 and counted["launches in these"]["in all"] == 0
     assert faults == []

@@ -27,12 +27,12 @@ def victim() -> Iterator[psutil.Popen]:
 
 def test_every_role_meets_every_fault() -> None:
     roles = ["gateway", "prefill", "decode"]
-    found = list(islice(schedule(1, roles), 12))
-    assert set(Counter(found).values()) == {2} and len(set(found)) == 6
-    assert found[:6] != found[6:]
-    assert all(len({role for _, role in found[start : start + 3]}) == 3 for start in range(0, 12, 3)), "each in turn"
-    assert all(len({fault for fault, _ in found[start : start + 3]}) == 2 for start in range(0, 12, 3))
-    assert found != list(islice(schedule(2, roles), 12))
+    strokes = list(islice(schedule(1, roles), 12))
+    assert set(Counter(strokes).values()) == {2} and len(set(strokes)) == 6
+    assert strokes[:6] != strokes[6:]
+    assert all(len({role for _, role in strokes[start : start + 3]}) == 3 for start in range(0, 12, 3)), "each in turn"
+    assert all(len({fault for fault, _ in strokes[start : start + 3]}) == 2 for start in range(0, 12, 3))
+    assert strokes != list(islice(schedule(2, roles), 12))
 
 
 @given(
@@ -42,12 +42,12 @@ def test_every_role_meets_every_fault() -> None:
     st.floats(1.0, 900.0),
 )
 def test_a_storm_has_a_fault_in_each_period(seed: int, kinds: list[Fault], every_s: float, seconds: float) -> None:
-    found = storm(seed, kinds, every_s, seconds)
-    assert found == storm(seed, kinds, every_s, seconds) and len(found) == int(seconds / every_s)
-    for number, stroke in enumerate(found):
+    strokes = storm(seed, kinds, every_s, seconds)
+    assert strokes == storm(seed, kinds, every_s, seconds) and len(strokes) == int(seconds / every_s)
+    for number, stroke in enumerate(strokes):
         assert number * every_s < stroke.at < (number + 1) * every_s
         assert 0 <= stroke.draw < 1 and SHORTEST_S <= stroke.stopped_s <= LONGEST_S
-    counts = Counter(stroke.fault for stroke in found)
+    counts = Counter(stroke.fault for stroke in strokes)
     assert set(counts) <= set(kinds)
     assert max(counts.values(), default=0) - min((counts[kind] for kind in kinds), default=0) <= 1, "equally frequent"
 
@@ -83,10 +83,10 @@ def test_children_are_known_by_their_module() -> None:
     ) as it:
         it.stdout.readline()
         try:
-            found = roles_of(it.pid)
+            processes_of = roles_of(it.pid)
             for _ in range(1000):  # until the child has become another program
-                found = found or roles_of(it.pid)
-            assert [len(found["http"]), list(found)] == [1, ["http"]]
+                processes_of = processes_of or roles_of(it.pid)
+            assert [len(processes_of["http"]), list(processes_of)] == [1, ["http"]]
         finally:
             for child in it.children():
                 child.kill()

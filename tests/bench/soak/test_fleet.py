@@ -25,36 +25,36 @@ PAIR = [row("prefill", 1), row("decode", 2)]
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]] | None]:
     """What /workers answers, in order, and the last one again and again; None: nothing answers."""
-    found = list[Sequence[Mapping[str, Any]] | None]()
+    pages = list[Sequence[Mapping[str, Any]] | None]()
 
     async def get(*_arguments: Any, **_fields: Any) -> tuple[int, bytes]:
-        now = found[0] if len(found) == 1 else found.pop(0)
+        now = pages[0] if len(pages) == 1 else pages.pop(0)
         if now is None:
             raise Broken("cut off")
         return 200, orjson.dumps(now)
 
     monkeypatch.setattr(fleet, "get", get)
-    return found
+    return pages
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Time moves by the pauses between two looks."""
-    found = VirtualClock(100.0)
+    virtual = VirtualClock(100.0)
 
     async def sleep(seconds: float) -> None:
-        found.advance(seconds)
+        virtual.advance(seconds)
 
     monkeypatch.setattr(fleet, "sleep", sleep)
-    return found
+    return virtual
 
 
 async def learned(answers: list[Any], clock: VirtualClock) -> Fleet:
     answers.append(PAIR)
-    found = Fleet(Server.at("http://127.0.0.1:1", ""), clock)
-    await found.learn()
+    fleet = Fleet(Server.at("http://127.0.0.1:1", ""), clock)
+    await fleet.learn()
     answers.clear()
-    return found
+    return fleet
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ async def test_it_rests_when_nobody_holds_anything(
     held = row("decode", 2, **fields)
     answers += [
         [PAIR[0], {**held, "heartbeat_age_s": 9.0}],
-        [{**each, "heartbeat_age_s": -0.1} for each in (PAIR[0], held)],
+        [{**one, "heartbeat_age_s": -0.1} for one in (PAIR[0], held)],
     ]
-    found = await whole.rows_at_rest()
-    assert [each["pid"] for each in found] == ([1, 2] if rests else [])
-    assert by_role(found) == ({"prefill": 1, "decode": 1} if rests else {})
+    rows = await whole.rows_at_rest()
+    assert [row["pid"] for row in rows] == ([1, 2] if rests else [])
+    assert by_role(rows) == ({"prefill": 1, "decode": 1} if rests else {})

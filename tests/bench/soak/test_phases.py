@@ -20,16 +20,16 @@ def page(**spills: float) -> str:
 
 def test_what_was_counted_before_the_run_is_not_of_the_run() -> None:
     counted = Counted()
-    for each in (page(a=5, b=1), page(a=7, b=1), page(a=12, b=1)):
-        counted.take(each)
+    for seen in (page(a=5, b=1), page(a=7, b=1), page(a=12, b=1)):
+        counted.take(seen)
     assert counted.shown() == {SPILLS: {"a": 7}, **{words: {} for words in COUNTERS if words != SPILLS}}
 
 
 def test_a_worker_that_is_started_again_counts_from_nothing() -> None:
     """So does one that was not there at first. Pages without a worker lose nothing."""
     counted = Counted()
-    for each in (page(a=5), page(), page(a=2), page(a=4, b=3)):
-        counted.take(each)
+    for seen in (page(a=5), page(), page(a=2), page(a=4, b=3)):
+        counted.take(seen)
     assert counted.shown()[SPILLS] == {"a": 4, "b": 3}
 
 

@@ -58,7 +58,7 @@ def test_kv_memory_is_not_growth() -> None:
     for start in range(0, 64 << 20, 4096):
         memory.mapping[start] = 1
     watch.look(1.0)
-    (launcher,) = (each for each in watch._lives.values() if each.pid == os.getpid())
+    (launcher,) = (life for life in watch._lives.values() if life.pid == os.getpid())
     (_, before, _), (_, after, _) = launcher.samples
     assert after - before < 32
 
@@ -71,10 +71,10 @@ def test_a_watch_sees_children_and_who_is_left() -> None:
         child.stdout.readline()
         watch.look(0.0)
         watch.look(1.0)
-        assert child.pid in {each.pid for each in watch.processes()}
-        found = {each.name: each for each in watch.growths()}
-        assert found["launcher"].num_lives == 1 and found["launcher"].rss_max_mib > 5
-        assert len(found) > 1 and all(each.fds_max >= 3 for each in found.values())
+        assert child.pid in {process.pid for process in watch.processes()}
+        growths = {growth.name: growth for growth in watch.growths()}
+        assert growths["launcher"].num_lives == 1 and growths["launcher"].rss_max_mib > 5
+        assert len(growths) > 1 and all(growth.fds_max >= 3 for growth in growths.values())
         child.kill()
-    assert child.pid not in {each.pid for each in watch.processes()}
+    assert child.pid not in {process.pid for process in watch.processes()}
     assert psutil.Process(os.getpid()) in watch.processes()

@@ -56,8 +56,8 @@ def streamed(*events: Any, status: int = 200, done: bool = False, **more: Any) -
     ],
 )
 def test_verdicts(heard: Heard, verdict: Verdict) -> None:
-    found, told = judge(heard, EXPECTED, gateway_was_hit=False)
-    assert found == verdict
+    judged, told = judge(heard, EXPECTED, gateway_was_hit=False)
+    assert judged == verdict
     assert bool(told) == (verdict in BAD)
 
 
@@ -80,18 +80,18 @@ def test_an_answer_that_is_not_streamed() -> None:
 
 
 def test_asks_are_mixed_and_reproducible() -> None:
-    found = asks(1, 24, 500)
-    assert found == asks(1, 24, 500) != asks(2, 24, 500)
-    assert len(set(found)) == 24
-    assert {ask.temperature > 0 for ask in found} == {ask.ignore_eos for ask in found} == {True, False}
-    assert {ask.n for ask in found} == {1, 2, 3} and len({ask.max_tokens for ask in found}) > 3
-    assert all(max(ask.prompt) < 500 for ask in found)
-    assert orjson.loads(body_of(found[0], True))["stream"] is True
+    asked = asks(1, 24, 500)
+    assert asked == asks(1, 24, 500) != asks(2, 24, 500)
+    assert len(set(asked)) == 24
+    assert {ask.temperature > 0 for ask in asked} == {ask.ignore_eos for ask in asked} == {True, False}
+    assert {ask.n for ask in asked} == {1, 2, 3} and len({ask.max_tokens for ask in asked}) > 3
+    assert all(max(ask.prompt) < 500 for ask in asked)
+    assert orjson.loads(body_of(asked[0], True))["stream"] is True
 
 
 def test_so_many_leave() -> None:
-    found = list(islice(turns(1, asks(1, 4, 500), 0.2), 4000))
-    leaving = [turn.leave_after_s for turn in found if turn.leave_after_s is not None]
+    made = list(islice(turns(1, asks(1, 4, 500), 0.2), 4000))
+    leaving = [turn.leave_after_s for turn in made if turn.leave_after_s is not None]
     assert 0.17 < len(leaving) / 4000 < 0.23
     assert min(leaving) < 0.1 and max(leaving) > 1
-    assert 0.45 < sum(turn.stream for turn in found) / 4000 < 0.55
+    assert 0.45 < sum(turn.stream for turn in made) / 4000 < 0.55

@@ -19,8 +19,8 @@ STORY = ("--model", "models/story", "--context", "8", "--rounds", "2")
 def tables(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[dict[str, Any]]]:
     """By title, the rows of the last line of output."""
     assert main(words) == 0
-    found: dict[str, list[dict[str, Any]]] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
-    return found
+    by_name: dict[str, list[dict[str, Any]]] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
+    return by_name
 
 
 def test_servers_that_a_part_starts_do_not_see_the_variable_that_they_would_refuse(
@@ -53,6 +53,15 @@ def test_asks_of_two_commits(capsys: pytest.CaptureFixture[str]) -> None:
     """The earlier one is measured by this checkout's programs."""
     [rows] = tables(capsys, "asks", *STORY, *"--steps 2 --batch 2 --before HEAD".split()).values()
     assert [row["asking"] for row in rows] == ["HEAD", "this checkout"] and all(row["us"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "--layers 1 --experts 8 --context 20 --prompt 20 --rounds 1 --batches 1 2".split()
+    for dtype, first in (("bfloat16", ["packed", "in place"]), ("float32", ["in place"])):
+        [rows] = tables(capsys, "experts", *sizes, "--dtype", dtype).values()
+        assert [row["side"] for row in rows] == [*first, "torch", "dense", "transformers"]
+        assert all(row[kind] > 0 for row in rows for kind in ("decode of 1", "decode of 2", "prompt of 20"))
 
 
 @pytest.mark.slow

@@ -85,4 +85,6 @@ def test_some_of_the_requests_may_be_of_a_kind(kind: Kind) -> None:
         decoding.run(plan.steps)
     asked = [req.sampling for req in decoding.worker.planner.decodes()]
     assert decoding.num_running == 3 + (GUESTS if kind.joins else 0)
-    assert sum(each == kind.params(plan.num_tokens) for each in asked[:3]) == (3 if kind is GREEDY or kind.joins else 2)
+    assert sum(params == kind.params(plan.num_tokens) for params in asked[:3]) == (
+        3 if kind is GREEDY or kind.joins else 2
+    )

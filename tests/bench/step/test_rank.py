@@ -17,5 +17,5 @@ def test_an_order_passes_through_a_command_line() -> None:
 @pytest.mark.parametrize("what, size", [("agree", 2), ("serve", 2), ("serve", 1)])
 def test_each_kind_of_group_is_measured(what: str, size: int) -> None:
     """In seconds."""
-    found = group(what, size, 5)
-    assert found["seconds"] > 0
+    seconds = group(what, size, 5)
+    assert seconds["seconds"] > 0

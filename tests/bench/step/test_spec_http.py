@@ -13,7 +13,9 @@ from bench.step.spec_http import ADAPTIVE, ANSWER, CLIENTS, FIXED, OF_A_CLIENT, 
 def shown(clients: int, speeds: dict[str, list[float]]) -> tuple[list[Row], list[Goal]]:
     records: list[Record] = []
     show(Sheet("spec", records.append), clients, speeds)
-    return [each for each in records if isinstance(each, Row)], [each for each in records if isinstance(each, Goal)]
+    return [record for record in records if isinstance(record, Row)], [
+        record for record in records if isinstance(record, Goal)
+    ]
 
 
 @pytest.mark.parametrize(("clients", "side", "least"), [(1, FIXED, 1.5), (4, FIXED, 1.2), (16, ADAPTIVE, 0.97)])

@@ -32,5 +32,5 @@ def test_each_segment_and_what_lies_before_it_are_charged_what_they_took() -> No
 
 def test_parts_that_few_launches_have_are_left_out_and_the_others_are_ordered() -> None:
     runs = [{"a": [1.0, 2.0, 3.0], "rare": [50.0], "b": [4.0] * 3}, {"a": [9.0, 8.0, 7.0], "rare": [], "b": [4.0] * 3}]
-    found = [(row["part"], row["us"]) for row in rows_of(runs)]
-    assert found == [("all", 9.0), ("a", 5.0), ("b", 4.0)]
+    parts = [(row["part"], row["us"]) for row in rows_of(runs)]
+    assert parts == [("all", 9.0), ("a", 5.0), ("b", 4.0)]

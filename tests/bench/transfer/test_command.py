@@ -46,7 +46,7 @@ def test_a_digest_is_of_tokens_whatever_pages_they_lie_in() -> None:
 
 def test_the_middle_of_rates() -> None:
     assert middle([]) == "" and middle([2.0]) == "2.00 (2.00-2.00)"
-    assert middle([float(each) for each in range(11)]) == "5.00 (1.00-9.00)"
+    assert middle([float(rate) for rate in range(11)]) == "5.00 (1.00-9.00)"
 
 
 @pytest.mark.slow

@@ -17,12 +17,12 @@ def test_nothing_is_made_up_without_a_device() -> None:
 
 
 def test_figures_are_of_medians() -> None:
-    found = Found(limit_s=[1.0] * 3)
+    rounds_of = Found(limit_s=[1.0] * 3)
     walls = {"in order": [1.0, 2.0, 9.0], "scattered": [4.0] * 3}
     for turn, (order, way) in product(range(3), product(ORDERS, WAYS)):
         wall = walls[order][turn] * (1 if way == TOGETHER else 10)
-        found.add(order, way, Times(wall, 0.25 * turn, 0.5), Times(0.5, 0.125, 0.25))
-    figures = found.summary(4 * 10**9)
+        rounds_of.add(order, way, Times(wall, 0.25 * turn, 0.5), Times(0.5, 0.125, 0.25))
+    figures = rounds_of.summary(4 * 10**9)
     assert (figures["gb_s"], figures["scattered_gb_s"], figures["limit_gb_s"]) == (2.0, 1.0, 4.0)
     assert (figures["share"], figures["ms_32k"], figures["check_ms_32k"]) == (0.5, 2000.0, 500.0)
     assert [(row["what"], row["order"], row["way"]) for row in figures["ways"]] == [

@@ -27,7 +27,7 @@ def test_exposed_is_from_the_end_of_the_computation_until_decode_can_start() -> 
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_time_line_that_lacks_a_moment_is_no_measurement(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        handover_of(answer((0.12, 0.15), {each: at for each, at in MOMENTS.items() if each != name}))
+        handover_of(answer((0.12, 0.15), {moment: at for moment, at in MOMENTS.items() if moment != name}))
     with pytest.raises(ConfigError, match="1 tokens came"):
         handover_of(answer((0.12,), MOMENTS))
 
@@ -48,7 +48,7 @@ def test_figures_are_medians() -> None:
 @pytest.mark.slow
 def test_a_short_run_measures_both_backends() -> None:
     plan = Plan({40: 1}, "models/story", vocab_size=1024, kv_tokens=512, at_once=2)
-    found = asyncio.run(hand_overs(plan, MonotonicClock()))
-    assert found.keys() == {40} and found[40].keys() == {"shm", "zmq_tcp"}
-    for seen in found[40].values():
-        assert len(seen) == 2 and all(0 < each["exposed"] < each["ttft"] + each["gap"] for each in seen)
+    by_length = asyncio.run(hand_overs(plan, MonotonicClock()))
+    assert by_length.keys() == {40} and by_length[40].keys() == {"shm", "zmq_tcp"}
+    for seen in by_length[40].values():
+        assert len(seen) == 2 and all(0 < handover["exposed"] < handover["ttft"] + handover["gap"] for handover in seen)

@@ -27,7 +27,7 @@ def test_both_ways_write_the_same(seed: int) -> None:
     torch.manual_seed(seed)
     source_B = torch.randint(0, 256, (layout.pool_bytes(num_pages),), dtype=torch.uint8)
     target_B = torch.zeros_like(source_B)
-    sources, targets = (LayerWords(each, layout, num_pages) for each in (source_B, target_B))
+    sources, targets = (LayerWords(side_B, layout, num_pages) for side_B in (source_B, target_B))
     pages = [rng.sample(range(1, num_pages), layout.num_pages(num_tokens)) for _ in range(2)]
     queue, layer = HostQueue(), layout.layer(0)
 

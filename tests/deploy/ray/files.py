@@ -32,14 +32,14 @@ FILE: dict[str, Any] = {
 
 def with_change(path: str, value: Any) -> dict[str, Any]:
     """FILE, with another value at `path`: "applications.0.args.roles"; a value of ... removes the key."""
-    found = copy.deepcopy(FILE)
+    changed = copy.deepcopy(FILE)
     *parents, last = path.split(".")
-    place: Any = found
+    part: Any = changed
     for name in parents:
-        place = place[int(name) if isinstance(place, list) else name]
-    key = int(last) if isinstance(place, list) else last
+        part = part[int(name) if isinstance(part, list) else name]
+    key = int(last) if isinstance(part, list) else last
     if value is ...:
-        del place[key]
+        del part[key]
     else:
-        place[key] = value
-    return found
+        part[key] = value
+    return changed

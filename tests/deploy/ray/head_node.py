@@ -54,13 +54,13 @@ class HeadNode:
 
     def ours(self) -> list[psutil.Process]:
         """The processes of Baton on it."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return [each for each in found if "--settings" in command_line(each)]
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "--settings" in command_line(child)]
 
     def ours_of(self, role: str) -> psutil.Process:
         """The only process of a role, or of the gateway."""
-        (found,) = [each for each in self.ours() if role_of(command_line(each)) == role]
-        return found
+        (process,) = [child for child in self.ours() if role_of(command_line(child)) == role]
+        return process
 
     @contextmanager
     def saying(self, *command: str) -> Iterator[None]:
@@ -86,10 +86,10 @@ def words_of(command: str, *words: str) -> tuple[str, ...]:
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return found
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
 
 
 @contextmanager
@@ -142,8 +142,8 @@ def read_address(process: "subprocess.Popen[str]") -> tuple[str, str]:
     said = ""
     for line in process.stdout:
         said += line
-        if found := ADDRESS.search(line):
-            return found[1], said
+        if match := ADDRESS.search(line):
+            return match[1], said
     return "", said
 
 
@@ -151,9 +151,9 @@ def end(process: "subprocess.Popen[str]") -> None:
     """Ends `ray start` and every process that it has started, and theirs."""
     with suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
-        for each in started:
+        for child in started:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                child.kill()
         psutil.wait_procs(started, timeout=PATIENCE_S)
     process.kill()
     process.communicate()

@@ -6,14 +6,14 @@ from protocol.messages_gateway import Role
 
 
 def test_without_a_word_it_is_a_pair_of_the_bundled_model() -> None:
-    found = read_arguments({})
-    assert (found.model, found.roles) == (None, (Role.PREFILL, Role.DECODE))
-    assert found.deployments == ("Gateway", "Prefill", "Decode")
+    arguments = read_arguments({})
+    assert (arguments.model, arguments.roles) == (None, (Role.PREFILL, Role.DECODE))
+    assert arguments.deployments == ("Gateway", "Prefill", "Decode")
 
 
 def test_they_travel_to_the_replicas_as_json() -> None:
-    found = read_arguments({"model": "/models/story", "roles": ["unified"], "control_port": 7000, "drain_s": 5})
-    assert Arguments.from_json(found.to_json()) == found
+    arguments = read_arguments({"model": "/models/story", "roles": ["unified"], "control_port": 7000, "drain_s": 5})
+    assert Arguments.from_json(arguments.to_json()) == arguments
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,29 @@ DECODE = f"{APP}deployments.2."
 
 
 def test_what_each_deployment_claims() -> None:
-    found = read_cluster(FILE, KNOWN)
-    assert (found.application, found.has_proxies) == ("baton", False)
-    assert found.claims == (Claim("Gateway", 1, 1, 0), Claim("Prefill", 2, 2, 0), Claim("Decode", 2, 1, 0))
+    cluster = read_cluster(FILE, KNOWN)
+    assert (cluster.application, cluster.has_proxies) == ("baton", False)
+    assert cluster.claims == (Claim("Gateway", 1, 1, 0), Claim("Prefill", 2, 2, 0), Claim("Decode", 2, 1, 0))
 
 
 def test_a_deployment_that_is_not_named_has_one_replica() -> None:
-    found = read_cluster(with_change(f"{APP}deployments", ...), KNOWN)
-    assert found.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
+    cluster = read_cluster(with_change(f"{APP}deployments", ...), KNOWN)
+    assert cluster.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
 
 
 def with_scaling(**keys: Any) -> dict[str, Any]:
     """FILE, with an autoscaling_config of the decode workers."""
-    found = with_change(DECODE + "num_replicas", ...)
-    found["applications"][0]["deployments"][2]["autoscaling_config"] = keys
-    return found
+    changed = with_change(DECODE + "num_replicas", ...)
+    changed["applications"][0]["deployments"][2]["autoscaling_config"] = keys
+    return changed
 
 
 def test_autoscaling_claims_what_it_has_at_first_and_what_load_may_bring() -> None:
     policy = {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": {"itl_ms": 50, "kv": None}}
-    found = read_cluster(with_scaling(min_replicas=1, max_replicas=7, upscale_delay_s=3, policy=policy), KNOWN)
-    assert found.claims[2] == Claim("Decode", 1, 1, 0, extra=6)
-    found = read_cluster(with_scaling(initial_replicas=3, max_replicas=7, policy=policy), KNOWN)
-    assert found.claims[2] == Claim("Decode", 3, 1, 0, extra=4)
+    cluster = read_cluster(with_scaling(min_replicas=1, max_replicas=7, upscale_delay_s=3, policy=policy), KNOWN)
+    assert cluster.claims[2] == Claim("Decode", 1, 1, 0, extra=6)
+    cluster = read_cluster(with_scaling(initial_replicas=3, max_replicas=7, policy=policy), KNOWN)
+    assert cluster.claims[2] == Claim("Decode", 3, 1, 0, extra=4)
 
 
 def by_load(**kwargs: Any) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def test_what_is_wrong_is_named(path: str, value: Any, said: Any) -> None:
     assert raised.value.message.startswith(said)
 
 
-@pytest.mark.parametrize("found", [None, [], "text", 5])
-def test_a_file_that_is_no_mapping_is_refused(found: Any) -> None:
+@pytest.mark.parametrize("content", [None, [], "text", 5])
+def test_a_file_that_is_no_mapping_is_refused(content: Any) -> None:
     with pytest.raises(ConfigError, match=r"the file: got .* expected keys with values"):
-        read_cluster(found, KNOWN)
+        read_cluster(content, KNOWN)
 
 
 def test_errors_of_a_file_begin_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

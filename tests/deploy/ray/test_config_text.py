@@ -23,9 +23,9 @@ def text_of(**flags: str) -> str:
 
 
 def test_a_file_without_flags_is_a_pair() -> None:
-    found = read_cluster(yaml.safe_load(text_of()), KNOWN)
-    assert found.application == "baton" and found.arguments.model is None and not found.has_proxies
-    assert found.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
+    cluster = read_cluster(yaml.safe_load(text_of()), KNOWN)
+    assert cluster.application == "baton" and cluster.arguments.model is None and not cluster.has_proxies
+    assert cluster.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
 
 
 def test_counts_and_flags_come_to_their_deployments() -> None:
@@ -40,12 +40,12 @@ def test_counts_and_flags_come_to_their_deployments() -> None:
             pairing="round_robin",
         )
     )
-    found = read_cluster(raw, KNOWN)
-    assert found.arguments.model == str(Path("models/story").absolute())
-    assert {claim.deployment: claim.replicas for claim in found.claims} == {
+    cluster = read_cluster(raw, KNOWN)
+    assert cluster.arguments.model == str(Path("models/story").absolute())
+    assert {claim.deployment: claim.replicas for claim in cluster.claims} == {
         "Gateway": 1, "Prefill": 3, "Decode": 2, "Unified": 1,
     }  # fmt: skip
-    flags = {each["name"]: each["user_config"] for each in raw["applications"][0]["deployments"]}
+    flags = {deployment["name"]: deployment["user_config"] for deployment in raw["applications"][0]["deployments"]}
     assert flags["Gateway"] == {"port": 9000, "pairing": "round_robin"}
     assert flags["Prefill"] == flags["Decode"] == {"page-size": 32}
 
@@ -90,7 +90,11 @@ def test_a_role_without_its_other_half_is_refused() -> None:
 def scaling_of(text: str) -> dict[str, Any]:
     """The autoscaling_config of each deployment that has one."""
     deployments = yaml.safe_load(text)["applications"][0]["deployments"]
-    return {each["name"]: each["autoscaling_config"] for each in deployments if "autoscaling_config" in each}
+    return {
+        deployment["name"]: deployment["autoscaling_config"]
+        for deployment in deployments
+        if "autoscaling_config" in deployment
+    }
 
 
 def test_no_role_grows_unless_it_is_said() -> None:
@@ -98,21 +102,23 @@ def test_no_role_grows_unless_it_is_said() -> None:
 
 
 def test_a_role_grows_from_its_number_to_its_most() -> None:
-    found = scaling_of(text_of(prefill="2", prefill_max="4", decode_max="6", target_ttft_ms="500", target_itl_ms="40"))
+    scaling = scaling_of(
+        text_of(prefill="2", prefill_max="4", decode_max="6", target_ttft_ms="500", target_itl_ms="40")
+    )
     for name, fewest, most, aims in (
         ("Prefill", 2, 4, {"kv": 0.8, "queued_tokens": 8192, "ttft_ms": 500}),
         ("Decode", 1, 6, {"kv": 0.8, "queued_tokens": 8192, "itl_ms": 40}),
     ):
         policy = {"policy_function": "deploy.ray.scaling:ByLoad", "policy_kwargs": aims}
         delays = {"upscale_delay_s": 30, "downscale_delay_s": 600}
-        assert found[name] == {"min_replicas": fewest, "max_replicas": most, **delays, "policy": policy}
+        assert scaling[name] == {"min_replicas": fewest, "max_replicas": most, **delays, "policy": policy}
 
 
 def test_one_role_may_grow_alone() -> None:
     text = text_of(unified="1", unified_max="3", target_kv_percent="7", target_queued_tokens="100", target_itl_ms="9")
-    found = scaling_of(text)
-    assert list(found) == ["Unified"] and text.count("num_replicas: 1") == 2
-    assert found["Unified"]["policy"]["policy_kwargs"] == {"kv": 0.07, "queued_tokens": 100, "itl_ms": 9}
+    scaling = scaling_of(text)
+    assert list(scaling) == ["Unified"] and text.count("num_replicas: 1") == 2
+    assert scaling["Unified"]["policy"]["policy_kwargs"] == {"kv": 0.07, "queued_tokens": 100, "itl_ms": 9}
 
 
 def test_what_is_written_is_what_a_plan_and_serve_read() -> None:
@@ -125,8 +131,8 @@ def test_what_is_written_is_what_a_plan_and_serve_read() -> None:
     (application,) = serve.ServeDeploySchema(**yaml.safe_load(text)).applications
     scaling = application.deployments[2].autoscaling_config
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 6)
-    found = serve.DeploymentSchema(name="Decode", autoscaling_config=scaling_of(text)["Decode"])
-    assert found.autoscaling_config == scaling
+    schema = serve.DeploymentSchema(name="Decode", autoscaling_config=scaling_of(text)["Decode"])
+    assert schema.autoscaling_config == scaling
     config_of = pytest.importorskip("ray.serve.config", reason="the extra `ray` is not installed")
     assert config_of.AutoscalingConfig(**scaling).policy.get_policy()(**policy["policy_kwargs"]).aims["itl_ms"] == 40
 

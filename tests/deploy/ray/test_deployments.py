@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[HeadNode]:
-    with head_node(num_cpus=4) as found:
-        yield found
+    with head_node(num_cpus=4) as node:
+        yield node
 
 
 def test_what_cannot_serve_is_said_in_one_sentence(cluster: HeadNode, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_it_is_deployed_streams_is_mended_and_leaves_nothing(cluster: HeadNode) 
     assert status == 0, text
     until(lambda: ready(url), cluster)
     check_tokens(url, known)
-    assert {each.nice() for each in cluster.ours()} == {os.nice(0)}  # not that which Ray gives its workers
+    assert {process.nice() for process in cluster.ours()} == {os.nice(0)}  # not that which Ray gives its workers
 
     # what a holder holds is started again by the holder, with Serve none the wiser
     victim = cluster.ours_of("decode")

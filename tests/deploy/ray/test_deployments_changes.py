@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -32,17 +33,17 @@ class Deployed:
     def written(self, *flags: str) -> dict[str, Any]:
         """What `baton ray config` writes."""
         text = self.cluster.say("baton", "ray", "config", *self.flags, *flags)[1]
-        found: dict[str, Any] = yaml.safe_load(text)
-        return found
+        raw: dict[str, Any] = yaml.safe_load(text)
+        return raw
 
     @property
     def application(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.file["applications"][0]
-        return found
+        first: dict[str, Any] = self.file["applications"][0]
+        return first
 
     def deployment(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(each for each in self.application["deployments"] if each["name"] == name)
-        return found
+        named: dict[str, Any] = next(listed for listed in self.application["deployments"] if listed["name"] == name)
+        return named
 
     def deploy(self) -> None:
         path = self.cluster.folder / "baton.yaml"
@@ -53,17 +54,30 @@ class Deployed:
     def pids(self) -> dict[str, set[int]]:
         """The processes of each role."""
         roles = ("gateway", "prefill", "decode")
-        found = {each.pid: role_of(each.cmdline()) for each in self.cluster.ours()}
-        return {role: {pid for pid, its in found.items() if its == role} for role in roles}
+        role_of_pid = {process.pid: role_of(process.cmdline()) for process in self.cluster.ours()}
+        return {role: {pid for pid, its in role_of_pid.items() if its == role} for role in roles}
 
     def joined(self, **counts: int) -> bool:
         """Whether so many processes of each role run, and the gateway has admitted these and no others."""
-        wanted, found = {"gateway": 1, "prefill": 1, "decode": 1, **counts}, self.pids()
-        admitted = all(members(self.url, role) == found[role] for role in ("prefill", "decode"))
-        return admitted and {role: len(pids) for role, pids in found.items()} == wanted and ready(self.url)
+        wanted, running = {"gateway": 1, "prefill": 1, "decode": 1, **counts}, self.pids()
+        admitted = all(members(self.url, role) == running[role] for role in ("prefill", "decode"))
+        return admitted and {role: len(pids) for role, pids in running.items()} == wanted and ready(self.url)
 
     def said(self) -> str:
-        return self.cluster.say("serve", "status")[1]
+        """What `serve status` prints of applications and deployments, in one line; "" while Serve does not answer.
+
+        It is read where that command reads it: a process that imports Ray, again and again, slows what is waited for.
+        """
+        variables = self.cluster.variables
+        answer = httpx.get(
+            f"{variables['RAY_DASHBOARD_ADDRESS']}/api/serve/applications/",
+            headers={"authorization": f"Bearer {variables['RAY_AUTH_TOKEN']}"},
+            timeout=PATIENCE_S,
+        )
+        applications = answer.json()["applications"] if answer.status_code == 200 else {}
+        deployments = {name: each for found in applications.values() for name, each in found["deployments"].items()}
+        told = [f"{name} {each['status']} {each['message']}" for name, each in (applications | deployments).items()]
+        return " ".join(" ".join(told).split())
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +88,10 @@ def known() -> Reference:
 @pytest.fixture(scope="module")
 def pair(known: Reference) -> Iterator[Deployed]:
     with head_node(num_cpus=5) as cluster:
-        found = Deployed(cluster, known)
-        found.deploy()
-        until(found.joined, cluster)
-        yield found
+        deployed = Deployed(cluster, known)
+        deployed.deploy()
+        until(deployed.joined, cluster)
+        yield deployed
 
 
 def wait_for(pair: Deployed, **counts: int) -> None:
@@ -177,7 +191,7 @@ def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, kno
 def test_serves_controller_may_die(pair: Deployed, known: Reference) -> None:
     before = pair.pids()
     node = psutil.Process(pair.cluster.process.pid)
-    (controller,) = [each for each in node.children(recursive=True) if "ServeController" in " ".join(each.cmdline())]
+    (controller,) = [child for child in node.children(recursive=True) if "ServeController" in " ".join(child.cmdline())]
     controller.kill()
     psutil.wait_procs([controller], PATIENCE_S)
     check_tokens(pair.url, known)
@@ -227,17 +241,17 @@ def test_what_is_wrong_is_in_serve_status(
     before = pair.pids()
     wrong = Deployed(pair.cluster, known)
     wrong.application["name"] = "wrong"
-    for each in wrong.application["deployments"]:
-        each["ray_actor_options"] = {"num_cpus": 0.1}
+    for deployment in wrong.application["deployments"]:
+        deployment["ray_actor_options"] = {"num_cpus": 0.1}
     words = spoil(pair, wrong)
     pair.file["applications"].append(wrong.application)
     pair.deploy()
     try:
-        until(lambda: words in " ".join(pair.said().split()), pair.cluster)
+        until(lambda: words in pair.said(), pair.cluster)
     finally:
         pair.file["applications"].remove(wrong.application)
         pair.deploy()
-    until(lambda: "wrong" not in pair.said(), pair.cluster)
+    until(lambda: (said := pair.said()) and "wrong" not in said, pair.cluster)
     until(lambda: pair.pids() == before, pair.cluster)
     check_tokens(pair.url, known)
 

@@ -37,9 +37,9 @@ def errand(script: str, again: str = "", **rules: float) -> Errand:
 
 @pytest.fixture
 def holder() -> Iterator[Holder]:
-    found = Holder(grace_s=PATIENCE_S)
-    yield found
-    found.leave().result(PATIENCE_S)
+    made = Holder(grace_s=PATIENCE_S)
+    yield made
+    made.leave().result(PATIENCE_S)
 
 
 def children() -> list[psutil.Process]:

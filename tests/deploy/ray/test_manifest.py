@@ -81,8 +81,8 @@ def made(folder: Path, capsys: pytest.CaptureFixture[str], flags: str, words: st
 
 def cluster_of(text: str) -> dict[str, Any]:
     spec = next(yaml.safe_load_all(text))["spec"]
-    found: dict[str, Any] = spec.get("rayClusterConfig", spec)
-    return found
+    config: dict[str, Any] = spec.get("rayClusterConfig", spec)
+    return config
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -108,18 +108,18 @@ def test_what_one_part_names_another_one_has(name: str) -> None:
     for group in (head, *workers):
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     gateway = workers[0]["template"]
     assert service["spec"]["selector"].items() <= gateway["metadata"]["labels"].items()
     (port,) = service["spec"]["ports"]
-    assert port["port"] in {each["containerPort"] for each in gateway["spec"]["containers"][0]["ports"]}
+    assert port["port"] in {known["containerPort"] for known in gateway["spec"]["containers"][0]["ports"]}
 
 
 def test_a_pod_may_leave_for_longer_than_its_holders_may_take() -> None:
     for name in MADE:
         for group in cluster_of((FOLDER / name).read_text())["workerGroupSpecs"]:
             pod = group["template"]["spec"]
-            variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+            variables = {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
             drain_s = int(variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
             assert pod["terminationGracePeriodSeconds"] > drain_s > 2 * 30 + 2 * 15
 

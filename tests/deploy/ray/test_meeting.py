@@ -35,15 +35,15 @@ def test_who_says_nothing_for_long_is_forgotten_and_may_come_back(members: Membe
 def test_what_a_member_says_last_counts(members: Members) -> None:
     members.hear(PREFILL.to_json(), 0.0)
     members.hear(replace(PREFILL, state="serving").to_json(), 1.0)
-    assert [each.state for each in members.told(1.0 + AWAITED_FOR_S)] == ["serving"]
+    assert [member.state for member in members.told(1.0 + AWAITED_FOR_S)] == ["serving"]
 
 
 def test_a_member_that_says_nothing_is_silent(members: Members) -> None:
     members.hear(replace(PREFILL, state="serving").to_json(), 5.0)
     members.hear(replace(DECODE, state="serving").to_json(), 80.0)
-    assert [each.state for each in members.told(80.0)] == ["silent for 75 s", "serving"]
+    assert [member.state for member in members.told(80.0)] == ["silent for 75 s", "serving"]
     members.hear(replace(PREFILL, state="mending").to_json(), 81.0)
-    assert [each.state for each in members.told(81.0)] == ["mending", "serving"]
+    assert [member.state for member in members.told(81.0)] == ["mending", "serving"]
 
 
 @pytest.mark.parametrize(

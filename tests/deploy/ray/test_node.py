@@ -13,8 +13,8 @@ def test_a_folder_of_keys_is_one_that_processes_take(base: Path) -> None:
     gateway.trust(gateway.public, listed)
     worker.trust(gateway.public, listed)
     assert read_keys(gateway.folder, for_gateway=True).public == gateway.public != worker.public
-    found = read_keys(worker.folder)
-    assert (found.gateway, allowed_in(worker.folder)) == (gateway.public, {key: name for name, key in listed.items()})
+    keys = read_keys(worker.folder)
+    assert (keys.gateway, allowed_in(worker.folder)) == (gateway.public, {key: name for name, key in listed.items()})
     gateway.close()
     worker.close()
     assert list(base.iterdir()) == []

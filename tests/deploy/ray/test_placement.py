@@ -8,10 +8,10 @@ GATEWAY = Claim("Gateway", 1, 1, 0)
 
 
 def where(claims: list[Claim], nodes: list[Node]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for each in place(claims, nodes):
-        found.setdefault(each.deployment, []).append(each.node)
-    return found
+    nodes_of: dict[str, list[str]] = {}
+    for placed in place(claims, nodes):
+        nodes_of.setdefault(placed.deployment, []).append(placed.node)
+    return nodes_of
 
 
 def test_replicas_are_spread_and_the_head_comes_last() -> None:
@@ -23,8 +23,8 @@ def test_replicas_are_spread_and_the_head_comes_last() -> None:
 def test_a_group_of_ranks_needs_its_gpus_on_one_node() -> None:
     nodes = [Node("a", 64, 8), Node("b", 64, 8)]
     claims = [GATEWAY, Claim("Prefill", 8, 1, 1), Claim("Decode", 1, 8, 8)]
-    found = where(claims, nodes)
-    assert len(set(found["Prefill"])) == 1 and found["Decode"] != found["Prefill"][:1]
+    shown = where(claims, nodes)
+    assert len(set(shown["Prefill"])) == 1 and shown["Decode"] != shown["Prefill"][:1]
     halves = [Node("a", 64, 4), Node("b", 64, 4)]
     assert where([Claim("Decode", 1, 8, 8)], halves) == {"Decode": [""]}
 
@@ -46,12 +46,12 @@ def test_what_is_missing_is_counted(claim: Claim, nodes: list[Node], said: str) 
 
 def test_what_load_may_bring_has_room_behind_all_that_starts_at_once() -> None:
     claims = [GATEWAY, Claim("Prefill", 1, 4, 0, extra=2), Claim("Decode", 2, 1, 0, extra=1)]
-    found = place(claims, [Node("a", 12, 0)])
-    assert [(each.deployment, each.node, each.is_extra) for each in found] == [
+    placed = place(claims, [Node("a", 12, 0)])
+    assert [(claim.deployment, claim.node, claim.is_extra) for claim in placed] == [
         ("Gateway", "a", False), ("Prefill", "a", False), ("Decode", "a", False), ("Decode", "a", False),
         ("Prefill", "a", True), ("Prefill", "", True), ("Decode", "a", True),
     ]  # fmt: skip
-    assert missing(claims, [Node("a", 12, 0)], found) == [
+    assert missing(claims, [Node("a", 12, 0)], placed) == [
         "Prefill needs 12 CPUs at max_replicas (3 x 4), the cluster has 12 free on 1 host: no room for 1 of 3"
     ]
     few = [Node("a", 3, 0)]

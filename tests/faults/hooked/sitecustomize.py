@@ -220,9 +220,9 @@ def _wrap(owner: type, name: str, before: Callable[..., None], after: Callable[.
 
     def outer(*args: Any, **more: Any) -> Any:
         before(*args, **more)
-        found = inner(*args, **more)
-        after(found, *args, **more)
-        return found
+        result = inner(*args, **more)
+        after(result, *args, **more)
+        return result
 
     setattr(owner, name, outer)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.dialects.openai.fields import ChatRequest, parse
-from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.read import ask_of_chat
 from gateway.generation.grammars.trial_child import TrialChild, trial_command
 from gateway.words.strict_json import parse_json
 from models.train.train import STORY_FOLDER
@@ -30,7 +30,7 @@ def refusal(name: str, child: TrialChild) -> str:
     """Why it is refused; "" if it is not."""
     body = {"messages": [{"role": "user", "content": "hi"}], **hostile(0)[name]}
     try:
-        wanted = ask_of(parse(ChatRequest, parse_json(json.dumps(body).encode()))).shape
+        wanted = ask_of_chat(parse(ChatRequest, parse_json(json.dumps(body).encode()))).shape
         assert wanted is not None
         found = child.check(wanted)
     except BadRequest as error:

@@ -13,8 +13,8 @@ from jsonschema_rs import Draft202012Validator
 
 from gateway.app.openapi import add_schemas
 from gateway.app.openapi_rules import Bounds
-from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, parse
-from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.fields import parse
+from gateway.dialects.openai.routes import CHATS, COMPLETIONS, Route
 from gateway.dialects.openai.unsupported import NEUTRAL, refuse_unsupported
 from gateway.dialects.sglang.routes import native_call
 from gateway.dialects.sglang.unsupported import OF_BODY, OF_SAMPLING
@@ -36,10 +36,7 @@ from runtime.settings import HttpLimits
 from tests.gateway.folders import BOS, EOS, TEMPLATE, byte_tokenizer
 from tests.gateway.untold import UNTOLD
 
-KINDS: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
-    "CompletionRequest": CompletionRequest,
-    "ChatRequest": ChatRequest,
-}
+ROUTES: dict[str, Route[Any]] = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHATS}
 LIMITS = Limits(context_length=64, vocab_size=262, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
 HTTP = HttpLimits(max_choices=9, max_prompts=3, max_stop_strings=2)
 NAMES = ModelNames(("story", "tale"), "models/story/")
@@ -92,7 +89,8 @@ class World:
         if isinstance(body, dict):
             refuse_unsupported(body)
             check_list(body.get("prompt"), self.limits)
-        ask = ask_of(parse(KINDS[name], body))
+        route = ROUTES[name]
+        ask = route.ask_of(parse(route.body, body))
         check_counts(ask, HTTP)
         return ask
 
@@ -189,7 +187,7 @@ of_native: dict[str, st.SearchStrategy[Any]] = {
     **{name: fields[name] for name in "model cache_salt priority timeline stream add_special_tokens".split()},
     "text": texts,
     "input_ids": prompts,
-    "rid": texts | some(["a", "a"]),
+    "rid": texts | some(["a", "a"], "x___decode_addr_b", ["x___prefill_addr_b"]),
     "return_logprob": flags | some([True], [False, True]),
     "top_logprobs_num": numbers | some([1], [21]),
     "logprob_start_len": numbers | some([-1], [0]),

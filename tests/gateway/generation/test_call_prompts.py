@@ -1,6 +1,6 @@
 from gateway.generation.call_prompts import EchoedTokens
 from gateway.routing.prompt_scores import PromptPart
-from gateway.text.choice_text import ByteDetokenizer, TokenBytes
+from gateway.text.detokenizer import ByteDetokenizer, TokenBytes
 from gateway.text.echo import echo_of
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs

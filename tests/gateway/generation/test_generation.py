@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.generation.generation import ABORT, TURN_TOKENS, Batch, Generation
+from gateway.generation.generation import TURN_TOKENS, Generation
 from gateway.generation.tallies import Metrics
 from gateway.generation.times import Times
 from gateway.generation.translate import PreparedPrompt
 from gateway.routing.dispatch import Dispatch
 from gateway.routing.requests import Delivery, Listener, RequestRecord
-from gateway.text.choice_text import Detokenizer
+from gateway.text.detokenizer import Detokenizer
+from gateway.words.events import Batch, Finish, Reason
 from protocol.errors import Unavailable
 from protocol.messages_gateway import FinishReason, SamplingParams
 from runtime.clock import MonotonicClock
@@ -100,7 +101,7 @@ async def test_prompts_that_are_aborted_before_they_are_assigned_are_cancelled()
     await starting
     assert dispatch.cancelled == [("r-1", 1), ("r-2", 2)] and not ended
     [batch] = [found async for found in once(generation)]
-    assert [(index, piece.finish_reason) for index, piece in batch] == [(1, ABORT), (2, ABORT)]
+    assert [(index, step.finish) for index, step in batch] == [(1, Finish(Reason.ABORT)), (2, Finish(Reason.ABORT))]
     generation.abandon()
     assert ended == ["r"]
 
@@ -114,7 +115,7 @@ async def test_workers_are_told_of_an_abort_once() -> None:
     generation.abort([1])
     assert [name for name, _ in dispatch.cancelled] == ["r-0"], "neither what has ended, nor what was aborted before"
     [batch] = [found async for found in once(generation)]
-    assert [(index, piece.finish_reason) for index, piece in batch] == [(3, "length"), (1, ABORT)]
+    assert [(index, step.finish) for index, step in batch] == [(3, Finish(Reason.LENGTH)), (1, Finish(Reason.ABORT))]
 
 
 async def once(generation: Generation) -> AsyncIterator[Batch]:

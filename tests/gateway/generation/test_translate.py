@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Encoding
 
 from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
-from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.read import ask_of_chat, ask_of_completion
 from gateway.generation.translate import PreparedPrompt, Translator
 from gateway.text.chat_template import ChatTemplates, read_template_sources
 from gateway.text.model_folder import read_model_folder
@@ -30,12 +30,12 @@ def translator(path: Path, mode: LogprobsMode = "raw_logprobs") -> Translator:
 
 
 def completion(**fields: Any) -> Ask:
-    return ask_of(CompletionRequest(**{"prompt": [1], **fields}))
+    return ask_of_completion(CompletionRequest(**{"prompt": [1], **fields}))
 
 
 def chat(content: str = "Hi", **fields: Any) -> Ask:
     messages: Any = [{"role": "user", "content": content}]
-    return ask_of(ChatRequest(messages=messages, **fields))
+    return ask_of_chat(ChatRequest(messages=messages, **fields))
 
 
 def prompt_of(path: Path, request: Ask, limits: Limits = LIMITS) -> PreparedPrompt:

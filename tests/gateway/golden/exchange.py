@@ -1,9 +1,10 @@
 """Sends each request to a gateway of this process and keeps what it answers, without what differs from run to run.
 
 A fake worker sends a step when the gateway has dealt with the one before, so that a stream has the same events each
-time. Whether it has, `/workers` tells: a heartbeat behind each step bears its number.
+time. Whether it has, its membership tells: a heartbeat behind each step bears its number.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -23,6 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 FOLDER: Final = ROOT / "models/story"
 KEPT: Final = Path(__file__).with_name("answers.jsonl")
 EOS: Final = 2
+TURNS: Final = 50  # of the loop, between a step that was read and its event, which the client has then
 # Ids of the bundled model: words, parts of characters, special tokens among them.
 TOLD: Final = (
     'Once upon a time, a caf\u00e9 \U0001f600 had a fox.\nThe "fox" said:\t<b>\u20ac5 & a'
@@ -71,8 +73,11 @@ class Fleet:
         self._num_steps += 1
         self._worker.stats = replace(STATS, num_launches=self._num_steps)
         await self._worker.send(Heartbeat(self._worker.worker_id, self._worker.instance, self._worker.stats))
-        while (await self.setting.client.get("/workers")).json()[0]["launches"] != self._num_steps:
-            pass
+        membership = self.setting.gateway.control.membership
+        while [member.stats.num_launches for member in membership.members] != [self._num_steps]:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
     async def answer(self, ask: Ask) -> dict[str, Any]:
         """What is answered: the status, the headers, the body. Of a connection that ends without an answer: {}."""

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from deploy.keys import new
 from gateway.generation.tallies import Tally
-from gateway.routing.control import Control, ControlSocket
+from gateway.routing.control import Control
+from gateway.routing.control_socket import ControlSocket
 from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules
 from protocol.errors import ConfigError

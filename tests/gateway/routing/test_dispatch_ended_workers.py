@@ -8,8 +8,8 @@ import pytest
 from gateway.routing.members import HowLost, WorkerKey
 from protocol.errors import GrammarFault, KvNotDelivered, WorkerLost
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed, Role
+from tests.gateway.client import Client
 from tests.gateway.control_bench import ControlBench
-from tests.retry.controlled import Client
 
 Complaint = type[KvNotDelivered] | type[WorkerLost]  # of a decode worker
 

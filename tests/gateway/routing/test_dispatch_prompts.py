@@ -4,8 +4,8 @@ import pytest
 
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import Assign, PromptLogprobs, RequestFailed, Role
+from tests.gateway.client import Client
 from tests.gateway.control_bench import PROMPT, ControlBench
-from tests.retry.controlled import Client
 
 ASKED = PromptLogprobsAsked()
 

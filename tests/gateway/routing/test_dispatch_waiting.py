@@ -11,9 +11,9 @@ from protocol.errors import Unavailable
 from protocol.messages_gateway import Assign, Leaving, Left, Role
 from runtime.settings import GatewaySettings, HttpLimits
 from runtime.supervision import STATES, UnitNews, UnitState
+from tests.gateway.client import Client
 from tests.gateway.conftest import running, wait_until
 from tests.gateway.control_bench import PROMPT, ControlBench
-from tests.retry.controlled import Client
 
 WAIT_S = 4.0  # of a ControlBench
 

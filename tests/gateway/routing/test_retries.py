@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.routing.requests import ChoiceRecord
+from gateway.routing.choice_record import ChoiceRecord
 from gateway.routing.retries import RetryRules, final_error, may_go_on
 from protocol.errors import (
     BadRequest,

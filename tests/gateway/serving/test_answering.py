@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.dialects.openai.write import EventWriter, ResponseHead
+from gateway.dialects.openai.write import BodyWriter, EventWriter, Head
+from gateway.dialects.openai.write_completion import CompletionForm
 from gateway.generation.generation import Generation
 from gateway.generation.tallies import Metrics
 from gateway.generation.times import Times
 from gateway.generation.translate import PreparedPrompt
 from gateway.serving.answering import StreamedAnswer, WholeAnswer
 from gateway.serving.long_answers import LongAnswers
-from gateway.text.choice_text import Detokenizer
+from gateway.text.detokenizer import Detokenizer
 from protocol.messages_gateway import ChoiceTokens, SamplingParams, Tokens
 from runtime.clock import MonotonicClock
 from testkit.fake_worker import PATIENCE_S
 from tests.gateway.control_bench import ControlBench
 
-HEAD = ResponseHead("r", 7, "m", is_chat=False, with_token_ids=True)
+HEAD = Head("r", 7, "m", CompletionForm(), with_token_ids=True)
 MAX_TOKENS = 5
 
 
@@ -61,7 +62,7 @@ class Call:
         answer = (
             StreamedAnswer(self.generation, EventWriter(HEAD, False, False), answers)
             if is_stream
-            else WholeAnswer(self.generation, HEAD, answers)
+            else WholeAnswer(self.generation, BodyWriter(HEAD), answers)
         )
         return asyncio.create_task(answer({"type": "http"}, self.receive, self.send))
 

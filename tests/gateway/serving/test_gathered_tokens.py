@@ -1,7 +1,7 @@
 import random
 
 from gateway.serving.gathered import PackedTokens
-from gateway.words.pieces import ScoredToken
+from gateway.words.scored import ScoredToken
 from protocol.logprobs import TokenLogprob
 
 

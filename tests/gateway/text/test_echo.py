@@ -1,4 +1,4 @@
-from gateway.text.choice_text import ByteDetokenizer, Detokenizer, TokenBytes
+from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, TokenBytes
 from gateway.text.echo import echo_of
 from tests.gateway.folders import BOS, byte_tokenizer
 

@@ -20,11 +20,11 @@ def token(text: str = "x", **fields: Any) -> bytes:
 
 def heard(*lines: bytes, **options: Any) -> Heard:
     """A line each 0.25 s, from 10.25 on; the run began at 10."""
-    found = Heard(10.0, **options)
+    answer = Heard(10.0, **options)
     for number, line in enumerate(lines, 1):
-        if not found.line(10 + number * 0.25, line):
+        if not answer.line(10 + number * 0.25, line):
             break
-    return found
+    return answer
 
 
 USAGE = data(
@@ -37,16 +37,16 @@ DONE = b"data: [DONE]"
 
 
 def test_token_ids_count_also_those_without_text() -> None:
-    found = heard(token(token_ids=[7]), b"", token("", token_ids=[8, 9]), token("", token_ids=[]), USAGE, DONE)
-    assert (list(found.arrivals), list(found.counts), found.counting) == ([0.25, 0.75], [1, 2], Counting.IDS)
-    assert (found.num_prompt, found.num_cached, found.num_said, found.is_over) == (9, 4, 3, True)
-    assert found.ending is Ending.DONE and found.error == ""
+    answer = heard(token(token_ids=[7]), b"", token("", token_ids=[8, 9]), token("", token_ids=[]), USAGE, DONE)
+    assert (list(answer.arrivals), list(answer.counts), answer.counting) == ([0.25, 0.75], [1, 2], Counting.IDS)
+    assert (answer.num_prompt, answer.num_cached, answer.num_said, answer.is_over) == (9, 4, 3, True)
+    assert answer.ending is Ending.DONE and answer.error == ""
 
 
 def test_continuous_usage_counts_by_differences() -> None:
     lines = [token(usage={"completion_tokens": number, "prompt_tokens": 2}) for number in (1, 3, 3, 4)]
-    found = heard(*lines, DONE)
-    assert (list(found.counts), found.counting) == ([1, 2, 1], Counting.CONTINUOUS)
+    answer = heard(*lines, DONE)
+    assert (list(answer.counts), answer.counting) == ([1, 2, 1], Counting.CONTINUOUS)
 
 
 def test_usage_at_the_end_tells_whether_events_were_tokens() -> None:
@@ -58,13 +58,13 @@ def test_usage_at_the_end_tells_whether_events_were_tokens() -> None:
 
 def test_a_chat_is_read_too_and_an_empty_delta_is_no_token() -> None:
     deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": "yes"}, {}]
-    found = heard(*(data({"choices": [{"delta": delta}]}) for delta in deltas), DONE, keeps=True)
-    assert (list(found.arrivals), found.texts) == ([0.5, 0.75], ["hm", "yes"])
+    answer = heard(*(data({"choices": [{"delta": delta}]}) for delta in deltas), DONE, keeps=True)
+    assert (list(answer.arrivals), answer.texts) == ([0.5, 0.75], ["hm", "yes"])
 
 
 def test_comments_and_other_fields_of_events_are_no_lines_of_a_body() -> None:
-    found = heard(b": ping", b"event: token", b"", token(), DONE)
-    assert (found.others, len(found.arrivals), found.num_events) == ([], 1, 2)
+    answer = heard(b": ping", b"event: token", b"", token(), DONE)
+    assert (answer.others, len(answer.arrivals), answer.num_events) == ([], 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_comments_and_other_fields_of_events_are_no_lines_of_a_body() -> None:
     ],
 )
 def test_a_failure_in_the_stream_is_kept(line: bytes, kind: str, words: str) -> None:
-    found = heard(token(), line, data({"error": {"message": "second"}}))
-    assert (found.ending, found.kind) == (Ending.FAILED, kind) and words in found.error
+    answer = heard(token(), line, data({"error": {"message": "second"}}))
+    assert (answer.ending, answer.kind) == (Ending.FAILED, kind) and words in answer.error
 
 
 def test_a_client_leaves_when_it_has_enough() -> None:
-    found = heard(token(token_ids=[1]), token(token_ids=[2, 3]), token(token_ids=[4]), cancel_after=2)
-    assert (found.ending, found.tokens_so_far) == (Ending.CANCELLED, 3)
+    answer = heard(token(token_ids=[1]), token(token_ids=[2, 3]), token(token_ids=[4]), cancel_after=2)
+    assert (answer.ending, answer.tokens_so_far) == (Ending.CANCELLED, 3)
 
 
 def test_equal_answers_have_equal_hashes_and_only_kept_ones_any() -> None:

@@ -44,8 +44,8 @@ async def test_it_sees_its_own_lag_and_work() -> None:
         pass
     await asyncio.sleep(0.05)
     task.cancel()
-    found = watch.load()
-    assert found.lag_max_ms > 100 and found.core > 0 and found.num_cores >= 1
+    own = watch.load()
+    assert own.lag_max_ms > 100 and own.core > 0 and own.num_cores >= 1
 
 
 def test_the_limit_of_descriptors_is_raised_and_known() -> None:

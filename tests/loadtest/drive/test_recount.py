@@ -23,17 +23,17 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def heard(*texts: str) -> Heard:
-    found = Heard(0.0, keeps=True)
-    found.texts = list(texts)
-    return found
+    answer = Heard(0.0, keeps=True)
+    answer.texts = list(texts)
+    return answer
 
 
 def test_a_token_comes_with_its_last_character(tokenizer: Tokenizer) -> None:
     """Five events: two tokens in the second, none whole in the first and the fourth."""
     record = recorded(0.0, [1.0, 2.0, 3.0, 4.0, 5.0], [1] * 5, counting=Counting.CHUNKS)
-    found = recounted(record, heard("on", "e two", " three", " fo", "ur"), tokenizer)
-    assert (list(found.arrivals), list(found.counts)) == ([2.0, 3.0, 5.0], [2, 1, 1])
-    assert found.counting is Counting.TOKENIZER
+    counted = recounted(record, heard("on", "e two", " three", " fo", "ur"), tokenizer)
+    assert (list(counted.arrivals), list(counted.counts)) == ([2.0, 3.0, 5.0], [2, 1, 1])
+    assert counted.counting is Counting.TOKENIZER
 
 
 def test_what_the_endpoint_counted_stays(tokenizer: Tokenizer) -> None:

@@ -37,10 +37,10 @@ class SimulatedTalk:
     def __init__(self, server: SimulatedServer, start: float, number: int, listener: Listener) -> None:
         self.server, self.start, self.number, self.listener = server, start, number, listener
 
-    async def ask(self, conversation: Conversation, place: int, due_s: float) -> bool:
+    async def ask(self, conversation: Conversation, turn: int, due_s: float) -> bool:
         server, schedule = self.server, self.server.schedule
         sent_s = server.loop.now() - self.start
-        known: dict[str, Any] = {"conversation": self.number, "turn": place, "due_s": due_s}
+        known: dict[str, Any] = {"conversation": self.number, "turn": turn, "due_s": due_s}
         heard = Heard(0.0)
         self.listener.began(heard)
         server.in_flight += 1
@@ -84,32 +84,34 @@ def at_once() -> Iterator[float]:
 def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
     progress, server = ran(Plan(at_once(), repeat(ONE), is_open=False, max_concurrency=4, num_conversations=20))
     assert (len(progress.records), server.most_in_flight) == (20, 4)
-    assert [each.sent_s for each in progress.records] == pytest.approx([0.4 * (number // 4) for number in range(20)])
-    assert {each.held_s for each in progress.records} == {0.0}
-    found = figures_of(progress.records, Window(0, progress.now_s), {})
-    assert found.requests_per_s == pytest.approx(10, rel=0.3) and progress.now_s == pytest.approx(2.0)
-    assert found.ttft_ms and found.ttft_ms.p50 == pytest.approx(200)
+    assert [record.sent_s for record in progress.records] == pytest.approx(
+        [0.4 * (number // 4) for number in range(20)]
+    )
+    assert {record.held_s for record in progress.records} == {0.0}
+    figures = figures_of(progress.records, Window(0, progress.now_s), {})
+    assert figures.requests_per_s == pytest.approx(10, rel=0.3) and progress.now_s == pytest.approx(2.0)
+    assert figures.ttft_ms and figures.ttft_ms.p50 == pytest.approx(200)
 
 
 def test_an_open_loop_sends_when_it_is_due_however_many_run() -> None:
     moments = Gamma(50.0).moments(3)
     progress, server = ran(Plan(moments, repeat(ONE), is_open=True, num_conversations=100), Schedule(ttft_s=5.0))
     due = [at for at, _ in zip(Gamma(50.0).moments(3), range(100), strict=False)]
-    assert sorted(each.sent_s for each in progress.records) == pytest.approx(due)
+    assert sorted(record.sent_s for record in progress.records) == pytest.approx(due)
     assert server.most_in_flight == 100
 
 
 def test_an_open_loop_with_a_limit_tells_how_long_requests_were_held() -> None:
     moments = Replay([0.0, 0.1, 0.2]).moments(0)
     progress, _ = ran(Plan(moments, repeat(ONE), is_open=True, max_concurrency=1))
-    assert [each.held_s for each in progress.records] == pytest.approx([0, 0.3, 0.6])
-    assert {round(each.ttft_s or 0, 9) for each in progress.records} == {0.2}
+    assert [record.held_s for record in progress.records] == pytest.approx([0, 0.3, 0.6])
+    assert {round(record.ttft_s or 0, 9) for record in progress.records} == {0.2}
 
 
 def test_turns_wait_for_answers_and_for_the_client_to_think() -> None:
     turns = Conversation((Turn((1,), 5), Turn((2,), 5, think_s=3.0)), pause_s=1.0)
     progress, _ = ran(Plan(at_once(), repeat(turns), is_open=False, max_concurrency=1, num_conversations=2))
-    told = [(each.conversation, each.turn, round(each.sent_s, 9)) for each in progress.records]
+    told = [(record.conversation, record.turn, round(record.sent_s, 9)) for record in progress.records]
     assert told == [(0, 0, 0.0), (0, 1, 3.4), (1, 0, 4.8), (1, 1, 8.2)]
 
 
@@ -118,7 +120,7 @@ def test_a_duration_ends_sending_and_the_grace_ends_waiting() -> None:
     plan = Plan(Replay(range(100)).moments(0), repeat(ONE), is_open=True, duration_s=10.0, grace_s=45.0)
     progress, _ = ran(plan, slow)
     assert progress.now_s == pytest.approx(55.0) and progress.num_sent == 10
-    assert [each.ending for each in progress.records].count(Ending.UNFINISHED) == 4
+    assert [record.ending for record in progress.records].count(Ending.UNFINISHED) == 4
     assert (progress.why, progress.in_flight) == ("", 0)
 
 
@@ -126,7 +128,7 @@ def test_the_time_of_a_closed_loop_ends_while_it_waits_for_a_place() -> None:
     plan = Plan(at_once(), repeat(ONE), is_open=False, max_concurrency=2, duration_s=1.0)
     progress, _ = ran(plan)
     assert len(progress.records) == 6 and progress.now_s == pytest.approx(1.2)
-    assert all(each.is_done for each in progress.records)
+    assert all(record.is_done for record in progress.records)
 
 
 def test_a_stop_ends_at_once_and_keeps_what_ran() -> None:
@@ -136,7 +138,7 @@ def test_a_stop_ends_at_once_and_keeps_what_ran() -> None:
 
     plan = Plan(Gamma(10.0).moments(1), repeat(ONE), is_open=True)
     progress, _ = ran(plan, beside=ctrl_c)
-    endings = [each.ending for each in progress.records]
+    endings = [record.ending for record in progress.records]
     assert (progress.why, progress.stopped_s, progress.in_flight) == ("Ctrl-C", pytest.approx(1.0), 0)
     assert endings.count(Ending.DONE) > 0 and endings.count(Ending.UNFINISHED) > 0
     assert progress.now_s == pytest.approx(1.0) and len(endings) == progress.num_sent
@@ -151,10 +153,10 @@ def test_what_is_in_flight_may_end_when_nothing_more_is_sent() -> None:
         return Plan(Gamma(10.0).moments(1), repeat(ONE), is_open=True, grace_s=5.0)
 
     progress, _ = ran(plan(), beside=closed)
-    assert progress.records and all(each.is_done for each in progress.records)
+    assert progress.records and all(record.is_done for record in progress.records)
     assert (progress.why, progress.stopped_s) == ("", None) and 1.0 < progress.now_s < 2.0
     slow, _ = ran(plan(), Schedule(ttft_s=60.0), beside=closed)
-    assert {each.ending for each in slow.records} == {Ending.UNFINISHED} and slow.now_s == pytest.approx(6.0)
+    assert {record.ending for record in slow.records} == {Ending.UNFINISHED} and slow.now_s == pytest.approx(6.0)
 
 
 def test_a_server_that_falls_behind_ends_the_run() -> None:

@@ -22,7 +22,7 @@ def two_tokens(body: dict[str, Any]) -> list[bytes | None]:
     key = "delta" if "messages" in body else None
     parts = [{"text": text, "token_ids": [number]} for number, text in ((5, "so"), (6, "on"))]
     choices = [{"delta": {"content": part["text"]}} if key else part for part in parts]
-    events = [b'data: {"choices":[%s]}\n\n' % str(each).replace("'", '"').encode() for each in choices]
+    events = [b'data: {"choices":[%s]}\n\n' % str(choice).replace("'", '"').encode() for choice in choices]
     return [*events, b"data: [DONE]\n\n"]
 
 
@@ -49,8 +49,8 @@ async def talked(stand_in: StandIn, conversation: Conversation, history: Any, **
         connections = Connections(server, CLOCK)
         asking = Asking(connections, CHAT if history is ChatHistory else COMPLETIONS, "m", history, **options)
         talk = Talk(asking, CLOCK, CLOCK.now(), 3, records)
-        for place in range(len(conversation.turns)):
-            if not await talk.ask(conversation, place, 0.0):
+        for index in range(len(conversation.turns)):
+            if not await talk.ask(conversation, index, 0.0):
                 break
         connections.close()
     assert not records.active

@@ -10,15 +10,21 @@ from loadtest.figures.distribution import Distribution, jain, number, percentile
 
 
 def test_percentiles_are_nearest_ranks() -> None:
-    found = Distribution.of(float(value) for value in range(1000, 0, -1))
-    assert found is not None
-    assert (found.count, found.least, found.most, found.mean) == (1000, 1, 1000, 500.5)
-    assert (found.p50, found.p90, found.p95, found.p99, found.p999) == (500, 900, 950, 990, 999)
+    distribution = Distribution.of(float(value) for value in range(1000, 0, -1))
+    assert distribution is not None
+    assert (distribution.count, distribution.least, distribution.most, distribution.mean) == (1000, 1, 1000, 500.5)
+    assert (distribution.p50, distribution.p90, distribution.p95, distribution.p99, distribution.p999) == (
+        500,
+        900,
+        950,
+        990,
+        999,
+    )
 
 
 def test_a_tail_that_only_the_maximum_supports_is_left_out() -> None:
-    found = Distribution.of([3.0, 1.0, 2.0])
-    assert found is not None and (found.p50, found.p90, found.p99) == (2.0, None, None)
+    distribution = Distribution.of([3.0, 1.0, 2.0])
+    assert distribution is not None and (distribution.p50, distribution.p90, distribution.p99) == (2.0, None, None)
     assert Distribution.of([]) is None
 
 
@@ -30,10 +36,10 @@ def test_fairness_is_one_for_equals_and_one_nth_for_a_monopoly() -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
 def test_percentile_is_the_smallest_value_that_covers_its_share(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert sum(value < found for value in values) < share * len(values) + 1e-9
+    smallest = percentile(values, share)
+    assert smallest in values
+    assert sum(value <= smallest for value in values) >= share * len(values) - 1e-9
+    assert sum(value < smallest for value in values) < share * len(values) + 1e-9
 
 
 def test_percentile_of_nothing_is_not_a_number() -> None:

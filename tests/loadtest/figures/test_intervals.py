@@ -36,9 +36,9 @@ def test_a_difference_is_found_with_its_size() -> None:
 
 def test_equal_sides_rarely_differ() -> None:
     """95 of 100 intervals cover: of 12, more than 3 that do not are out of the question."""
-    found = [by_name(compare([run(1.0, seed)], [run(1.0, seed + 500)], {}))["ttft_p50_ms"] for seed in range(12)]
-    assert sum(row.differs for row in found) <= 3
-    assert sentence([found[0]], (1, 1)).endswith("use --repeat.")
+    compared = [by_name(compare([run(1.0, seed)], [run(1.0, seed + 500)], {}))["ttft_p50_ms"] for seed in range(12)]
+    assert sum(row.differs for row in compared) <= 3
+    assert sentence([compared[0]], (1, 1)).endswith("use --repeat.")
 
 
 def test_runs_that_scatter_widen_the_interval() -> None:

@@ -30,8 +30,8 @@ def simulated(rate: float, service_rate: float, seconds: int, seed: int = 1) -> 
 
 def test_a_growing_queue_is_over_saturated() -> None:
     looks, records = simulated(rate=10, service_rate=7, seconds=60)
-    found = saturation(looks, [each for each in records if each.end_s <= 60])
-    assert found is not None and "the server is over-saturated: in the last 30 s" in found
+    reason = saturation(looks, [record for record in records if record.end_s <= 60])
+    assert reason is not None and "the server is over-saturated: in the last 30 s" in reason
 
 
 def test_a_busy_server_is_not() -> None:
@@ -39,7 +39,9 @@ def test_a_busy_server_is_not() -> None:
     for seed in range(10):
         looks, records = simulated(rate=9, service_rate=10, seconds=120, seed=seed)
         assert [
-            now for now in range(40, 120, 5) if saturation(looks[:now], [each for each in records if each.end_s <= now])
+            now
+            for now in range(40, 120, 5)
+            if saturation(looks[:now], [record for record in records if record.end_s <= now])
         ] == []
 
 
@@ -62,6 +64,6 @@ def test_more_in_flight_at_the_same_speed_is_a_ramp() -> None:
 def test_a_server_that_refuses_has_no_queue_and_cannot_keep_up() -> None:
     looks = [Look(float(at), 10 * at, 20) for at in range(60)]
     refused = [recorded(at / 2, [], [], ending=Ending.FAILED, kind="HTTP 503", error="full") for at in range(120)]
-    found = saturation(looks, refused)
-    assert found is not None and found.endswith("290 requests arrived and 61 were refused (full)")
+    reason = saturation(looks, refused)
+    assert reason is not None and reason.endswith("290 requests arrived and 61 were refused (full)")
     assert saturation(looks, refused[::4]) is None, "a tenth is too little"

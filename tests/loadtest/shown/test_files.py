@@ -45,8 +45,8 @@ def test_each_request_has_a_line_with_its_tokens(tmp_path: Path) -> None:
 def test_the_table_has_a_row_for_each_figure() -> None:
     rows = list(csv.reader(figures_csv([measured(), measured(refusal="busy")]).splitlines()))
     assert rows[0] == ["run", "figure", "statistic", "value"] and {row[0] for row in rows[1:]} == {"0"}
-    found = {(row[1], row[2]): float(row[3]) for row in rows[1:]}
-    assert found["ttft_ms", "p50"] == pytest.approx(200) and found["requests", "unfinished"] == 1
+    shown = {(row[1], row[2]): float(row[3]) for row in rows[1:]}
+    assert shown["ttft_ms", "p50"] == pytest.approx(200) and shown["requests", "unfinished"] == 1
 
 
 def test_refused_figures_are_nowhere_and_cannot_be_compared(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from loadtest.shown.plots import BOTTOM, HEIGHT, LEFT, MOST_POINTS, RIGHT, TOP, 
 
 
 def points(svg: str) -> list[list[tuple[float, float]]]:
-    found = re.findall(r"points='([^']*)'", svg)
-    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in each.split())] for each in found]
+    matches = re.findall(r"points='([^']*)'", svg)
+    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in line.split())] for line in matches]
 
 
 def test_a_line_fills_its_plot() -> None:
@@ -26,7 +26,7 @@ def test_gaps_dots_and_legends() -> None:
     lines = [Line("one", [0, 1, 2], [1, float("nan"), 3]), Line("two", [0, 1], [2, 2], is_dots=True)]
     svg = Plot("t", "x", "y", lines).svg()
     ElementTree.fromstring(svg)
-    assert [len(each) for each in points(svg)] == [2] and svg.count("<circle") == 2
+    assert [len(point) for point in points(svg)] == [2] and svg.count("<circle") == 2
     assert ">one<" in svg and ">two<" in svg
 
 

@@ -24,30 +24,30 @@ def tops_after(ids: list[int]) -> dict[int, float]:
     return {FIRST + (best + rank) % VOCAB: -0.1 - 1.37 * rank for rank in range(5)}
 
 
-def sampled(body: dict[str, Any], place: int) -> int:
+def sampled(body: dict[str, Any], step: int) -> int:
     """The rank of a token: 0 if it is greedy, else one that the seed says."""
-    return crc32(bytes(f"{body.get('seed')} {place}", "ascii")) % 5 if body.get("temperature") else 0
+    return crc32(bytes(f"{body.get('seed')} {step}", "ascii")) % 5 if body.get("temperature") else 0
 
 
-def choice_of(body: dict[str, Any], index: int, ids: list[int], place: int) -> dict[str, Any]:
+def choice_of(body: dict[str, Any], index: int, ids: list[int], step: int) -> dict[str, Any]:
     """The next token as vLLM tells it."""
     tops = tops_after(ids)
-    token = list(tops)[sampled(body, place)]
+    token = list(tops)[sampled(body, step)]
     ids.append(token)
-    names = {f"token_id:{each}": value for each, value in tops.items()}
+    names = {f"token_id:{top}": value for top, value in tops.items()}
     logprobs = {"tokens": [f"token_id:{token}"], "token_logprobs": [tops[token]], "top_logprobs": [names]}
-    finish = "length" if place == body["max_tokens"] - 1 else None
+    finish = "length" if step == body["max_tokens"] - 1 else None
     return {"index": index, "text": f" {token}", "token_ids": [token], "logprobs": logprobs, "finish_reason": finish}
 
 
 def scores(prompt: list[int]) -> list[Any]:
     """`prompt_logprobs`: a token that nothing explains has -50."""
-    found: list[Any] = [None]
-    for place in range(1, len(prompt)):
-        tops = tops_after(prompt[:place])
-        own = {prompt[place]: tops.get(prompt[place], -50.0)}
-        found.append({str(token): {"logprob": value} for token, value in {**own, next(iter(tops)): -0.1}.items()})
-    return found
+    scored: list[Any] = [None]
+    for index in range(1, len(prompt)):
+        tops = tops_after(prompt[:index])
+        own = {prompt[index]: tops.get(prompt[index], -50.0)}
+        scored.append({str(token): {"logprob": value} for token, value in {**own, next(iter(tops)): -0.1}.items()})
+    return scored
 
 
 def answer(body: dict[str, Any]) -> Sequence[bytes]:
@@ -56,13 +56,13 @@ def answer(body: dict[str, Any]) -> Sequence[bytes]:
     whole: list[dict[str, Any]] = []
     for index in range(body.get("n", 1)):
         ids = list(body["prompt"])
-        mine = [choice_of(body, index, ids, place) for place in range(body["max_tokens"])]
+        mine = [choice_of(body, index, ids, step) for step in range(body["max_tokens"])]
         events += [{"choices": [choice]} for choice in mine]
-        logprobs = {name: [value for each in mine for value in each["logprobs"][name]] for name in mine[0]["logprobs"]}
-        tokens = [token for each in mine for token in each["token_ids"]]
-        text = "".join(each["text"] for each in mine)
+        logprobs = {name: [value for part in mine for value in part["logprobs"][name]] for name in mine[0]["logprobs"]}
+        tokens = [token for part in mine for token in part["token_ids"]]
+        text = "".join(part["text"] for part in mine)
         whole.append({**mine[-1], "text": text, "token_ids": tokens, "logprobs": logprobs})
-    num = sum(len(each["token_ids"]) for each in whole)
+    num = sum(len(part["token_ids"]) for part in whole)
     prompt = len(body["prompt"])
     usage = {"prompt_tokens": prompt, "completion_tokens": num, "total_tokens": prompt + num}
     if not body.get("stream"):
@@ -70,7 +70,7 @@ def answer(body: dict[str, Any]) -> Sequence[bytes]:
             whole[0]["prompt_logprobs"] = scores(body["prompt"])
         return [json.dumps({"choices": whole, "usage": usage}).encode()]
     told = [*events, {"choices": [], "usage": usage}]
-    return [*(b"data: %b\n\n" % json.dumps(each).encode() for each in told), b"data: [DONE]\n\n"]
+    return [*(b"data: %b\n\n" % json.dumps(event).encode() for event in told), b"data: [DONE]\n\n"]
 
 
 @asynccontextmanager
@@ -91,18 +91,18 @@ def repeated(events: Events) -> Events:
 
 def cut(events: Events) -> Events:
     """The second half is missing, and the answer says that it is whole."""
-    told = [each for each in events if each["choices"]]
+    told = [event for event in events if event["choices"]]
     kept = told[: len(told) // 2]
     kept[-1]["choices"][0]["finish_reason"] = "stop"
-    return [*kept, *(each for each in events if not each["choices"])]
+    return [*kept, *(event for event in events if not event["choices"])]
 
 
 def miscounted(events: Events) -> Events:
     """Usage tells one token too many."""
-    for each in events:
-        if each.get("usage"):
-            each["usage"]["completion_tokens"] += 1
-            each["usage"]["total_tokens"] += 1
+    for event in events:
+        if event.get("usage"):
+            event["usage"]["completion_tokens"] += 1
+            event["usage"]["total_tokens"] += 1
     return events
 
 
@@ -187,7 +187,7 @@ class LyingProxy:
         if self.freezes:
             return [*lines[: len(lines) // 2], FROZEN]
         events = await self._swapped(events) if self.swaps else (self.lie or repeated)(events)
-        return [*(b"data: %b" % json.dumps(each).encode() for each in events), b"data: [DONE]"]
+        return [*(b"data: %b" % json.dumps(event).encode() for event in events), b"data: [DONE]"]
 
     async def _swapped(self, events: Events) -> Events:
         """The events of another stream that comes to this point, for these."""

@@ -62,23 +62,23 @@ class Planting:
 
     async def run(self, made: list[Made]) -> AsyncIterator[tuple[str, float, Verdict]]:
         """Each error as it was planted: its kind, its margin, and the verdict on it."""
-        tried = [await self._try(each) for each in made]
+        tried = [await self._try(ask) for ask in made]
         noise = calibrate(tried, [self._scorer.name])[REPEAT]
         self.tau = noise.tau
         rng = random.Random(1)
-        for each in tried:
-            right = each.answers[0]
-            for place in rng.sample(range(len(right.tokens) - 1), PLACES):
-                others = [token for token in right.tops[place] if token != right.tokens[place]]
+        for one in tried:
+            right = one.answers[0]
+            for index in rng.sample(range(len(right.tokens) - 1), PLACES):
+                others = [token for token in right.tops[index] if token != right.tokens[index]]
                 for token in others:
-                    top = right.tops[place]
-                    margin = top[right.tokens[place]] - top[token]
+                    top = right.tops[index]
+                    margin = top[right.tokens[index]] - top[token]
                     delivered = replace(
-                        right, tokens=(*right.tokens[:place], token, *right.tokens[place + 1 :]), text=""
+                        right, tokens=(*right.tokens[:index], token, *right.tokens[index + 1 :]), text=""
                     )
-                    computed = await self._computed(each.made, right, place, int(token))
+                    computed = await self._computed(one.made, right, index, int(token))
                     for kind, said in (("delivered", delivered), ("computed", computed)):
-                        yield kind, margin, await self._verdict(each.made, right, said, noise)
+                        yield kind, margin, await self._verdict(one.made, right, said, noise)
 
     async def _try(self, made: Made) -> Tried:
         tried = Tried(made)
@@ -89,23 +89,23 @@ class Planting:
             tried.scores.setdefault(self._scorer.name, {})[choice.tokens] = scored or []
         return tried
 
-    async def _computed(self, made: Made, right: Choice, place: int, token: int) -> Choice:
-        """The right answer until `place`, `token` there, and what the server says behind it."""
-        start = (*right.tokens[:place], token)
-        prompt = (*made.ask.prompt, *(int(each) for each in start))
-        ask = replace(made.ask, prompt=prompt, max_tokens=made.ask.max_tokens - place - 1)
+    async def _computed(self, made: Made, right: Choice, index: int, token: int) -> Choice:
+        """The right answer until `index`, `token` there, and what the server says behind it."""
+        start = (*right.tokens[:index], token)
+        prompt = (*made.ask.prompt, *(int(token_id) for token_id in start))
+        ask = replace(made.ask, prompt=prompt, max_tokens=made.ask.max_tokens - index - 1)
         rest = (await self._client.ask(ask, stream=False)).answer()[0]
-        logprobs = (*right.logprobs[:place], right.tops[place][token], *rest.logprobs)
-        return Choice((*start, *rest.tokens), rest.finish, "", logprobs, (*right.tops[: place + 1], *rest.tops))
+        logprobs = (*right.logprobs[:index], right.tops[index][token], *rest.logprobs)
+        return Choice((*start, *rest.tokens), rest.finish, "", logprobs, (*right.tops[: index + 1], *rest.tops))
 
     async def _verdict(self, made: Made, right: Choice, said: Choice, noise: Noise) -> Verdict:
         """What `baton verify` would say of it."""
-        found = judge(heard(said, counted=len(said.tokens), stream=False), {0: replace(right, text="")}, noise.tau)
-        if found.verdict in (Verdict.TIED, Verdict.SUSPECT):
+        judged = judge(heard(said, counted=len(said.tokens), stream=False), {0: replace(right, text="")}, noise.tau)
+        if judged.verdict in (Verdict.TIED, Verdict.SUSPECT):
             scored = await self._scorer.score(made.ask.prompt, [int(token) for token in said.tokens])
             by_score = judge_scored(said, scored or [], noise.tau, is_greedy=True, has_drift=True)
-            found = after_scoring(found, [by_score], is_known=True)
-        return found.verdict
+            judged = after_scoring(judged, [by_score], is_known=True)
+        return judged.verdict
 
 
 async def table(server: Server) -> None:
@@ -114,15 +114,15 @@ async def table(server: Server) -> None:
     dialect = await probe(server, clock, None)
     client = Client(server, clock, dialect, Bounds(rate=1e6, requests=10**9))
     planting = Planting(client, ServerScorer(server, clock, dialect.way, {"model": dialect.model}, 60.0))
-    found: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    counts_of: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     async for kind, margin, verdict in planting.run(made_asks(1, NUM_ASKS, VOCAB, 24, dialect.context)):
         row = bisect_left(ROWS, max(0.0, margin) / planting.tau)
-        found[kind, row]["found" if verdict in DEFECTS else str(verdict)] += 1
+        counts_of[kind, row]["found" if verdict in DEFECTS else str(verdict)] += 1
 
     lines = [f"tau {planting.tau:.4g}", "", "| error | margin, in tau | planted | found | suspect |"]
     lines.append("|---|---|---:|---:|---:|")
     names = ["0", *(f"{low:g} to {high:g}" for low, high in pairwise(ROWS)), f"over {ROWS[-1]:g}"]
-    for (kind, row), counts in sorted(found.items()):
+    for (kind, row), counts in sorted(counts_of.items()):
         total = counts.total()
         shares = " | ".join(f"{counts[word] / total:.0%}" for word in ("found", "suspect"))
         lines.append(f"| {kind} | {names[row]} | {total} | {shares} |")

@@ -26,15 +26,15 @@ def test_a_stream_and_a_whole_answer_are_one() -> None:
     ],
 )
 def test_a_token_is_an_id_or_a_text(told: dict[str, object], tokens: tuple[object, ...]) -> None:
-    found = Heard()
-    found.whole_line(orjson.dumps({"choices": [{"index": 0, "finish_reason": "stop", **told}]}))
-    assert found.answer()[0].tokens == tokens and found.done
+    answer = Heard()
+    answer.whole_line(orjson.dumps({"choices": [{"index": 0, "finish_reason": "stop", **told}]}))
+    assert answer.answer()[0].tokens == tokens and answer.done
 
 
 def test_a_client_leaves_when_it_has_enough() -> None:
-    found = Heard(leave_after=2)
+    answer = Heard(leave_after=2)
     lines = [b'data: {"choices": [{"index": 0, "text": "", "token_ids": [7], "finish_reason": null}]}'] * 3
-    assert [found.stream_line(line) for line in lines[:2]] == [True, False] and found.left
+    assert [answer.stream_line(line) for line in lines[:2]] == [True, False] and answer.left
 
 
 def test_the_rest_of_an_answer() -> None:

@@ -16,8 +16,8 @@ PAGE = {
 
 
 def test_gauges_that_are_0_at_rest() -> None:
-    found = at_rest(PAGE)
-    assert len(found) == 5 and not any(found.values()) and at_rest(None) == {}
+    gauges = at_rest(PAGE)
+    assert len(gauges) == 5 and not any(gauges.values()) and at_rest(None) == {}
 
 
 @pytest.mark.parametrize("name", at_rest(PAGE))

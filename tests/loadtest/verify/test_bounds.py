@@ -15,8 +15,8 @@ def test_no_second_has_more_than_the_rate_and_a_burst(rate: float, together: int
     for pause in pauses:
         now += pause
         sent.append(now + pace.wait_s(now))
-    for place, first in enumerate(sent):
-        within = sum(each < first + 1.0 for each in sent[place:])
+    for index, first in enumerate(sent):
+        within = sum(at_s < first + 1.0 for at_s in sent[index:])
         assert within <= together + rate + 1
     assert all(later >= earlier - 1e-6 for earlier, later in pairwise(sent))
 

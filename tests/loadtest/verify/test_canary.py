@@ -10,10 +10,10 @@ ANSWERS = [tuple(range(1000 * number, 1000 * number + 20)) for number in (1, 2, 
 
 
 def canary() -> Canary:
-    found = Canary()
+    made = Canary()
     for number in range(3):
-        found.add(number, NEEDLES[number], ANSWERS[number])
-    return found
+        made.add(number, NEEDLES[number], ANSWERS[number])
+    return made
 
 
 @given(st.lists(st.integers(5, 99), max_size=9), st.lists(st.integers(5, 99), max_size=9), st.sampled_from([1, 2]))
@@ -41,7 +41,7 @@ def test_a_short_answer_must_be_whole() -> None:
 
 
 def test_what_all_requests_say_is_nobodys() -> None:
-    found = Canary()
-    found.add(0, NEEDLES[0], ANSWERS[0])
-    found.add(1, NEEDLES[1], ANSWERS[0])
-    assert found.owner([7, *ANSWERS[0]], 0, is_wrong=True) == ""
+    canary = Canary()
+    canary.add(0, NEEDLES[0], ANSWERS[0])
+    canary.add(1, NEEDLES[1], ANSWERS[0])
+    assert canary.owner([7, *ANSWERS[0]], 0, is_wrong=True) == ""

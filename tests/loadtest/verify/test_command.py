@@ -55,14 +55,14 @@ async def test_a_right_server_is_clean(tmp_path: Path) -> None:
 async def test_a_lie_is_found_as_its_class(lie: dict[str, Any], verdict: str, tmp_path: Path) -> None:
     async with hashing() as server, lying(proxy := LyingProxy(server, **lie)) as liar:
         status, report, said = await run(liar, tmp_path, f"--hung-after {3 if 'freezes' in lie else 30}")
-    found = [finding for finding in report["findings"] if finding["verdict"] == verdict]
+    lies = [finding for finding in report["findings"] if finding["verdict"] == verdict]
     others = [finding for finding in report["findings"] if finding["verdict"] != verdict]
-    assert proxy.told > 0 and status == Exit.FOUND and found
+    assert proxy.told > 0 and status == Exit.FOUND and lies
     assert len(report["findings"]) == proxy.told, report["findings"]
     # what a sampled answer should be is not known, and a tail of three tokens does not tell whose it is
     assert {(finding["phase"], finding["verdict"]) for finding in others} <= {("sampled", "wrong"), ("turns", "wrong")}
-    assert f"{len(found)} {verdict}" in said and found[0]["again"].startswith("curl -s http://127.0.0.1:")
-    assert found[0]["known"] and escaped(found[0]["why"]) in (tmp_path / "report.html").read_text()
+    assert f"{len(lies)} {verdict}" in said and lies[0]["again"].startswith("curl -s http://127.0.0.1:")
+    assert lies[0]["known"] and escaped(lies[0]["why"]) in (tmp_path / "report.html").read_text()
 
 
 async def test_a_run_that_is_interrupted_tells_what_it_has_found(tmp_path: Path) -> None:

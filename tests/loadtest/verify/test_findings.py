@@ -11,18 +11,18 @@ from tests.loadtest.verify.answering import choice
 
 
 def result(*verdicts: Verdict, num_tokens: int = 1000) -> Result:
-    found = Result({}, num_tokens=num_tokens, ended="300 requests")
+    made = Result({}, num_tokens=num_tokens, ended="300 requests")
     for verdict in verdicts:
-        found.add("load", Judged(verdict))
-    return found
+        made.add("load", Judged(verdict))
+    return made
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_one_bad_answer_decides(verdict: Verdict) -> None:
-    found = result(Verdict.EXACT, Verdict.EXACT, verdict)
+    outcome = result(Verdict.EXACT, Verdict.EXACT, verdict)
     expected = Exit.FOUND if verdict in DEFECTS else Exit.CANNOT_JUDGE if verdict in UNCLEAR else Exit.CLEAN
-    assert found.exit == expected == result(*[Verdict.EXACT] * 2, verdict, *[Verdict.EXACT] * 300).exit
-    assert found.sentence.startswith(
+    assert outcome.exit == expected == result(*[Verdict.EXACT] * 2, verdict, *[Verdict.EXACT] * 300).exit
+    assert outcome.sentence.startswith(
         {0: "clean: ", 1: f"found: 1 {verdict}", 3: f"cannot judge: 1 {verdict}"}[expected]
     )
 
@@ -37,9 +37,9 @@ def test_a_run_that_judged_nothing_is_not_clean() -> None:
 def test_near_ties_and_a_stop_are_doubts() -> None:
     assert result(Verdict.EXACT, *[Verdict.TIED] * 3, num_tokens=100).exit == Exit.CANNOT_JUDGE
     assert result(Verdict.EXACT, *[Verdict.TIED] * 3).exit == Exit.CLEAN
-    found = result(Verdict.EXACT)
-    found.stopped = "its TTFT went up"
-    assert found.exit == Exit.CANNOT_JUDGE and found.sentence == "cannot judge: its TTFT went up"
+    outcome = result(Verdict.EXACT)
+    outcome.stopped = "its TTFT went up"
+    assert outcome.exit == Exit.CANNOT_JUDGE and outcome.sentence == "cannot judge: its TTFT went up"
 
 
 def test_the_rate_that_a_run_could_see() -> None:
@@ -47,11 +47,11 @@ def test_the_rate_that_a_run_could_see() -> None:
 
 
 def test_findings_are_bounded_and_counted() -> None:
-    found = result()
+    outcome = result()
     for _ in range(MOST_KEPT + 5):
-        found.add("load", Judged(Verdict.WRONG), Finding(Verdict.WRONG, "load", "x"))
-    assert len(found.findings) == MOST_KEPT and found.sentence == "found: 55 wrong"
-    told = json.loads(json.dumps(as_json(found, {})))
+        outcome.add("load", Judged(Verdict.WRONG), Finding(Verdict.WRONG, "load", "x"))
+    assert len(outcome.findings) == MOST_KEPT and outcome.sentence == "found: 55 wrong"
+    told = json.loads(json.dumps(as_json(outcome, {})))
     assert told["exit"] == 1 and told["verdicts"] == {"load": {"wrong": 55}} and len(told["findings"]) == MOST_KEPT
 
 

@@ -19,7 +19,7 @@ async def test_greedy_tokens_are_the_likeliest_and_others_are_not(tmp_path: Path
     tokens = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)[0, len(PROMPT) :].tolist()
     scorer = FolderScorer(folder)
     right = await scorer.score(PROMPT, tokens)
-    assert right is not None and len(right) == 6 and all(place.logprob == place.largest < 0 for place in right)
+    assert right is not None and len(right) == 6 and all(token.logprob == token.largest < 0 for token in right)
     wrong = await scorer.score(PROMPT, [*tokens[:3], (tokens[3] + 1) % 307, *tokens[4:]])
     assert wrong is not None and wrong[:3] == right[:3] and wrong[3].logprob < wrong[3].largest == right[3].largest
 

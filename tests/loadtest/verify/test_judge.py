@@ -16,14 +16,14 @@ RIGHT = choice([5, 6, 7, 8, 9, 10])
 HALF = 3
 
 
-def parted(known: Choice, place: int, lead: float) -> tuple[Choice, Choice]:
-    """The known answer whose token at `place` leads another one by `lead`, and an answer with that one, by as much."""
-    other = 1_000 + place
-    leads = [5.0] * place + [lead]
+def parted(known: Choice, index: int, lead: float) -> tuple[Choice, Choice]:
+    """The known answer whose token at `index` leads another one by `lead`, and an answer with that one, by as much."""
+    other = 1_000 + index
+    leads = [5.0] * index + [lead]
     known = choice(known.tokens, leads)
-    said = choice([*known.tokens[:place], other, *[77] * (len(known.tokens) - place - 1)])
-    top = {other: -0.5, known.tokens[place]: -0.5 - lead}
-    return known, replace(said, tops=(*said.tops[:place], top, *said.tops[place + 1 :]))
+    said = choice([*known.tokens[:index], other, *[77] * (len(known.tokens) - index - 1)])
+    top = {other: -0.5, known.tokens[index]: -0.5 - lead}
+    return known, replace(said, tops=(*said.tops[:index], top, *said.tops[index + 1 :]))
 
 
 @given(TOKENS, st.floats(-0.9 * TAU, 0.9 * TAU))
@@ -35,22 +35,22 @@ def test_the_same_tokens_within_the_near_tie_are_exact(tokens: list[int], drift:
 
 @given(TOKENS, st.data())
 def test_where_two_answers_part_their_margin_decides(tokens: list[int], data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(tokens) - 1))
+    index = data.draw(st.integers(0, len(tokens) - 1))
     lead = data.draw(st.floats(0, 5 * TAU))
-    known, said = parted(choice(tokens), place, lead)
-    found = judge(heard(said, counted=len(tokens)), {0: known}, TAU)
+    known, said = parted(choice(tokens), index, lead)
+    judged = judge(heard(said, counted=len(tokens)), {0: known}, TAU)
     expected = Verdict.TIED if lead <= 2 * TAU else Verdict.SUSPECT if lead <= 4 * TAU else Verdict.WRONG
     near = min(abs(lead - 2 * TAU), abs(lead - 4 * TAU)) < 1e-9  # of the sums of floats
-    assert near or (found.verdict, found.place) == (expected, place)
+    assert near or (judged.verdict, judged.place) == (expected, index)
     assert judge(heard(said), {0: known}).verdict == Verdict.WRONG  # where answers must be exact
 
 
 @given(TOKENS, st.data())
 def test_a_token_that_is_in_no_list_is_wrong(tokens: list[int], data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(tokens) - 1))
-    said = choice([*tokens[:place], 950, *tokens[place + 1 :]])
-    found = judge(heard(said, counted=len(tokens)), {0: choice(tokens)}, TAU)
-    assert (found.verdict, found.place) == (Verdict.WRONG, place)
+    index = data.draw(st.integers(0, len(tokens) - 1))
+    said = choice([*tokens[:index], 950, *tokens[index + 1 :]])
+    judged = judge(heard(said, counted=len(tokens)), {0: choice(tokens)}, TAU)
+    assert (judged.verdict, judged.place) == (Verdict.WRONG, index)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_an_end_within_a_near_tie_is_one() -> None:
 
 def test_without_log_probabilities_another_answer_cannot_be_judged() -> None:
     said, known = Choice((5, 9), "length", "x"), Choice((5, 6), "length", "y")
-    found = Heard(status=200, tokens={0: list(said.tokens)}, finishes={0: "length"}, done=True)
-    assert judge(found, {0: known}, TAU).verdict == Verdict.CANNOT_JUDGE
+    answer = Heard(status=200, tokens={0: list(said.tokens)}, finishes={0: "length"}, done=True)
+    assert judge(answer, {0: known}, TAU).verdict == Verdict.CANNOT_JUDGE
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_an_answer_of_which_only_the_end_is_known(
 
 @given(TOKENS, st.floats(0, 5 * TAU), st.data())
 def test_scores_decide_of_one_token(tokens: list[int], margin: float, data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(tokens) - 1))
+    index = data.draw(st.integers(0, len(tokens) - 1))
     said = choice(tokens)
-    scored = [Place(-0.5, -0.5 + margin * (each == place)) for each in range(len(tokens))]
-    found = judge_scored(said, scored, TAU, is_greedy=True, has_drift=True).verdict
+    scored = [Place(-0.5, -0.5 + margin * (number == index)) for number in range(len(tokens))]
+    verdict = judge_scored(said, scored, TAU, is_greedy=True, has_drift=True).verdict
     bounds = ((TAU, Verdict.EXACT), (2 * TAU, Verdict.TIED), (4 * TAU, Verdict.SUSPECT), (9.0, Verdict.WRONG))
     expected = next(verdict for bound, verdict in bounds if margin <= bound)
-    assert found == expected or any(abs(margin - bound) < 1e-9 for bound, _ in bounds)
+    assert verdict == expected or any(abs(margin - bound) < 1e-9 for bound, _ in bounds)
     assert judge_scored(said, scored, TAU, is_greedy=False, has_drift=True).verdict == Verdict.EXACT
 
 

@@ -17,17 +17,17 @@ NAMES = (*CALM, *ASKED_FOR)
 
 def known(number: int = 4) -> list[Known]:
     made = made_asks(1, number, 250, 12, 2048)
-    return [Known(each, choice(range(100 * place, 100 * place + 12))) for place, each in enumerate(made)]
+    return [Known(one, choice(range(100 * number, 100 * number + 12))) for number, one in enumerate(made)]
 
 
 @given(st.integers(), st.integers(2, 16), st.integers(64, 5000), st.integers(2, 64), st.integers(400, 4096))
 def test_each_prompt_has_its_needle_and_fits(seed: int, number: int, vocab: int, max_tokens: int, context: int) -> None:
     made = made_asks(seed, number, vocab, max_tokens, context)
     assert made == made_asks(seed, number, vocab, max_tokens, context) and len(made) == number
-    for each in made:
-        prompt = each.ask.prompt
+    for one in made:
+        prompt = one.ask.prompt
         runs = {prompt[start : start + RUN] for start in range(len(prompt))}
-        assert each.needle in runs and not runs & {other.needle for other in made if other.needle != each.needle}
+        assert one.needle in runs and not runs & {other.needle for other in made if other.needle != one.needle}
         assert all(FIRST_ID <= token < vocab for token in prompt) and len(prompt) + 4 * max_tokens < context
 
 
@@ -50,7 +50,7 @@ def test_rounds_follow_from_their_seed_and_have_each_phase() -> None:
     assert steps["choices"][0].ask.n == 3 and all(
         step.ask.temperature and not step.is_judged for step in steps["sampled"]
     )
-    assert len(steps["lengths"][0].ask.prompt) == max(len(each.made.ask.prompt) for each in known())
+    assert len(steps["lengths"][0].ask.prompt) == max(len(one.made.ask.prompt) for one in known())
     for name in ("cancels", "churn"):
         assert [step.leave_after is None for step in steps[name]] == [False, True] * 4
 
@@ -63,13 +63,13 @@ def test_a_turn_goes_on_where_the_known_answer_was_cut() -> None:
         assert 0 < step.skip < 12 and step.ask.max_tokens == 12 - step.skip
         assert step.ask.prompt == (*whole.made.ask.prompt, *whole.answer.tokens[: step.skip])
         assert step.right(mine)[0].tokens == whole.answer.tokens[step.skip :]
-    texts = [Known(each.made, choice(["a", "b", "c"])) for each in mine]
+    texts = [Known(one.made, choice(["a", "b", "c"])) for one in mine]
     assert next(rounds(texts, 3, 4, ["turns"], 1.0)).steps[0].skip == 0  # texts cannot be sent back
 
 
 def test_each_choice_has_the_same_right_answer() -> None:
-    found = Step(Ask((1, 2), 12, n=3), 2).right(known())
-    assert list(found) == [0, 1, 2] and {choice.tokens[0] for choice in found.values()} == {200}
+    right = Step(Ask((1, 2), 12, n=3), 2).right(known())
+    assert list(right) == [0, 1, 2] and {choice.tokens[0] for choice in right.values()} == {200}
 
 
 def test_only_phases_that_were_asked_for_can_run() -> None:

@@ -8,11 +8,11 @@ from tests.loadtest.verify.answering import choice, heard
 
 
 def tried(*answers: Choice, margin: float = 0.0) -> Tried:
-    found = Tried(made_asks(1, 1, 250, 12, 2048)[0], [heard(each) for each in answers])
-    found.scores = {
-        "rescore": {each.tokens: [Place(-0.5 - margin, -0.5)] * len(each.tokens) for each in found.distinct}
+    one = Tried(made_asks(1, 1, 250, 12, 2048)[0], [heard(answer) for answer in answers])
+    one.scores = {
+        "rescore": {distinct.tokens: [Place(-0.5 - margin, -0.5)] * len(distinct.tokens) for distinct in one.distinct}
     }
-    return found
+    return one
 
 
 def test_the_near_tie_holds_repeats_and_scores() -> None:
@@ -39,11 +39,11 @@ def test_repeats_that_contradict_one_another_are_left_to_scoring() -> None:
 
 def test_distinct_answers_are_the_first_of_their_tokens() -> None:
     one, other = choice([5, 6, 7]), choice([9, 6, 7])
-    assert [each.tokens for each in tried(one, one, other).distinct] == [one.tokens, other.tokens]
+    assert [answer.tokens for answer in tried(one, one, other).distinct] == [one.tokens, other.tokens]
 
 
 def test_an_answer_hangs_after_five_times_the_slowest() -> None:
-    found = tried(choice([5]), choice([5]))
-    found.heards[1].took_s, found.heards[1].first_s = 2.0, 0.5
-    assert early([found]) == 0.25 and early([]) == 0.01
-    assert hung_after([found], 30.0) == 40.0 and hung_after([], 30.0) == 30.0
+    one = tried(choice([5]), choice([5]))
+    one.heards[1].took_s, one.heards[1].first_s = 2.0, 0.5
+    assert early([one]) == 0.25 and early([]) == 0.01
+    assert hung_after([one], 30.0) == 40.0 and hung_after([], 30.0) == 30.0

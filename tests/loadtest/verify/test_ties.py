@@ -17,11 +17,11 @@ SMALL = st.lists(st.floats(0, 0.2), max_size=30)
 
 @given(SMALL, SMALL, st.sampled_from([0.0, 0.0625, 0.125]))
 def test_the_first_half_doubled_holds_the_second(first: list[float], second: list[float], step: float) -> None:
-    found = noise_of(first, second, step)
+    noise = noise_of(first, second, step)
     most = max([*first, *second], default=0.0)
-    assert found.tau >= max(FLOOR, 2 * max(first, default=0.0)) and not found.why
-    assert found.is_settled == (max(second, default=0.0) <= max(FLOOR, 2 * step, 2 * max(first, default=0.0)))
-    assert most <= found.tau and found.largest == most
+    assert noise.tau >= max(FLOOR, 2 * max(first, default=0.0)) and not noise.why
+    assert noise.is_settled == (max(second, default=0.0) <= max(FLOOR, 2 * step, 2 * max(first, default=0.0)))
+    assert most <= noise.tau and noise.largest == most
 
 
 @pytest.mark.parametrize("bad", [LIMIT + 0.1, math.inf, math.nan])
@@ -41,13 +41,13 @@ def test_the_step_of_bfloat16_logits_shows_in_their_differences(low: float, step
     for _ in range(60):
         logits = [bfloat16(rng.uniform(low, 1.8 * low)) for _ in range(5)]
         total = math.log(sum(map(math.exp, logits)))
-        tops.append({place: value - total for place, value in enumerate(logits)})
+        tops.append({token: value - total for token, value in enumerate(logits)})
     assert step <= step_of(tops) <= 2 * step
 
 
 def test_float32_logits_have_no_step() -> None:
     rng = random.Random(1)
-    assert step_of([{place: rng.uniform(-9, 0) for place in range(5)} for _ in range(60)]) == 0.0
+    assert step_of([{token: rng.uniform(-9, 0) for token in range(5)} for _ in range(60)]) == 0.0
     assert step_of([]) == 0.0 == step_of([{1: -0.5}])
 
 
@@ -60,14 +60,14 @@ def test_differences_end_where_two_answers_part() -> None:
 
 def test_scores_that_mean_something_else_are_judged_by_margins_alone() -> None:
     margins, drifts = [[0.01] * 6, [0.02] * 6], [[1.5] * 6, [2.5] * 6]
-    found = noise_of_scoring(margins, drifts, 0.0)
-    assert (found.has_drift, found.tau, found.largest) == (False, 0.02, 0.02)
+    noise = noise_of_scoring(margins, drifts, 0.0)
+    assert (noise.has_drift, noise.tau, noise.largest) == (False, 0.02, 0.02)
     assert noise_of_scoring(margins, [[0.03] * 6, [0.3] * 6], 0.0).has_drift
 
 
 def test_what_the_server_contradicts_alone_is_no_noise() -> None:
-    found = noise_of_scoring([[0.01, 9.0]], [[0.02, 0.01]], 0.0)
-    assert found.largest == 0.02 and not found.why
+    noise = noise_of_scoring([[0.01, 9.0]], [[0.02, 0.01]], 0.0)
+    assert noise.largest == 0.02 and not noise.why
 
 
 def test_many_near_ties_are_suspect() -> None:

@@ -44,16 +44,16 @@ def test_sharegpt_keeps_what_people_said_and_how_long_answers_were(file: Callabl
     ]
     assert sharegpt(path, SEVEN, 1, 0).found[0] == Conversation((Turn("hello", 7),))
     endless = work.conversations(3)
-    assert {next(endless).key for _ in range(4)} == {each.key for each in work.found}
+    assert {next(endless).key for _ in range(4)} == {conversation.key for conversation in work.found}
 
 
 def test_lines_are_prompts(file: Callable[[str], str]) -> None:
-    assert [each.turns for each in prompts(file("a b\n\n c\n"), SEVEN, 0).found] == [
+    assert [conversation.turns for conversation in prompts(file("a b\n\n c\n"), SEVEN, 0).found] == [
         (Turn("a b", 7),),
         (Turn(" c", 7),),
     ]
     path = file('{"prompt": "x", "output_tokens": 3}\n{"prompt": "y"}\n')
-    assert [each.turns for each in custom(path, SEVEN, 0).found] == [(Turn("x", 3),), (Turn("y", 7),)]
+    assert [conversation.turns for conversation in custom(path, SEVEN, 0).found] == [(Turn("x", 3),), (Turn("y", 7),)]
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,11 @@ def test_the_trace_of_the_repository_has_the_published_statistics() -> None:
         cached += min(num_known * FILE_BLOCK_TOKENS, request.input_length)
         known.update(request.hash_ids)
     assert len(requests) == 400
-    assert mean(each.input_length for each in requests) == pytest.approx(12_035, rel=0.03)
-    assert mean(each.output_length for each in requests) == pytest.approx(343, rel=0.03)
-    assert cached / sum(each.input_length for each in requests) == pytest.approx(0.40, rel=0.03)
+    assert mean(traced.input_length for traced in requests) == pytest.approx(12_035, rel=0.03)
+    assert mean(traced.output_length for traced in requests) == pytest.approx(343, rel=0.03)
+    assert cached / sum(traced.input_length for traced in requests) == pytest.approx(0.40, rel=0.03)
 
 
 def test_the_trace_of_the_repository_is_read_for_a_small_model() -> None:
     requests = TraceWork.read(CONVERSATIONS, vocab=1000, context=1024).requests
-    assert max(each.input_length + each.output_length for each in requests) <= 1024
+    assert max(request.input_length + request.output_length for request in requests) <= 1024

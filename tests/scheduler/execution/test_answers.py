@@ -76,9 +76,9 @@ def run(one: Answer, work: Work) -> Words:
 
 
 def made(answers: Sequence[Answer], work: Work, first_row: int = 0, num_threads: int = 1) -> Masking:
-    for each in answers:
-        assert isinstance(each.matching, Worked)
-        each.matching.work = work
+    for answer in answers:
+        assert isinstance(answer.matching, Worked)
+        answer.matching.work = work
     num_words = vocabulary(NUM_TOKENS).num_words
     masking = Masking(dict(enumerate(answers)), first_row, None, work, num_words, num_threads)
     masking.start(Inline(), lambda: None)
@@ -87,16 +87,16 @@ def made(answers: Sequence[Answer], work: Work, first_row: int = 0, num_threads:
 
 
 def allows_some(masking: Masking) -> list[bool]:
-    _, words_NW = masking.allowed(lambda place: place, torch.device("cpu"))
+    _, words_NW = masking.allowed(lambda row: row, torch.device("cpu"))
     return [bool(words_W.any()) for words_W in words_NW]
 
 
 def test_the_first_mask_of_a_grammar_is_made_once_for_all_answers() -> None:
     grammar = KnownGrammar(compiled())
     answers = [answer(of=grammar) for _ in range(3)]
-    for each in answers:
-        assert each.matching.has_mask and each.fits(spent_s=1000.0)
-        each.matching.matcher = None  # type: ignore[assignment]  # nothing asks it
+    for one in answers:
+        assert one.matching.has_mask and one.fits(spent_s=1000.0)
+        one.matching.matcher = None  # type: ignore[assignment]  # nothing asks it
     assert allows_some(made(answers, Work(0.0))) == [True] * 3
 
 
@@ -126,16 +126,16 @@ def test_a_row_that_was_slow_once_is_not_late_for_ever() -> None:
 
 def test_slow_rows_share_what_a_launch_may_take_and_quick_ones_come_first() -> None:
     slow, quick = [answer([A]) for _ in range(3)], answer([A])
-    for each in slow:
-        each.last_s = LAUNCH_S * 0.6
+    for slow_one in slow:
+        slow_one.last_s = LAUNCH_S * 0.6
     masking = made([*slow, quick], Work(QUICK_S, LAUNCH_S * 0.6))
     assert masking.late == {1, 2} and allows_some(masking) == [True, False, False, True]
 
 
 def test_many_quick_rows_are_made_together() -> None:
     answers = [answer([A]) for _ in range(60)]
-    for each in answers:
-        each.last_s = QUICK_S
+    for one in answers:
+        one.last_s = QUICK_S
     assert not made(answers, Work(QUICK_S)).late
 
 
@@ -178,8 +178,8 @@ def test_a_new_answer_is_as_slow_as_its_grammar_has_been() -> None:
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=50), st.integers(1, 2000))
 def test_what_a_grammar_takes_at_most_falls_by_half_in_256_masks(took: list[float], num_later: int) -> None:
     grammar = KnownGrammar(compiled(1))
-    for number, each in enumerate(took):
-        grammar.note(each)
+    for number, took_s in enumerate(took):
+        grammar.note(took_s)
         halves = [before * 0.5 ** ((number - index) / 256) for index, before in enumerate(took[: number + 1])]
         assert grammar.slowest_s == pytest.approx(max(halves))
 
@@ -257,16 +257,16 @@ def test_reading_counts_as_work_too() -> None:
 
 
 @pytest.mark.parametrize("error", (RuntimeError("a bug"), MemoryError(), Panic("index out of bounds")), ids=repr)
-@pytest.mark.parametrize("place", range(3))
-def test_an_answer_whose_mask_cannot_be_made_fails_alone(error: BaseException, place: int) -> None:
+@pytest.mark.parametrize("stuck", range(3))
+def test_an_answer_whose_mask_cannot_be_made_fails_alone(error: BaseException, stuck: int) -> None:
     answers = [answer([A]) for _ in range(3)]
-    matching = answers[place].matching
+    matching = answers[stuck].matching
     assert isinstance(matching, Worked)
     matching.raises = error
     masking = made(answers, Work(0.0))
-    assert allows_some(masking) == [each != place for each in range(3)] and not masking.late
-    why = f"its mask cannot be made: {type(error).__name__}"
-    assert [masking.why_stuck(each) == why for each in range(3)] == [each == place for each in range(3)]
+    assert allows_some(masking) == [row != stuck for row in range(3)] and not masking.late
+    reason = f"its mask cannot be made: {type(error).__name__}"
+    assert [masking.why_stuck(row) == reason for row in range(3)] == [row == stuck for row in range(3)]
 
 
 def test_an_interrupt_is_no_fault_of_an_answer() -> None:

@@ -18,7 +18,7 @@ class Context:
         self.draw, self.prompt, self.pages, self.outputs = draw, prompt, pages, outputs
 
     def chunk(self, start: int, end: int, draws: Sequence["Context"] = ()) -> Chunk:
-        return Chunk(self.draw.row, start, self.prompt[start:end], tuple(each.draw for each in draws))
+        return Chunk(self.draw.row, start, self.prompt[start:end], tuple(drawn.draw for drawn in draws))
 
     @property
     def join(self) -> Join:
@@ -106,29 +106,10 @@ def test_n_choices_read_the_same_logits(pool: Pool) -> None:
     chunks = [a.chunk(2, 6, choices)]
     batch = pool.launch(chunks)
     assert batch.input.logit_indices_L.tolist() == [3, 3, 3]
-    assert draws_of(chunks) == [each.draw for each in choices]
+    assert draws_of(chunks) == [one.draw for one in choices]
     assert batch.sampling.params.choice_L.tolist() == [0, 1, 2]
     assert batch.sampling.position_L.tolist() == [6, 6, 6]
-    assert pool.relay(chunks, running_of()).rows_L.tolist() == [each.draw.row for each in choices]
-
-
-def test_decode(pool: Pool) -> None:
-    a, b = pool.context(16, (50,)), pool.context(3, (60, 61))
-    running = running_of(a, b)
-    batch = pool.launch((), running)
-    inp = batch.input
-    assert inp.input_ids_T.tolist() == [50, 61]
-    assert inp.positions_T.tolist() == [16, 4]
-    assert inp.slots_T.tolist() == pool.slots(a, 16, 17) + pool.slots(b, 4, 5)
-    assert inp.seq_lens_B.tolist() == [17, 5]
-    assert (inp.num_decodes, inp.max_decode_seq_len, inp.extend_lens) == (2, 17, ())
-    assert inp.logit_indices_L.tolist() == [0, 1]
-    assert batch.sampling.position_L.tolist() == [17, 5]
-    assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [a.draw.owner_number, b.draw.owner_number]
-    relay = pool.relay((), running)
-    assert relay.rows_L.tolist() == [a.draw.row, b.draw.row]
-    assert relay.owners_L.tolist() == batch.decode_owners_D.tolist()
-    assert pool.relay((), running, relay=False).rows_L.tolist() == []
+    assert pool.relay(chunks, running_of()).rows_L.tolist() == [one.draw.row for one in choices]
 
 
 def test_mixed(pool: Pool) -> None:
@@ -151,7 +132,7 @@ def test_mixed(pool: Pool) -> None:
     assert (batch.decode_owners_D >> OWNER_SHIFT).tolist() == [b.draw.owner_number, c.draw.owner_number]
     relay = pool.relay(chunks, running)
     assert relay.rows_L.tolist() == [a.draw.row, b.draw.row, c.draw.row]
-    assert relay.owners_L.tolist() == [each.draw.owner_number << OWNER_SHIFT for each in (a, b, c)]
+    assert relay.owners_L.tolist() == [request.draw.owner_number << OWNER_SHIFT for request in (a, b, c)]
     assert relay.seq_lens_L.tolist() == [9, 31, 5]
 
 
@@ -204,58 +185,6 @@ def test_a_launch_owns_its_tensors(pool: Pool) -> None:
     assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
 
 
-def test_min_tokens_bans_endings_of_the_row_that_asks(pool: Pool) -> None:
-    a, b = pool.context(5, (50,)), pool.context(5)
-    asks = draw(b.draw.row, greedy(9, min_tokens=1, eos=(7,)), owner_number=b.draw.owner_number, until=6)
-    b.draw = asks
-    batch = pool.launch([b.chunk(0, 5, [b])], running_of(a))
-    banned = batch.sampling.banned
-    assert banned is not None
-    assert (banned.rows_N.tolist(), banned.ids_NE.tolist(), banned.until_N.tolist()) == ([0], [[7]], [6])
-    assert {id(tensor) for tensor in (banned.rows_N, banned.ids_NE, banned.until_N)} <= set(map(id, batch.tensors))
-
-
-def test_the_page_table_is_kept_until_somebody_joins_or_leaves_or_it_is_too_narrow() -> None:
-    pool = Pool(4)
-    a, b, c = pool.context(2, (50,)), pool.context(1, (51,)), pool.context(3, (52,))
-    running = running_of(a, b)
-    contexts = {each.draw.row: each for each in (a, b, c)}
-
-    def table() -> torch.Tensor:
-        inp = pool.launch((), running).input
-        there = [contexts[each.row] for each in running.draws]
-        lens = inp.seq_lens_B.tolist()
-        assert inp.slots_T.tolist() == [pool.slots(each, n - 1, n)[0] for each, n in zip(there, lens, strict=True)]
-        for row, each in enumerate(there):
-            assert inp.page_table_BP[row].tolist() == each.pages[: inp.page_table_BP.shape[1]]
-        return inp.page_table_BP
-
-    first = table()  # contexts of 3 and 2 tokens: one page
-    assert table() is first
-    wider = table()  # a fifth token
-    assert (first.shape, wider.shape) == ((2, 1), (2, 2))
-    running.change((), [c.join])
-    joined = table()
-    assert joined.shape == (3, 2)
-    running.change((a.draw.row,), ())
-    left = table()
-    assert left.shape == (2, 2) and left is not joined
-
-
-def test_a_page_added_to_a_row_is_in_the_next_launch_and_not_in_the_one_before() -> None:
-    """The other context is longer, so the table is wide enough and would be kept."""
-    pool = Pool(4)
-    short, long = pool.context(3, (50,), num_pages=1), pool.context(9, (51,))
-    running = running_of(short, long)
-    before = pool.launch((), running).input.page_table_BP
-    short.pages.append(777)
-    pool.table.write(Grant(short.draw.row, short.draw.owner_number, 1, (777,)))
-    after = pool.launch((), running).input
-    assert before[0].tolist() == [short.pages[0], 0, 0]
-    assert after.page_table_BP[0, :2].tolist() == short.pages
-    assert after.slots_T.tolist() == [pool.slots(short, 4, 5)[0], pool.slots(long, 10, 11)[0]]
-
-
 def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) -> None:
     """What is behind a context's own pages is page 0: padding."""
     for chunk_len, length in ((20, 3), (3, 20)):
@@ -263,5 +192,5 @@ def test_chunks_wider_and_narrower_than_the_decodes_share_a_table(pool: Pool) ->
         table = pool.launch([a.chunk(0, chunk_len, [a])], running_of(b)).input.page_table_BP
         ends = (-(-chunk_len // pool.page_size), -(-(length + 1) // pool.page_size))
         assert table.shape == (2, max(ends))
-        for row, (each, end) in enumerate(zip((a, b), ends, strict=True)):
-            assert table[row].tolist() == each.pages[:end] + [0] * (max(ends) - end)
+        for row, (request, end) in enumerate(zip((a, b), ends, strict=True)):
+            assert table[row].tolist() == request.pages[:end] + [0] * (max(ends) - end)

@@ -10,8 +10,7 @@ from torch import Tensor
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.messages_group import StepShape
-from scheduler.execution.batches import ForwardBatch, ScheduleBatch
-from scheduler.execution.streams import HostStream
+from scheduler.execution.batches import ForwardBatch
 from scheduler.plan import Grant, Join, Plan, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.planner import Planner
@@ -29,10 +28,8 @@ from tests.scheduler.building import (
     finish,
     finish_all,
     greedy,
-    grow,
     make_executor,
     make_pair,
-    make_req,
     prompt_chunk,
 )
 from tests.scheduler.grouped import Answered, steps_of
@@ -57,22 +54,6 @@ def test_tokens_relayed_on_the_device_are_those_of_the_model() -> None:
     assert not planner.in_flight and not executor.launches and planner.poll() == []
     executor.close()
     assert stream.closed
-
-
-def test_on_a_thread_too() -> None:
-    executor, planner = make_pair(HostStream("forward"))
-    req = begun(planner, (9, 8, 7), greedy(5))
-    for _ in range(4):
-        decode(planner)
-    got: list[int] = []
-    while planner.in_flight:
-        copy_done = executor.launches[0].copy_done
-        assert copy_done is not None
-        copy_done.synchronize()
-        ((_, result),) = planner.poll()
-        got += drawn(planner, result)[req]
-    assert got == MODEL.expected_tokens((9, 8, 7), 5)
-    executor.close()
 
 
 def test_a_launch_without_rows_to_sample_has_no_tokens() -> None:
@@ -112,17 +93,6 @@ def test_a_plan_that_counts_other_rows_than_the_executor_has_ends_the_worker() -
         executor.submit(Plan(2, grants=(Grant(1, 1, 0, (1,)),), joins=joins))
 
 
-@pytest.mark.parametrize("debug", [True, False])
-def test_debug_mode_finds_a_token_that_is_read_twice(debug: bool) -> None:
-    executor, planner = make_pair(ManualStream(), debug=debug)
-    req = begun(planner)
-    planner.launch((), planner.decodes(), relay=False)  # stashes nothing
-    decode(planner)
-    errors = [result.error for result in finish_all(planner, executor)]
-    assert errors[:2] == ["", ""]
-    assert (f"rows [{req.held.row}], which no launch has stashed" in errors[2]) == debug
-
-
 def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_tokens() -> None:
     class NanAtSecond(FakeRunner):
         def forward(self, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None = None) -> Tensor:
@@ -132,7 +102,7 @@ def test_scores_that_are_not_finite_name_their_owners_and_the_others_have_their_
 
     executor, planner = make_pair(ManualStream(), runner=NanAtSecond(vocab_size=97, context_length=64))
     reqs = [admitted(planner, (index, 2, 3), name=f"r{index}") for index in range(3)]
-    planner.launch([each for req in reqs for each in prompt_chunk(req)])
+    planner.launch([chunk for req in reqs for chunk in prompt_chunk(req)])
     planner.join(reqs)
     decode(planner)  # reads what the first has stashed: no token that the model does not have
     result, after = finish_all(planner, executor)
@@ -218,16 +188,6 @@ def test_a_launch_that_cannot_be_built_fails_alone(monkeypatch: pytest.MonkeyPat
     assert [drawn(planner, result)[new] for result in two] == [(t,) for t in MODEL.expected_tokens((3, 4, 5), 4)[2:]]
 
 
-def test_pages_that_cannot_be_gathered_fail_the_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, planner = make_pair(ManualStream())
-    begun(planner, (1, 2, 3), greedy(4))
-    with monkeypatch.context() as patched:
-        patched.setattr(ScheduleBatch, "page_table", lambda *_: (_ for _ in ()).throw(MemoryError("no memory")))
-        decode(planner)
-    decode(planner)
-    assert [result.error for result in finish_all(planner, executor)] == ["", "MemoryError: no memory", ""]
-
-
 # ---- a plan of zero rows ----
 
 
@@ -262,67 +222,7 @@ def test_a_plan_without_rows_goes_through_every_stage(relay: bool) -> None:
     assert not stream.queue and planner.collect() is False
 
 
-def test_plans_without_rows_beside_launches_in_flight_change_no_token() -> None:
-    seen = Seen()
-    executor, planner = make_pair(ManualStream(), runner=seen.runner)
-    planner.launch()
-    req = admitted(planner, (5, 6, 7), greedy(4))
-    planner.launch(prompt_chunk(req))
-    planner.launch()  # the first token, which the next launch reads, is in flight
-    planner.join([req])
-    for _ in range(3):
-        decode(planner)
-    planner.launch()  # the row leaves, and nobody decodes
-    planner.launch()
-    results = finish_all(planner, executor)
-    assert [result.error for result in results] == [""] * 8
-    assert [len(result.rows) for result in results] == [0, 1, 0, 1, 1, 1, 0, 0]
-    assert [run[0] for result in results for run in result.tokens] == MODEL.expected_tokens((5, 6, 7), 4)
-    assert [inp.input_ids_T.shape[0] for inp in seen.inputs] == [0, 3, 0, 1, 1, 1, 0, 0]
-    assert len(executor.running) == 0
-
-
-def test_a_plan_without_rows_may_fail_too() -> None:
-    runner = FakeRunner(vocab_size=97, context_length=64, before_forward=FailAt(1))
-    executor, planner = make_pair(ManualStream(), runner=runner)
-    buffer = executor.future_map.output_tokens_buf.clone()
-    planner.launch()
-    req = admitted(planner)
-    planner.launch(prompt_chunk(req))
-    failed, fine = finish_all(planner, executor)
-    assert failed.error == "RuntimeError: forward 1 is broken" and fine.error == ""
-    changed = (executor.future_map.output_tokens_buf != buffer).nonzero().flatten().tolist()
-    assert changed == [req.held.row]
-
-
 # ---- pages ----
-
-
-def test_a_context_that_grows_page_by_page_gets_the_same_tokens() -> None:
-    """A longer one beside it keeps the batch's page table wide enough, so its width never asks for a new one."""
-    executor, planner = make_pair(ManualStream())
-    short, long = make_req((1, 2, 3), greedy(12), name="short"), admitted(planner, tuple(range(20)), greedy(12))
-    assert planner.admit([short], 3)
-    planner.launch([*prompt_chunk(short), *prompt_chunk(long)])
-    planner.join([short, long])
-    for length in range(4, 15):  # all are enqueued before the first runs
-        before = len(short.held.pages)
-        assert grow(planner, short, length)
-        assert len(short.held.pages) - before == (length % 4 == 1)
-        decode(planner)
-
-    got: dict[Req, list[int]] = {short: [], long: []}
-    for result in finish_all(planner, executor):
-        for req, run in drawn(planner, result).items():
-            got[req] += run
-    assert got == {req: MODEL.expected_tokens(req.prompt_ids, 12) for req in (short, long)}
-
-
-def test_pages_for_an_earlier_owner_of_a_row_are_refused() -> None:
-    executor = make_executor(ManualStream())
-    executor.submit(Plan(1, grants=(Grant(2, 1, 0, (4, 5)), Grant(2, 2, 0, (6,)))))
-    with pytest.raises(AssertionError, match="row 2 grows for an earlier owner"):
-        executor.submit(Plan(2, grants=(Grant(2, 1, 2, (7,)),)))
 
 
 def test_the_executor_knows_only_the_pages_that_it_was_sent() -> None:

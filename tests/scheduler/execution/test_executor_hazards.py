@@ -4,14 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.inputs import ModelInput
 from protocol.messages_gateway import SamplingParams
-from scheduler.execution.batches import ScheduleBatch
-from scheduler.execution.future_map import DraftExtras, FutureMap
-from scheduler.execution.streams import InlineStream
 from tests.decode.driving import VOCAB, Driven, greedy, make_cluster, prompt_of, reference
 from tests.doubles.hash_model import FakeRunner
 from tests.doubles.strategies import Strategy
@@ -41,15 +36,6 @@ def ends_early(name: str, length: int = 6) -> tuple[list[int], SamplingParams]:
     prompt = prompt_of(name, length)
     tokens, _ = reference(prompt, greedy(12))
     return prompt, replace(greedy(12), eos_token_ids=(tokens[3],), min_tokens=4)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_prefill_batches_merged_into_one_decode(strategy: Strategy) -> None:
-    load = {name: (prompt_of(name, 7), greedy(6)) for name in ("a", "b")}  # a chunk holds 7 tokens: one prompt
-    _, seen = run("1U", load, strategy)
-    prompts = [inp for inp in seen if inp.extend_lens]
-    assert all(len(inp.extend_lens) == 1 for inp in prompts) and len(prompts) >= 2
-    assert any(inp.num_decodes == 2 for inp in seen)
 
 
 @pytest.mark.parametrize("topology", ["1U", "1P1D"])
@@ -87,32 +73,3 @@ def test_a_layer_does_not_leave_before_its_mark() -> None:
         if not cluster.turn():
             simulation.run_one()
     assert worker._sender.counters["frames"] > 0
-
-
-class Ops(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
-    """Counts tensor operations."""
-
-    num = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_an_idle_rank_touches_nothing() -> None:
-    future_map = FutureMap(4, torch.device("cpu"), debug=True)
-    nothing = torch.empty(0, dtype=torch.int64)
-    batch = ScheduleBatch.of((), nothing.device, speculates=True)
-    extras = DraftExtras(nothing, nothing, nothing)
-    with Ops() as ops:
-        future_map.stash(nothing, nothing, nothing, extras)
-        future_map.stash_extras(nothing, extras, nothing)
-        future_map.publish(nothing, nothing, nothing)
-        future_map.seed_seq_lens((), InlineStream())
-        future_map.resolve_seq_lens_cpu(batch, InlineStream())
-        batch.set_input_ids_sentinel()
-        assert future_map.resolve_future(nothing, nothing) is nothing
-        assert future_map.resolve_extras(nothing, nothing).tensors == ()
-        assert ops.num == 0
-        future_map.stash(torch.tensor([1]), torch.tensor([5]), torch.tensor([1]))
-    assert ops.num > 0

@@ -24,12 +24,6 @@ def future_map() -> FutureMap:
     return FutureMap(4, CPU, debug=True)
 
 
-def test_a_sentinel_becomes_the_token_of_its_row() -> None:
-    future_map = FutureMap(8, CPU, debug=True)
-    stashed(future_map, [3, 7], [30, 70])
-    assert future_map.resolve_future(ids(-7, -3), of(1, 1)).tolist() == [70, 30]
-
-
 def test_ids_and_sentinels_mix() -> None:
     future_map = FutureMap(8, CPU, debug=True)
     stashed(future_map, [2, 4], [20, 40])
@@ -60,21 +54,6 @@ def test_a_row_that_was_never_written_is_caught(debug: bool) -> None:
     stashed(future_map, [1], [5])
     with pytest.raises(InternalError, match=r"rows \[3\], which no launch has stashed"):
         future_map.resolve_future(ids(-1, -3), of(1, 1))
-
-
-class CudaLike(torch.Tensor):
-    """Lies on the CPU, and says that it is on a GPU."""
-
-    is_cuda = True
-
-
-def test_on_a_gpu_the_device_itself_catches_it() -> None:
-    future_map = FutureMap(4, CPU)
-    stashed(future_map, [1], [5])
-    asked = ids(-1, -3).as_subclass(CudaLike)
-    assert future_map.resolve_future(asked[:1], of(1)).tolist() == [5]
-    with pytest.raises(RuntimeError, match="a launch reads a token that no launch has stashed"):
-        future_map.resolve_future(asked, of(1, 1))
 
 
 def test_a_second_gather_without_a_stash_between_is_caught() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.errors import InternalError
 from scheduler.execution.future_map import NO_PROPOSAL, DraftExtras, FutureMap
 from scheduler.execution.future_rows import OWNER_SHIFT
 from tests.scheduler.building import CPU, ids
@@ -34,9 +33,9 @@ def stashed(future_map: FutureMap, tops: dict[int, int], owner_number: int = 1, 
 
 def proposals(future_map: FutureMap, rows: list[int], owner_number: int = 1) -> list[int]:
     """The first proposal of each row."""
-    found = future_map.resolve_extras(ids(*rows), of(*[owner_number] * len(rows))).topk_index_NK
-    assert found is not None
-    return found[:, 0].tolist()
+    topk_index_NK = future_map.resolve_extras(ids(*rows), of(*[owner_number] * len(rows))).topk_index_NK
+    assert topk_index_NK is not None
+    return topk_index_NK[:, 0].tolist()
 
 
 @pytest.fixture
@@ -46,10 +45,10 @@ def future_map() -> FutureMap:
 
 def test_each_row_gets_what_was_stashed_for_it(future_map: FutureMap) -> None:
     stashed(future_map, {3: 30, 7: 70})
-    found = future_map.resolve_extras(ids(7, 3), of(1, 1))
+    resolved = future_map.resolve_extras(ids(7, 3), of(1, 1))
     for name, value in extras(70, 30).present:
-        assert torch.equal(getattr(found, name), value), name
-        assert getattr(found, name).dtype == value.dtype
+        assert torch.equal(getattr(resolved, name), value), name
+        assert getattr(resolved, name).dtype == value.dtype
 
 
 def test_a_buffer_is_made_by_the_first_payload_that_carries_it(future_map: FutureMap) -> None:
@@ -66,10 +65,10 @@ def test_a_buffer_is_made_by_the_first_payload_that_carries_it(future_map: Futur
 
 
 def test_before_the_first_payload_nothing_is_proposed() -> None:
-    found = FutureMap(8, CPU).resolve_extras(ids(2, 3), of(1, 1))
-    assert found.topk_index_NK is not None and found.topk_index_NK.tolist() == [[NO_PROPOSAL], [NO_PROPOSAL]]
-    assert found.topk_index_NK.dtype == torch.int64
-    assert (found.topk_p_NK, found.hidden_NE) == (None, None)
+    extras = FutureMap(8, CPU).resolve_extras(ids(2, 3), of(1, 1))
+    assert extras.topk_index_NK is not None and extras.topk_index_NK.tolist() == [[NO_PROPOSAL], [NO_PROPOSAL]]
+    assert extras.topk_index_NK.dtype == torch.int64
+    assert (extras.topk_p_NK, extras.hidden_NE) == (None, None)
 
 
 def test_extras_that_come_later_than_the_first_decode() -> None:
@@ -84,26 +83,26 @@ def test_extras_that_come_later_than_the_first_decode() -> None:
 def test_a_payload_that_lacks_an_extra_leaves_that_buffer_as_it_was(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20, 3: 30})
     stashed(future_map, {2: 22}, hidden_NE=None)
-    found = future_map.resolve_extras(ids(2, 3), of(1, 1))
-    assert found.topk_index_NK is not None and found.hidden_NE is not None
-    assert found.topk_index_NK[:, 0].tolist() == [22, 30]
-    assert found.hidden_NE[:, 0].tolist() == [20, 30]
+    extras = future_map.resolve_extras(ids(2, 3), of(1, 1))
+    assert extras.topk_index_NK is not None and extras.hidden_NE is not None
+    assert extras.topk_index_NK[:, 0].tolist() == [22, 30]
+    assert extras.hidden_NE[:, 0].tolist() == [20, 30]
 
 
 def test_a_partial_payload_is_not_completed_by_the_former_owner(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20}, owner_number=1)
     stashed(future_map, {2: 22}, owner_number=2, hidden_NE=None)
-    found = future_map.resolve_extras(ids(2), of(2))
-    assert found.topk_index_NK is not None and found.hidden_NE is not None
-    assert found.topk_index_NK.tolist() == [[NO_PROPOSAL, NO_PROPOSAL]]  # without its hidden state it would be garbage
-    assert found.hidden_NE.tolist() == [[0, 0, 0]]
+    extras = future_map.resolve_extras(ids(2), of(2))
+    assert extras.topk_index_NK is not None and extras.hidden_NE is not None
+    assert extras.topk_index_NK.tolist() == [[NO_PROPOSAL, NO_PROPOSAL]]  # without its hidden state it would be garbage
+    assert extras.hidden_NE.tolist() == [[0, 0, 0]]
 
 
 def test_another_owners_hidden_state_is_never_seen(future_map: FutureMap) -> None:
     stashed(future_map, {2: 20, 3: 30}, owner_number=1)
     future_map.stash(ids(2), ids(9), of(2))  # a resumed row: a token and no extras
-    found = future_map.resolve_extras(ids(2, 3), of(2, 1))
-    assert [value.tolist() for value in found.tensors] == [
+    extras = future_map.resolve_extras(ids(2, 3), of(2, 1))
+    assert [value.tolist() for value in extras.tensors] == [
         [[NO_PROPOSAL, NO_PROPOSAL], [30, 31]],
         [[0, 0], [0.5, pytest.approx(0.3)]],
         [[0, 0, 0], [30, 30, 30]],
@@ -128,15 +127,6 @@ def test_proposals_are_those_of_one_step(debug: bool) -> None:
     assert proposals(future_map, [2]) == [22]
 
 
-def test_a_bonus_token_of_a_row_reused_since_is_caught(future_map: FutureMap) -> None:
-    """The redundant launch of a former owner stashes after the row was given away: all it leaves is its own."""
-    stashed(future_map, {2: 20, 3: 30}, owner_number=2)
-    stashed(future_map, {2: 19}, owner_number=1)
-    assert proposals(future_map, [2, 3], owner_number=2) == [NO_PROPOSAL, 30]
-    with pytest.raises(InternalError, match="row 2 of owner 2 holds a token of owner 1"):
-        future_map.resolve_future(ids(-2, -3), of(2, 2))
-
-
 def test_prebuilt_rows_are_given_extras_and_no_token(future_map: FutureMap) -> None:
     before = future_map.output_tokens_buf.clone()
     future_map.stash_extras(ids(5), extras(50), of(3))
@@ -155,6 +145,6 @@ def test_one_row_and_padding(future_map: FutureMap) -> None:
 def test_what_was_resolved_does_not_change() -> None:
     future_map = FutureMap(8, CPU)
     stashed(future_map, {1: 10})
-    found = future_map.resolve_extras(ids(1), of(1))
+    extras = future_map.resolve_extras(ids(1), of(1))
     stashed(future_map, {1: 50})
-    assert found.hidden_NE is not None and found.hidden_NE.tolist() == [[10, 10, 10]]
+    assert extras.hidden_NE is not None and extras.hidden_NE.tolist() == [[10, 10, 10]]

@@ -103,7 +103,7 @@ def test_lengths_and_draft_inputs_pass_between_the_streams_of_a_device() -> None
         assert batch.seq_lens_cpu.tolist() == [30 + step, 50 + 2 * step]
         batch.spec_info = DraftInput.launched(batch.rows_B)
 
-    found: list[DraftExtras] = []
-    forward.launch([lambda: found.append(future_map.resolve_extras(batch.rows_B, owners_B))])
+    resolved: list[DraftExtras] = []
+    forward.launch([lambda: resolved.append(future_map.resolve_extras(batch.rows_B, owners_B))])
     forward.record().synchronize()
-    assert [value.tolist() for value in found[0].tensors] == [value.tolist() for value in extras.tensors]
+    assert [value.tolist() for value in resolved[0].tensors] == [value.tolist() for value in extras.tensors]

@@ -42,7 +42,7 @@ def masked(made: AnswerGrammars, draws: Sequence[Draw], begin: Sequence[Draw] = 
 
 
 def allowed(masking: Masking) -> dict[int, set[int]]:
-    rows_N, words_NW = masking.allowed(lambda place: 10 + place, CPU)
+    rows_N, words_NW = masking.allowed(lambda number: 10 + number, CPU)
     bits_NB = np.unpackbits(words_NW.numpy().view(np.uint8), axis=1, bitorder="little")[:, :100]
     return {int(row): set(np.flatnonzero(bits).tolist()) for row, bits in zip(rows_N, bits_NB, strict=True)}
 
@@ -106,9 +106,9 @@ def test_rows_that_are_stuck_say_why() -> None:
 def test_masks_and_grammars_may_be_late() -> None:
     made = grammars(compiling=LatePool(5, 0.1), masking=LatePool(2, 0.1))
     looks = 0
-    while not (found := made.learnt()):
+    while not (learnt := made.learnt()):
         looks += 1
-    assert found == [GrammarLearnt(NAME)]
+    assert learnt == [GrammarLearnt(NAME)]
     masking = masked(made, [draw(1)], [draw(1)])
     assert not masking.is_done
     while not masking.is_done:
@@ -135,7 +135,7 @@ def test_a_bug_of_the_library_with_a_grammar_fails_its_requests_alone(kind: type
         made = AnswerGrammars(load, compiling=pool)
         made.learn(LearnGrammar(NAME, text_named(NAME)))
         made.close()
-        assert [each.fault for each in made.learnt()] == [f"the grammar cannot be compiled: {kind.__name__}"]
+        assert [grammar.fault for grammar in made.learnt()] == [f"the grammar cannot be compiled: {kind.__name__}"]
 
 
 def test_outputs_that_a_late_row_brings_are_read_beside_and_what_launches_draw_follows() -> None:
@@ -157,8 +157,8 @@ def test_the_mask_of_a_row_that_is_dropped_is_made_for_nobody() -> None:
     made.drop_mask(DropMask(1, 1))
     while pool.held:
         pool.let_go()
-        found = made.made()
-    assert found == [MaskReady(2, 1)]
+        masks = made.made()
+    assert masks == [MaskReady(2, 1)]
 
 
 def test_a_forgotten_grammar_begins_no_answers_but_those_that_have_begun_go_on() -> None:

@@ -23,9 +23,9 @@ def drawing(row: int, *context: int, params: SamplingParams = REPEATS, num_promp
 
 
 def columns_of(*draws: Draw, longest: int = 8) -> RuleColumns:
-    found = rule_columns(draws, CPU)
-    assert found is not None
-    return found._replace(width=width_for(longest, 0))
+    made = rule_columns(draws, CPU)
+    assert made is not None
+    return made._replace(width=width_for(longest, 0))
 
 
 def test_rows_are_seeded_where_they_join_or_draw_their_first_token() -> None:
@@ -81,11 +81,11 @@ def test_a_chain_puts_its_proposals_behind_the_context() -> None:
     columns = columns_of(*rows[0], *rows[1], *rows[2])
     history_NT = torch.zeros((4, 8), dtype=torch.int64)
     sampling = with_positions(columns, 4, 2, 3, 4, 3, 4, 5)
-    found = with_paths(history_NT, sampling, 1, torch.tensor([[51, 52, 53], [61, 62, 63]]), None)
-    assert found[0].tolist() == [0] * 8, "the first token of a prompt has no path"
-    assert found[1, 2:5].tolist() == [61, 0, 0]
-    assert found[2, 2:5].tolist() == [61, 62, 0]
-    assert found[3, 2:5].tolist() == [61, 62, 63]
+    with_path_NT = with_paths(history_NT, sampling, 1, torch.tensor([[51, 52, 53], [61, 62, 63]]), None)
+    assert with_path_NT[0].tolist() == [0] * 8, "the first token of a prompt has no path"
+    assert with_path_NT[1, 2:5].tolist() == [61, 0, 0]
+    assert with_path_NT[2, 2:5].tolist() == [61, 62, 0]
+    assert with_path_NT[3, 2:5].tolist() == [61, 62, 63]
 
 
 def test_a_tree_puts_each_nodes_own_path_behind_the_context() -> None:
@@ -93,8 +93,10 @@ def test_a_tree_puts_each_nodes_own_path_behind_the_context() -> None:
     columns = columns_of(*[drawing(3)] * 4)
     bits = torch.tensor([0b1, 0b11, 0b101, 0b1101])
     sampling = with_positions(columns, 3, 4, 4, 5)
-    found = with_paths(torch.zeros((4, 8), dtype=torch.int64), sampling, 0, torch.tensor([[60, 61, 62, 63]]), bits)
-    assert [row[2:5] for row in found.tolist()] == [[60, 0, 0], [60, 61, 0], [60, 62, 0], [60, 62, 63]]
+    with_path_NT = with_paths(
+        torch.zeros((4, 8), dtype=torch.int64), sampling, 0, torch.tensor([[60, 61, 62, 63]]), bits
+    )
+    assert [row[2:5] for row in with_path_NT.tolist()] == [[60, 0, 0], [60, 61, 0], [60, 62, 0], [60, 62, 63]]
 
 
 def test_widths_have_room_for_a_tree() -> None:

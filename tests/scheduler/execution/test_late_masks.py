@@ -52,9 +52,9 @@ class Bench:
         return Answer(self.grammar, matching, deque([A] * num_unread), is_late=True)
 
     def make(self, row: int, num_unread: int = 1, read_s: float = 0.0, *, grammar: str = "g") -> Answer:
-        found = self.answer(num_unread, read_s)
-        self.late.make((row, 1), grammar, found)
-        return found
+        answer = self.answer(num_unread, read_s)
+        self.late.make((row, 1), grammar, answer)
+        return answer
 
     def turns(self) -> list[int]:
         """The rows whose masks are made, in this order. No more than one slice is given at a time."""
@@ -137,19 +137,19 @@ def test_a_slice_is_bounded(bench: Bench) -> None:
     assert longest_s <= SLICE_S + SLICE_S * 2 + MASK_S + 1e-9
 
 
-@pytest.mark.parametrize("place", (0, 1, 2))
-def test_a_row_that_is_dropped_takes_no_more_work(place: int, bench: Bench) -> None:
+@pytest.mark.parametrize("index", (0, 1, 2))
+def test_a_row_that_is_dropped_takes_no_more_work(index: int, bench: Bench) -> None:
     answers = [bench.make(row, 1000, SLICE_S / 10, grammar="ab"[row % 2]) for row in range(3)]
     bench.pool.let_go()
     bench.late.made()
-    bench.late.drop((place, 1))
-    if place == 1:  # its slice has been given to the thread, and is for nobody
+    bench.late.drop((index, 1))
+    if index == 1:  # its slice has been given to the thread, and is for nobody
         assert len(answers[1].unread) == 1000
         bench.pool.let_go()
         assert bench.late.made() == []
-    num_left = len(answers[place].unread)
-    assert sorted(bench.turns()) == [row for row in range(3) if row != place]
-    assert len(answers[place].unread) == num_left > 0 and not bench.late.made()
+    num_left = len(answers[index].unread)
+    assert sorted(bench.turns()) == [row for row in range(3) if row != index]
+    assert len(answers[index].unread) == num_left > 0 and not bench.late.made()
 
 
 def test_only_the_owner_who_left_is_dropped(bench: Bench) -> None:

@@ -9,26 +9,20 @@ from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.execution.future_map import FutureMap
 from scheduler.execution.shipping import Shipping
-from scheduler.plan import Plan, StepResult
+from scheduler.plan import Plan
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.planner import Planner
 from tests.doubles.clock import VirtualClock
 from tests.doubles.hash_model import FakeRunner
-from tests.doubles.race_detector import RaceDetector
-from tests.doubles.strategies import Strategy
-from tests.doubles.streams_simulated import Simulation
 from tests.scheduler.building import (
     MODEL,
     ManualStream,
     admitted,
-    begun,
-    decode,
     drawn,
     finish,
     greedy,
     make_executor,
     make_pair,
-    make_planner,
     prompt_chunk,
 )
 from tests.scheduler.grouped import Answered, Counting, failing_at, is_padding, pages_of, steps_of
@@ -128,36 +122,3 @@ def test_sampling_that_fails_fails_the_launch_alone(monkeypatch: pytest.MonkeyPa
     assert failed.error == "RuntimeError: no memory"
     assert drawn(planner, fine) == {other: tuple(MODEL.expected_tokens((3, 4, 5), 1))}
     counting.expect(2)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("strategy", list(Strategy))
-@pytest.mark.parametrize("fault", ["its inputs cannot be built", "its tokens cannot be resolved"])
-def test_no_schedule_of_the_streams_lets_padding_race(
-    monkeypatch: pytest.MonkeyPatch, fault: str, strategy: Strategy, seed: int
-) -> None:
-    """Whatever runs when."""
-    where, name = FAULTS[fault]
-    detector = RaceDetector()
-    simulation = Simulation(strategy, seed, detector=detector)
-    forward, schedule = simulation.streams()
-    counting = Counting()
-    with detector:
-        executor = make_executor(
-            forward,
-            runner=FakeRunner(vocab_size=97, context_length=64, before_forward=counting),
-            schedule=schedule,
-        )
-        planner = make_planner(executor, agreement=Answered())
-        monkeypatch.setattr(where, name, failing_at(2, getattr(where, name)))
-        begun(planner, (1, 2), greedy(9), "bad")
-        good = admitted(planner, (3, 4, 5), greedy(9), "good")
-        decode(planner)
-        planner.launch([ExtendChunk(good, 0, 3, (good,))], planner.decodes())
-        results: list[StepResult] = []
-        while planner.in_flight:
-            results += [result for _, result in planner.poll()]
-            simulation.run_one()
-    assert [result.error for result in results] == ["", "RuntimeError: no memory", ""]
-    assert drawn(planner, results[-1])[good] == tuple(MODEL.expected_tokens((3, 4, 5), 1))
-    assert is_padding(counting.inputs[1], 1) and len(counting.inputs) == 3

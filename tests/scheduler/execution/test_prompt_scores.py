@@ -68,14 +68,14 @@ def test_each_chunk_gets_as_many_as_it_asks_for() -> None:
     [first], [second] = pieces_of_prompts((Scores(1, (1, 2), 1), Scores(7, (3, 4, 5), 4)), words)
     assert (first.num_top, first.num_tokens, second.num_top, second.num_tokens) == (1, 2, 4, 3)
     whole = logits.log_softmax(-1)
-    for row, found in enumerate((*first.tokens(), *second.tokens())):
-        assert found.logprob == pytest.approx(float(whole[row, tokens[row]]), abs=1e-5)
+    for row, scores in enumerate((*first.tokens(), *second.tokens())):
+        assert scores.logprob == pytest.approx(float(whole[row, tokens[row]]), abs=1e-5)
 
 
 def test_pieces_fit_into_messages() -> None:
     num_tokens, num_top = 4000, 20
     words = list(range(num_tokens * (2 + 2 * num_top)))
     [pieces] = pieces_of_prompts((Scores(1, (0,) * num_tokens, num_top),), words)
-    assert len(pieces) == 3 and sum(each.num_tokens for each in pieces) == num_tokens
-    assert all(len(each.raw) <= MAX_BLOB_BYTES for each in pieces)
-    assert b"".join(each.raw for each in pieces) == b"".join(word.to_bytes(4, "little") for word in words)
+    assert len(pieces) == 3 and sum(piece.num_tokens for piece in pieces) == num_tokens
+    assert all(len(piece.raw) <= MAX_BLOB_BYTES for piece in pieces)
+    assert b"".join(piece.raw for piece in pieces) == b"".join(word.to_bytes(4, "little") for word in words)

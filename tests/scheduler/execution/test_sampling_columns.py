@@ -11,7 +11,6 @@ from protocol.messages_gateway import FinishReason, SamplingParams
 from scheduler.execution.sampling_columns import SamplingColumns
 from scheduler.execution.streams import InlineStream
 from scheduler.plan import Draw
-from scheduler.planning.req import Req
 from tests.scheduler.building import CPU, draw, make_pair, make_req
 
 
@@ -70,8 +69,8 @@ def test_the_rows_that_ask_are_named(field: str, value: float) -> None:
     of_plain = SamplingColumns.of([plain, plain], CPU).asking._asdict()
     assert [of_plain[name] for name in names] == [None, None, None]
     of_both = SamplingColumns.of([plain, asks, plain, asks], CPU).asking._asdict()
-    found = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
-    assert found == {f"{field}_N": [1, 3]}
+    rows = {name: of_both[name].tolist() for name in names if of_both[name] is not None}
+    assert rows == {f"{field}_N": [1, 3]}
     columns = SamplingColumns.of([plain, asks], CPU).take([1])
     rows_N = getattr(columns.input(torch.tensor([4]), np.array([4])).asking, f"{field}_N")
     assert rows_N.tolist() == [0]
@@ -100,18 +99,6 @@ def test_a_row_without_min_tokens_is_never_banned() -> None:
     asks = draw(sampling=SamplingParams(9, min_tokens=1, stop_token_ids=(8,)), until=5)
     none = draw(sampling=SamplingParams(9, stop_token_ids=(7,)), until=9)
     assert bound(banned_at(SamplingColumns.of([none, asks], CPU), 4, 4)) == {1: ({8}, 5)}
-
-
-def test_outputs_of_an_earlier_attempt_count() -> None:
-    """Also where the planner computes `until`."""
-    executor, planner = make_pair(InlineStream())
-    req = Req("r", 1, 0, (1, 2, 3, 40, 41), SamplingParams(9, min_tokens=5, stop_token_ids=(8,)), num_replayed=2)
-    assert planner.admit([req], 12)
-    req.num_sampled += 1
-    req.append((50,))
-    planner.join([req])
-    planner.launch((), planner.decodes())
-    assert bound(executor.running.sampling.bans[0]) == {0: ({8}, 3 + 5)}
 
 
 def test_ignored_eos_is_not_banned() -> None:

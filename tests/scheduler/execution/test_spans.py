@@ -28,8 +28,8 @@ SPANS = Spans(
 @pytest.mark.parametrize("columns", [slice(1, 2), slice(0, 2), slice(None), None])
 def test_what_a_kernel_reads_lies_row_by_row(columns: slice | None) -> None:
     inp, chosen = SPANS.input(columns), slice(None) if columns is None else columns
-    for found, whole in ((inp.positions_T, SLOTS_BX + 1), (inp.slots_T, SLOTS_BX), (inp.seq_lens_B, SLOTS_BX + 2)):
-        assert found.is_contiguous() and found.tolist() == whole[:, chosen].flatten().tolist()
+    for read, whole in ((inp.positions_T, SLOTS_BX + 1), (inp.slots_T, SLOTS_BX), (inp.seq_lens_B, SLOTS_BX + 2)):
+        assert read.is_contiguous() and read.tolist() == whole[:, chosen].flatten().tolist()
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
@@ -40,11 +40,11 @@ def test_a_chain_has_the_columns_step_by_step(num_steps: int) -> None:
     assert chain.in_one_call.slots_T.tolist() == SLOTS_BX[:, :num_steps].t().flatten().tolist()
     for step in range(num_steps):
         ids_B = torch.tensor([5, 6])
-        found, expected = chain.step(step, ids_B), SPANS.input(slice(step, step + 1))
-        assert found.input_ids_T is ids_B
+        inp, expected = chain.step(step, ids_B), SPANS.input(slice(step, step + 1))
+        assert inp.input_ids_T is ids_B
         for name in ("positions_T", "slots_T", "seq_lens_B", "page_table_BP", "logit_indices_L"):
-            assert torch.equal(getattr(found, name), getattr(expected, name))
-        assert (found.num_decodes, found.max_decode_seq_len) == (expected.num_decodes, expected.max_decode_seq_len)
+            assert torch.equal(getattr(inp, name), getattr(expected, name))
+        assert (inp.num_decodes, inp.max_decode_seq_len) == (expected.num_decodes, expected.max_decode_seq_len)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -36,12 +36,12 @@ def test_segments_run_in_order_on_one_other_thread() -> None:
 def test_its_thread_steps_back_behind_the_others_of_its_process() -> None:
     mine, seen = os.getpriority(os.PRIO_PROCESS, 0), [0, 0]
 
-    def look(place: int) -> Callable[[], None]:
-        return lambda: seen.__setitem__(place, os.getpriority(os.PRIO_PROCESS, 0))
+    def look(index: int) -> Callable[[], None]:
+        return lambda: seen.__setitem__(index, os.getpriority(os.PRIO_PROCESS, 0))
 
-    for place, niceness in enumerate((0, 3)):
+    for index, niceness in enumerate((0, 3)):
         stream = HostStream("test", niceness=niceness)
-        stream.launch([look(place)])
+        stream.launch([look(index)])
         stream.close()
     assert seen == [mine, min(19, mine + 3)]
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
@@ -78,17 +78,6 @@ def test_one_stream_waits_for_an_event_of_another() -> None:
     assert ran == ["first", "second"]
     first.close()
     second.close()
-
-
-def test_waiting_for_what_is_done_costs_nothing() -> None:
-    stream = HostStream("test")
-    event = stream.record()
-    event.synchronize()
-    stream.wait(event)
-    stream.wait(InlineStream().record())
-    stream.record().synchronize()
-    assert event.done()
-    stream.close()
 
 
 def test_events_and_marks_wake_the_polling_loop() -> None:

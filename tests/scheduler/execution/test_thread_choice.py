@@ -80,9 +80,9 @@ def test_a_list_of_fixed_length_is_timed(num_ranks: int) -> None:
     threads, clock = Threads(), VirtualClock()
     runner, kv = Timed(threads, clock), PagedKv(FakeRunner().kv_layout(4), 3)
     times = choose_threads(runner, threads, kv, InlineStream(), clock, num_ranks)  # type: ignore[arg-type]
-    assert threads.alone_up_to == 4 and [each.rows for each in times] == list(ROWS)
-    assert [round(each.alone_s * 1e3) for each in times] == [4, 7, 19]
-    assert [round(each.together_s * 1e3) for each in times] == [8, 8, 8]
+    assert threads.alone_up_to == 4 and [timed.rows for timed in times] == list(ROWS)
+    assert [round(timed.alone_s * 1e3) for timed in times] == [4, 7, 19]
+    assert [round(timed.together_s * 1e3) for timed in times] == [8, 8, 8]
     assert runner.seen == [(rows, outside_steps(num_ranks, rows)) for rows in ROWS for _ in range(2 * ROUNDS)]
     assert not kv.layer(0)[0].any(), "page 0 holds zeros again"
 
@@ -99,7 +99,7 @@ def test_a_model(tmp_path: Path) -> None:
     runner = ModelRunner.load(make_checkpoint(tmp_path / "m", "qwen3"), device="cpu", dtype="bfloat16")
     kv = PagedKv(runner.kv_layout(16), 2)
     times = choose_threads(runner, runner.threads, kv, InlineStream(), VirtualClock())
-    assert runner.threads.alone_up_to == max(ROWS) and {each.alone_s for each in times} == {0.0}
+    assert runner.threads.alone_up_to == max(ROWS) and {timed.alone_s for timed in times} == {0.0}
     assert not kv.layer(0).any()
 
 

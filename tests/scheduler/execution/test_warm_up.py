@@ -118,14 +118,14 @@ def test_graphs_are_captured_for_the_largest_batch_and_serve_the_launches() -> N
     tokens = []
     for _ in range(4):
         decodes = planner.decodes()
-        planner.launch([] if decodes else [each for req in reqs for each in prompt_chunk(req)], decodes)
+        planner.launch([] if decodes else [chunk for req in reqs for chunk in prompt_chunk(req)], decodes)
         if not decodes:
             planner.join(reqs)
         forward.record().synchronize()
         ((_, result),) = planner.poll()
         assert result.error == ""
         tokens.append([token for run in result.tokens for token in run])
-    assert [list(each) for each in zip(*tokens, strict=True)] == [fake.expected_tokens(p, 4) for p in prompts]
+    assert [list(outputs) for outputs in zip(*tokens, strict=True)] == [fake.expected_tokens(p, 4) for p in prompts]
     assert runner.num_replays == 3
     executor.close()
 
@@ -175,8 +175,8 @@ def test_who_decodes_on_a_gpu_has_graphs_unless_told_otherwise(
             settings = WorkerSettings(
                 worker_id="w", role=role, gateway="tcp://x:1", model="m", disable_cuda_graph=not wanted
             )
-            found = load_runner(settings)
-            assert isinstance(found, GraphedRunner) == (graphs and wanted and device == "cuda")
+            runner = load_runner(settings)
+            assert isinstance(runner, GraphedRunner) == (graphs and wanted and device == "cuda")
 
 
 def test_it_waits_for_what_the_schedule_stream_has_filled() -> None:

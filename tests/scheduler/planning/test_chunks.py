@@ -6,18 +6,6 @@ from scheduler.planning.chunks import plan_chunks
 REMAINING = st.lists(st.integers(1, 50), max_size=6)
 
 
-@given(REMAINING, st.integers(1, 40), st.integers(0, 60))
-def test_the_budget_holds_and_the_oldest_goes_first(remaining: list[int], chunk: int, taken: int) -> None:
-    sizes = plan_chunks(remaining, chunk, taken)
-    budget = max(chunk - taken, 1)
-    assert len(sizes) == len(remaining)
-    assert all(0 <= size <= left for size, left in zip(sizes, remaining, strict=True))
-    assert sum(sizes) == min(budget, sum(remaining))
-    assert not remaining or sizes[0] >= 1
-    cut = [size < left for size, left in zip(sizes, remaining, strict=True)]
-    assert all(size == 0 for size, after_cut in zip(sizes[1:], cut, strict=False) if after_cut)
-
-
 @given(REMAINING, st.integers(0, 60))
 def test_chunk_size_zero_takes_one_whole_prompt(remaining: list[int], taken: int) -> None:
     assert plan_chunks(remaining, 0, taken) == (remaining[:1] + [0] * (len(remaining) - 1) if remaining else [])
@@ -64,11 +52,3 @@ def test_the_last_chunk_of_a_prompt_is_large_enough_for_a_draft(
         left = [rest - size for rest, size in zip(left, sizes, strict=True)]
         assert all(rest == 0 or rest >= last for rest in left)
         left = [rest for rest in left if rest]
-
-
-def test_prompts_beyond_one_chunk_share_a_launch_only_within_its_budget() -> None:
-    assert plan_chunks([50, 50, 50], 20) == [20, 0, 0]
-    assert plan_chunks([50, 50, 50], 20, 0, 45) == [20, 20, 5]
-    assert plan_chunks([50, 50, 50], 20, 0, 10) == [10, 0, 0]
-    assert plan_chunks([50, 30, 50], 0, 0, 90) == [50, 30, 0]
-    assert plan_chunks([50, 30], 0, 0, 10) == [50, 0], "a whole prompt, even if it is too long"

@@ -24,7 +24,7 @@ def draft_writes(lookahead: int) -> tuple[DraftWrites, list[Operation]]:
 
 def writes(*plans: Plan, lookahead: int = 1) -> list[bool]:
     """After each plan, whether KV had to be written before others may have the pages; then, whether it is settled."""
-    found = []
+    slots = []
     for count in range(len(plans) + 1):
         draft, sent = draft_writes(lookahead)
         for plan in plans[:count]:
@@ -32,11 +32,11 @@ def writes(*plans: Plan, lookahead: int = 1) -> list[bool]:
         sent.clear()
         draft.settle()
         assert sent in ([], [WriteDraft(7)])
-        found.append(bool(sent))
+        slots.append(bool(sent))
         sent.clear()
         draft.settle()
         assert not sent, "it is written already"
-    return found
+    return slots
 
 
 def test_a_launch_of_decodes_that_proposes_nothing_puts_its_kv_off() -> None:

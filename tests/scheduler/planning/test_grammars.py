@@ -41,7 +41,7 @@ def test_long_grammars_without_requests_are_forgotten_sooner() -> None:
     for number in range(4):
         grammars.ask(f"g{number}", text, set)
         grammars.learnt(GrammarLearnt(f"g{number}"))
-    assert not any(isinstance(each, ForgetGrammar) for each in sent)
+    assert not any(isinstance(operation, ForgetGrammar) for operation in sent)
     grammars.ask("new", text + text, lambda: {"g1"})
     assert sent[-2:] == [ForgetGrammar("g0"), ForgetGrammar("g2")]
     grammars.ask("short", "", set)

@@ -12,10 +12,10 @@ from tests.scheduler.building import greedy, make_req
 
 def running(*nums_outputs: int, num_pages: int = 2) -> list[Req]:
     """Choices with so many outputs each, and pages of their own."""
-    reqs = [make_req(sampling=greedy(50), name=f"r{place}") for place in range(len(nums_outputs))]
-    for place, (req, num_outputs) in enumerate(zip(reqs, nums_outputs, strict=True)):
+    reqs = [make_req(sampling=greedy(50), name=f"r{index}") for index in range(len(nums_outputs))]
+    for index, (req, num_outputs) in enumerate(zip(reqs, nums_outputs, strict=True)):
         req.outputs, req.num_sampled = [7] * num_outputs, num_outputs
-        req.holding = Holding(place + 1, 1, list(range(place * num_pages, (place + 1) * num_pages)), 99)
+        req.holding = Holding(index + 1, 1, list(range(index * num_pages, (index + 1) * num_pages)), 99)
     return reqs
 
 
@@ -78,7 +78,7 @@ def resumed_first(reqs: list[Req]) -> list[Req]:
 def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_preempted: int) -> None:
     """Each choice has a page for each of 2 tokens. One more is needed, with a draft of 2 tokens 4."""
     kv_manager = KvManager(9, 1, max_requests=4, max_context=60)
-    reqs = [make_req((1, 2), greedy(50), name=f"r{place}") for place in range(4)]
+    reqs = [make_req((1, 2), greedy(50), name=f"r{index}") for index in range(4)]
     for req in reqs:
         (req.holding,) = kv_manager.admit(2, 2, 1, max_tokens=52) or (None,)
         req.num_sampled = 1
@@ -92,7 +92,7 @@ def test_with_a_draft_a_short_choice_may_miss_several_pages(width: int, num_pree
 def test_who_waits_for_a_page_gets_one_before_those_that_run_out_now() -> None:
     """Three choices with all pages: one is short, the next one runs out now, and the page of the last comes free."""
     kv_manager = KvManager(6, 1, max_requests=4, max_context=60)
-    first, second, last = (make_req((1, 2), greedy(50), name=f"r{place}") for place in range(3))
+    first, second, last = (make_req((1, 2), greedy(50), name=f"r{index}") for index in range(3))
     for req, num_pages in ((first, 2), (second, 2), (last, 1)):
         (req.holding,) = kv_manager.admit(num_pages, num_pages, 1, max_tokens=52) or (None,)
         req.num_sampled = 1

@@ -1,5 +1,9 @@
 """What a KV manager caches: what is found, what is dropped for others, and what looks ahead to tokens to come."""
 
+import random
+
+import pytest
+
 from protocol.prefixes import packed
 from scheduler.planning.kv_manager import CacheKey, Holding, KvManager
 from tests.scheduler.kv_managers import OWNED, admitted, make_kv_manager
@@ -7,33 +11,6 @@ from tests.scheduler.kv_managers import OWNED, admitted, make_kv_manager
 
 def prompt_of(family: int, num_tokens: int) -> CacheKey:
     return CacheKey(packed([family] * num_tokens), "")
-
-
-def kept(kv_manager: KvManager, family: int, num_tokens: int) -> Holding:
-    """A holding whose prompt of one token many times is in the cache."""
-    found = kv_manager.admit(num_tokens, num_tokens, 1, OWNED, prompt_of(family, num_tokens))
-    assert found is not None
-    kv_manager.keep(found[0], prompt_of(family, num_tokens))
-    return found[0]
-
-
-def test_pages_that_a_request_reads_are_not_dropped() -> None:
-    kv_manager = make_kv_manager(num_pages=6, caches=True)
-    kept(kv_manager, 1, 9)  # 3 pages, used longest ago, and still held
-    other = kept(kv_manager, 2, 8)
-    kv_manager.release(other)
-    assert (kv_manager.counts().free, kv_manager.counts().cached) == (0, 2)
-    assert sorted(kept(kv_manager, 3, 8).pages) == sorted(other.pages)
-    assert kv_manager.admit(9, 9, 1, OWNED, prompt_of(1, 9)) is None, "its last page is its own"
-
-
-def test_an_admission_that_fails_drops_and_pins_nothing() -> None:
-    kv_manager = make_kv_manager(num_pages=6, caches=True)
-    admitted(kv_manager, 8, 8)
-    kv_manager.release(kept(kv_manager, 1, 8))
-    before = kv_manager.counts()
-    assert kv_manager.admit(20, 20, 1, OWNED, prompt_of(1, 20)) is None
-    assert (before.cached, kv_manager.counts()) == (2, before)
 
 
 def test_what_was_computed_twice_is_cached_once_and_holds_back_no_page() -> None:
@@ -55,28 +32,73 @@ def test_a_conversation_adds_its_outputs() -> None:
     kv_manager.keep(holding, prompt_of(1, 5))
     kv_manager.keep(holding, prompt_of(1, 13))
     kv_manager.release(holding)
-    found = kv_manager.admit(14, 14, 1, OWNED, prompt_of(1, 14))
-    assert found is not None and found[0].num_cached == 12
-
-
-def test_a_hit_ends_before_the_slots_whose_kv_depends_on_other_tokens() -> None:
-    """One layer of a draft looks one token ahead: the last slot of page 1 was computed with the token of page 2."""
-    kv_manager = make_kv_manager(caches=True, lookahead=1)
-    (first,) = admitted(kv_manager, 12, 12)
-    kv_manager.keep(first, CacheKey(packed([1] * 8 + [2] * 4), ""))
-    other = CacheKey(packed([1] * 8 + [3] * 4), "")
-    assert (kv_manager.num_cached(prompt_of(1, 8)), kv_manager.num_cached(other)) == (4, 4)
-    assert kv_manager.num_cached(CacheKey(packed([1] * 8 + [2]), "")) == 8
-    found = kv_manager.admit(12, 12, 1, OWNED, other)
-    assert found is not None and found[0].num_cached == 4 and found[0].pages[1] != first.pages[1]
-
-
-def test_choices_of_a_prompt_that_ends_with_a_page_have_their_own_last_page() -> None:
-    one, other = admitted(make_kv_manager(lookahead=1), 8, 8, 2)
-    assert one.pages[0] == other.pages[0] and one.pages[1] != other.pages[1]
+    again = kv_manager.admit(14, 14, 1, OWNED, prompt_of(1, 14))
+    assert again is not None and again[0].num_cached == 12
 
 
 def test_what_choices_that_share_less_need_is_refused_if_it_never_fits() -> None:
     kv_manager = make_kv_manager(num_pages=4, lookahead=1)
     assert kv_manager.never_fits(8, 8, 2) is None and kv_manager.admit(8, 8, 2) is not None
     assert kv_manager.never_fits(8, 8, 3) == "the request needs 4 KV pages, this worker has 3"
+
+
+def begun(kv_manager: KvManager, ids: list[int], *, has_draft: bool) -> Holding:
+    found = kv_manager.admit(len(ids), len(ids), 1, OWNED, CacheKey(packed(ids), ""), has_draft=has_draft)
+    assert found is not None
+    return found[0]
+
+
+def test_a_prompt_with_a_draft_finds_no_page_that_lacks_its_kv_and_puts_its_own_there() -> None:
+    kv_manager, ids = make_kv_manager(caches=True, lookahead=1), [1] * 9
+    key = CacheKey(packed(ids), "")
+    bare = begun(kv_manager, ids, has_draft=False)
+    kv_manager.keep(bare, key)
+    assert begun(kv_manager, ids, has_draft=False).num_cached == 8
+
+    drafting = begun(kv_manager, ids, has_draft=True)
+    assert drafting.num_cached == 0 and not set(drafting.pages) & set(bare.pages)
+    kv_manager.keep(drafting, key)
+    for has_draft in (True, False):
+        found = begun(kv_manager, ids, has_draft=has_draft)
+        assert found.num_cached == 8 and found.pages[:2] == drafting.pages[:2]
+    kv_manager.release(bare)
+    kv_manager.collect(kv_manager.newest_ticket)
+    assert kv_manager.counts().cached == 0, "nobody finds the pages of the first one any more"
+
+
+def test_what_follows_pages_without_the_drafts_kv_leaves_the_cache_with_them() -> None:
+    kv_manager = make_kv_manager(num_pages=30, max_requests=9, caches=True, lookahead=1)
+    for last in (2, 3):
+        ids = [1] * 8 + [last] * 9
+        kv_manager.keep(begun(kv_manager, ids, has_draft=False), CacheKey(packed(ids), ""))
+    kv_manager.keep(begun(kv_manager, [1] * 9, has_draft=True), CacheKey(packed([1] * 9), ""))
+    found = [begun(kv_manager, [1] * 8 + [last] * 9, has_draft=False).num_cached for last in (1, 2, 3)]
+    assert found == [8, 4, 4], "the second page depends on the token behind it, and the one cut off had none in common"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_prompt_with_a_draft_ever_begins_with_pages_that_lack_its_kv(seed: int) -> None:
+    rng = random.Random(seed)
+    kv_manager = make_kv_manager(num_pages=24, max_requests=5, caches=True, lookahead=1)
+    held: list[tuple[Holding, CacheKey]] = []
+    written: dict[int, bool] = {}  # whether the page's KV of the draft is there
+    num_found = 0
+    for _ in range(400):
+        ids, has_draft = [rng.randrange(2)] * rng.randrange(1, 12) + [2] * rng.randrange(6), rng.random() < 0.5
+        key, event = CacheKey(packed(ids), ""), rng.random()
+        if event < 0.5 and (found := kv_manager.admit(len(ids), len(ids), 1, OWNED, key, has_draft=has_draft)):
+            (holding,) = found
+            num_cached = holding.num_cached // kv_manager.page_size
+            assert not has_draft or all(written[page] for page in holding.pages[:num_cached])
+            num_found += has_draft and num_cached > 0
+            written.update(dict.fromkeys(holding.pages[num_cached:], has_draft))
+            held.append((holding, key))
+        elif event < 0.55:  # what they write from now on lacks it
+            kv_manager.forget_drafts()
+            written.update((page, False) for holding, _ in held for page in holding.pages[holding.num_cached // 4 :])
+        elif held:
+            holding, key = held.pop(rng.randrange(len(held)))
+            if rng.random() < 0.8:
+                kv_manager.keep(holding, key)
+            kv_manager.release(holding)
+    assert num_found > 5

@@ -189,33 +189,10 @@ def test_every_choice_has_the_prompt_after_the_copies(prompt: int, outputs: int,
     pool = PageAllocator(1000)
     first, *others = allocate_choices(pool, (), prompt, prompt + outputs, n, size, ahead, PageState.OWNED) or []
     sources, targets = prompt_copies(first, others, prompt, size, ahead)
-    holds = {page: place for place, page in enumerate(first[: -(-prompt // size)])}
+    holds = {page: index for index, page in enumerate(first[: -(-prompt // size)])}
     assert not set(targets) & set(first) and len(set(targets)) == len(targets), "no other request's KV is overwritten"
     holds |= {target: holds[source] for source, target in zip(sources, targets, strict=True)}
     for pages in others:
         assert [holds[page] for page in pages[: -(-prompt // size)]] == list(range(-(-prompt // size)))
         own = [page for page in pages if page not in first]
         assert len(set(targets) & set(own)) == -(-prompt // size) - max(prompt - ahead, 0) // size, "no copy is idle"
-
-
-@pytest.mark.parametrize(
-    "prompt,tokens,n,size,ahead,expected",
-    [
-        (16, 16, 1, 16, 0, 1),
-        (16, 17, 3, 16, 0, 4),
-        (16, 17, 3, 16, 1, 6),
-        (17, 20, 3, 16, 0, 4),
-        (17, 20, 3, 16, 1, 4),
-        (5, 12, 2, 1, 0, 19),
-        (8, 0, 4, 4, 0, 0),
-    ],
-)
-def test_examples(prompt: int, tokens: int, n: int, size: int, ahead: int, expected: int) -> None:
-    assert pages_for_choices(prompt, tokens, n, size, ahead) == expected
-
-
-def test_the_last_slots_of_a_prompt_are_not_shared_even_if_it_ends_with_a_page() -> None:
-    """Their KV in a draft's layers depends on the token that each choice draws."""
-    one, other = allocate_choices(PageAllocator(9), (), 8, 9, 2, 4, 1, PageState.OWNED) or []
-    assert one[0] == other[0] and not set(one[1:]) & set(other[1:])
-    assert prompt_copies(one, [other], 8, 4, 1) == ([one[1]], [other[1]])

@@ -14,7 +14,7 @@ Sent = list[MakeMask | DropMask]
 
 def asked(sent: Sent) -> list[tuple[int, int]]:
     """The owners whose masks are to be made."""
-    return [(each.draw.row, each.draw.owner_number) for each in sent if isinstance(each, MakeMask)]
+    return [(operation.draw.row, operation.draw.owner_number) for operation in sent if isinstance(operation, MakeMask)]
 
 
 def decoding(row: int, owner_number: int = 1) -> Req:
@@ -39,7 +39,7 @@ def test_a_mask_is_asked_for_once_and_only_when_no_launch_has_the_row() -> None:
 
 
 def test_each_launch_without_a_token_is_counted_back() -> None:
-    late, req = LateRows(lambda each: None), decoding(1)
+    late, req = LateRows(lambda operation: None), decoding(1)
     req.num_sampled = 4
     late.add([req])
     late.add([req])
@@ -47,7 +47,7 @@ def test_each_launch_without_a_token_is_counted_back() -> None:
 
 
 def test_a_mask_is_for_the_owner_who_asked() -> None:
-    late, req = LateRows(lambda each: None), decoding(4, 2)
+    late, req = LateRows(lambda operation: None), decoding(4, 2)
     late.add([req])
     late.ask([])
     assert late.ready(MaskReady(4, 1)) == [] and late.ready(MaskReady(3, 2)) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.planning.launch_costs import FEW, KEPT, MOST, LaunchCosts, StepCosts
+from scheduler.planning.launch_costs import FEW, KEPT, MOST, PLAIN, LaunchCosts, StepCosts
 
 USUAL = StepCosts((1, 16), ((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7), (1.6, 2.6, 3.4, 4.2, 5.0, 5.8, 6.6)))
 FLAT = StepCosts((1, 16), ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0)))
@@ -30,16 +30,16 @@ def timed(costs: LaunchCosts, rows: object, num_steps: int, seconds: float, coun
 def test_until_a_few_launches_are_timed_costs_are_those_of_the_start() -> None:
     costs = LaunchCosts(FLAT)
     now = timed(costs, "a", 0, 0.5, FEW - 1)
-    assert not costs.is_known(1, proposes=False) and costs.launch_s(1) == [1.0, 2.0, 3.0]
+    assert not costs.is_known(1, 0) and costs.launch_s(1) == [1.0, 2.0, 3.0]
     costs.over("a", 0, now + 0.5)
-    assert costs.is_known(1, proposes=False) and not costs.is_known(1, proposes=True)
+    assert costs.is_known(1, 0) and not costs.is_known(1, 1)
     assert costs.launch_s(1) == pytest.approx([0.5, 2.0, 3.0])
 
 
 def test_what_some_proposals_cost_tells_of_other_numbers_of_them() -> None:
     costs = LaunchCosts(FLAT)
     timed(costs, "a", 2, 6.0, FEW)
-    assert costs.launch_s(1) == pytest.approx([1.0, 4.0, 6.0]) and costs.is_known(1, proposes=True)
+    assert costs.launch_s(1) == pytest.approx([1.0, 4.0, 6.0]) and costs.is_known(1, 1)
     timed(costs, "a", 1, 3.0, FEW)
     assert costs.launch_s(1) == pytest.approx([1.0, 3.0, 6.0])
 
@@ -49,7 +49,7 @@ def test_the_nearest_size_tells_of_sizes_that_were_not_timed() -> None:
     timed(costs, "a", 0, 0.5, FEW)
     timed(costs, "a" * 9, 0, 0.25, FEW)
     assert [costs.launch_s(rows)[0] for rows in (1, 3, 4, 7, 8, 15, 100)] == pytest.approx([0.5] * 2 + [0.25] * 5)
-    assert [costs.is_known(rows, proposes=False) for rows in (1, 2, 8, 15, 16)] == [True, False, True, True, False]
+    assert [costs.is_known(rows, 0) for rows in (1, 2, 8, 15, 16)] == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize("others", [("b", 1), ("a", 2), ("", 0), ("", 1)])
@@ -62,12 +62,12 @@ def test_a_launch_behind_one_of_another_kind_is_not_timed(others: tuple[str, int
     assert costs.launch_s(1) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("place", range(FEW + 1))
-def test_a_launch_that_was_held_up_counts_a_little(place: int) -> None:
+@pytest.mark.parametrize("index", range(FEW + 1))
+def test_a_launch_that_was_held_up_counts_a_little(index: int) -> None:
     costs, now = LaunchCosts(FLAT), 0.0
     costs.over("a", 0, now)
     for launch in range(FEW + 1):
-        now += 1000.0 if launch == place else 1.0
+        now += 1000.0 if launch == index else 1.0
         costs.over("a", 0, now)
     assert costs.launch_s(1)[0] == pytest.approx(1.0 + (MOST - 1.0) / (FEW + 1))
 
@@ -88,3 +88,46 @@ def test_only_the_newest_launches_count() -> None:
         now += 0.5
         costs.over("a", 0, now)
     assert costs.launch_s(1)[0] == pytest.approx(0.5)
+
+
+PLAINLY = StepCosts((1, 16), ((1.0, 2.0), (1.0, 2.0)), (0.5, 0.8))
+
+
+def test_plain_launches_have_a_line_of_their_own() -> None:
+    assert [PLAINLY.plain_s(rows) for rows in (1, 6, 16, 31)] == pytest.approx([0.5, 0.6, 0.8, 1.1])
+    assert PLAINLY.launch_s(6) == [1.0, 2.0]
+    assert USUAL.plain_s(4) == USUAL.launch_s(4)[0], "where they were not measured they are as quiet ones"
+    assert StepCosts((1,), ((1.0, 2.0),), (0.7,)).plain_s(9) == 0.7
+
+
+def test_until_plain_launches_are_timed_quiet_ones_correct_them_and_last_no_less() -> None:
+    costs = LaunchCosts(PLAINLY)
+    assert costs.plain_s(1) == 0.5
+    now = timed(costs, "a", 0, 3.0, FEW)
+    assert costs.plain_s(1) == pytest.approx(1.5) and not costs.is_known(1, PLAIN)
+    now = timed(costs, "a", PLAIN, 2.0, FEW, now)
+    assert costs.plain_s(1) == pytest.approx(2.0) and costs.is_known(1, PLAIN)
+    assert costs.launch_s(1) == pytest.approx([3.0, 2.0]), "plain launches tell nothing of others"
+
+    timed(costs, "a" * 16, 0, 0.2, FEW, now)
+    assert costs.plain_s(16) == pytest.approx(0.16), "quiet ones of its size say more than plain ones of another"
+
+
+def test_a_plain_launch_that_was_not_timed_takes_no_longer_than_a_quiet_one() -> None:
+    costs = LaunchCosts(StepCosts((1,), ((1.0, 2.0),), (4.0,)))
+    assert costs.plain_s(1) == 1.0
+    timed(costs, "a", PLAIN, 4.0, FEW)
+    assert costs.plain_s(1) == pytest.approx(4.0)
+
+
+def test_launches_of_one_size_are_timed_if_a_choice_goes_on_from_one_to_the_other() -> None:
+    """Where answers end often, hardly two launches have the same rows."""
+    costs, now = LaunchCosts(FLAT), 0.0
+    for launch in range(FEW + 1):
+        now += 0.5
+        costs.over(range(launch, launch + 5 + launch % 2), 1, now)
+    assert costs.launch_s(5)[1] == pytest.approx(0.5)
+    for launch in range(2 * FEW):
+        now += 9.0
+        costs.over(range(9 * launch, 9 * launch + 5), 1, now)
+    assert costs.launch_s(5)[1] == pytest.approx(0.5), "no choice in common: time has passed between them"

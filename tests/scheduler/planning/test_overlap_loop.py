@@ -4,11 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from model.inputs import ModelInput
 from protocol.errors import InternalError, LaunchFailed
 from protocol.messages_gateway import FinishReason
 from scheduler.draft_shape import NO_DRAFT, DraftShape
-from scheduler.execution.batches import ForwardBatch
 from scheduler.execution.executor import Executor
 from scheduler.plan import StepResult
 from scheduler.planning.launched import Launched
@@ -17,7 +15,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.steps import Steps
-from tests.decode.driving import VOCAB, greedy, make_cluster, prompt_of
+from tests.decode.driving import greedy
 from tests.doubles.hash_model import FakeRunner
 from tests.scheduler.building import (
     FailAt,
@@ -123,54 +121,6 @@ def test_a_failed_launch_is_told_instead_of_processed() -> None:
     role = drive(overlap=False, max_tokens=1, failing=1)
     assert role.calls == ["launch 0", "failed: RuntimeError: forward 1 is broken"]
     assert [type(error) for error in role.errors] == [LaunchFailed] and role.tokens == []
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_launch_that_cannot_be_built_fails_its_requests_and_they_leave_with_the_next(
-    monkeypatch: pytest.MonkeyPatch, overlap: bool
-) -> None:
-    """Like one that raises on the device. With overlap one more launch of the request is in flight."""
-    executor, planner = make_pair(ManualStream())
-    role = OneRequest(planner, 4)
-    loop = OverlapLoop(planner, role, overlap)
-    build, count = ForwardBatch.init_new, 0
-
-    def broken(*args: object) -> ForwardBatch:
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise RuntimeError("no inputs")
-        return build(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ForwardBatch, "init_new", broken)
-    while not role.errors:
-        if not loop.turn():
-            complete_one(executor)
-    assert role.calls == [
-        "launch 0",
-        *["launch 1"] * overlap,
-        "process 0",
-        f"launch {1 + overlap}",
-        "failed: RuntimeError: no inputs",
-    ]
-    assert [type(error) for error in role.errors] == [LaunchFailed] and not loop.broken
-
-    planner.release(role.req)
-    other = admitted(planner, (8, 9), name="other")
-    planner.launch(prompt_chunk(other), planner.decodes())
-    assert len(executor.running) == 0  # it has left
-    executor.running.check_mirrors()
-    results = []
-    while planner.in_flight:
-        complete_one(executor)
-        results += planner.poll()
-    _, result = results[-1]
-    assert planner.results.drawn(result.rows, result.tokens) == [
-        (other, tuple(FakeRunner(vocab_size=97).expected_tokens((8, 9), 1)))
-    ]
-    assert [each.error for _, each in results] == [""] * len(results)
-    planner.collect()
-    assert planner.kv_manager.rows.num_free == 7
 
 
 def made(speculation: Speculation | None = None) -> tuple[Remembers, Planner, OneRequest, OverlapLoop]:
@@ -313,37 +263,3 @@ def test_the_table(launches: Sequence[Sequence[tuple[str, int]]], is_broken: boo
     for attempts in launches:
         row = row.failed(attempts) if attempts else LaunchFailures()
     assert row.is_broken == is_broken
-
-
-class Switch:
-    """Raises in every forward while it is on."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.count = 0
-
-    def __call__(self, inp: ModelInput) -> None:
-        if self.on:
-            self.count += 1
-            raise RuntimeError("broken kernel")
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("topology", ["1P1D", "1U"])
-def test_a_worker_whose_every_launch_fails_is_broken_and_one_that_recovers_is_not(topology: str, overlap: bool) -> None:
-    switch = Switch()
-    runner = FakeRunner(vocab_size=VOCAB, context_length=256, before_forward=switch)
-    cluster = make_cluster(topology, runner, overlap=overlap)
-    for name, is_on in (("a", True), ("b", True), ("good", False), ("c", True), ("d", True)):
-        switch.on = is_on
-        cluster.assign(name, prompt_of(name, 21), greedy(3))
-        cluster.run()
-        assert (name in cluster.failures) == is_on
-        assert not any(worker.loop.broken for worker in cluster.workers), name
-    assert {failure.code for failure in cluster.failures.values()} == {"launch_failed"}
-    cluster.assign("e", prompt_of("e", 21), greedy(3))
-    cluster.run()
-    [reason] = [worker.loop.broken for worker in cluster.workers if worker.loop.broken]
-    assert reason == "3 launches in a row have failed without a request in common: RuntimeError: broken kernel"
-    assert switch.count >= 5
-    cluster.close()

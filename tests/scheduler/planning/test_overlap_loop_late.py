@@ -15,8 +15,6 @@ from protocol.messages_gateway import SamplingParams
 from runtime.grammars import Matching
 from scheduler.execution.answers import BASE_S, LAUNCH_S
 from scheduler.execution.grammars import AnswerGrammars
-from scheduler.planning.req import Req
-from tests.cluster import Cluster
 from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
 from tests.doubles.clock import VirtualClock
 from tests.doubles.held_pool import HeldPool
@@ -30,7 +28,7 @@ KINDS = {
     "an ambiguous one": LLMatcher.grammar_from_lark(f'start: e\ne: e e e | e e | "{A}"\n'),
     "one that is ambiguous at its end": LLMatcher.grammar_from_lark(f'start: "{A}" e\ne: e? e | "{A}" e | "{A}"\n'),
     "many texts": LLMatcher.grammar_from_lark(
-        "start: " + " | ".join(json.dumps(spelt([1, place % 70, place // 70]) * 9) for place in range(300))
+        "start: " + " | ".join(json.dumps(spelt([1, index % 70, index // 70]) * 9) for index in range(300))
     ),
 }
 
@@ -112,35 +110,6 @@ def test_neighbours_end_while_a_mask_is_held_and_the_slow_answer_goes_on(topolog
     expect_rest(held.cluster)
 
 
-def run_beside(cluster: Cluster, name: str, late: Req) -> int:
-    """Runs to the end of a request. The number of looks, none of which finds `late` in a launch."""
-    num_looks, planner = 0, cluster.workers[0].planner
-
-    def is_over() -> bool:
-        nonlocal num_looks
-        num_looks += 1
-        assert all(late not in launched.decodes for launched in planner.in_flight)
-        return bool(cluster.answers[name, 0].finish)
-
-    cluster.run(until=is_over)
-    return num_looks
-
-
-@pytest.mark.parametrize("page_size", (1, 4))
-@pytest.mark.parametrize("length", range(9, 13))
-def test_a_late_row_is_in_no_launch_until_its_mask_is_made_and_needs_no_page_then(length: int, page_size: int) -> None:
-    held = Slow("1U", LAUNCH_S * 2, page_size=page_size)
-    held.cluster.ask("slow", length, follow("an ambiguous one", 40))
-    held.cluster.ask("plain", 9, greedy(60))
-    held.cluster.run(until=lambda: held.num_held == 1)
-    [late] = held.cluster.workers[0].planner.late.reqs
-    num_pages = len(late.held.pages)
-    assert run_beside(held.cluster, "plain", late) > 0
-    assert len(late.held.pages) == num_pages
-    held.run()
-    expect_rest(held.cluster)
-
-
 @pytest.mark.parametrize("overlap", (True, False))
 def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_mask_is_made(overlap: bool) -> None:
     held = Slow("1U", LAUNCH_S * 2, overlap=overlap)
@@ -155,21 +124,6 @@ def test_a_worker_whose_rows_are_all_late_launches_nothing_and_goes_on_when_a_ma
 
     held.let_go()
     assert worker.turn() and worker.planner.num_launches == num_launches + 1
-
-
-@pytest.mark.parametrize("topology", ("1U", "1P1D"))
-def test_a_client_that_leaves_while_its_mask_is_held_leaves_nothing(topology: str) -> None:
-    held = Slow(topology, LAUNCH_S * 2)
-    held.cluster.ask("slow", 9, follow("an ambiguous one"))
-    held.cluster.run(until=lambda: held.num_held == 1)
-    held.cluster.cancel("slow")
-    held.cluster.run()
-    assert held.num_held == 1
-    held.cluster.ask("plain", 9, greedy(20))  # it may get the same row
-    held.let_go()
-    held.run()
-    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"])
-    expect_rest(held.cluster)
 
 
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))
@@ -247,23 +201,6 @@ def test_neighbours_never_wait_while_the_outputs_of_an_earlier_attempt_are_read(
     assert held.cluster.answers["slow", 0].ids == ids
     if not caches:
         expect_rest(held.cluster)
-
-
-@pytest.mark.parametrize("topology", ("1U", "1P1D"))
-def test_a_client_that_leaves_while_its_outputs_are_read_leaves_nothing(topology: str) -> None:
-    params, ids = slow_answer()
-    held = Slow(topology, LAUNCH_S * 2)
-    held.cluster.assign("slow", prompt_of("slow", 9), params, replayed=ids[:REPLAYED])
-    held.cluster.run(until=lambda: held.num_held == 1)
-    held.cluster.cancel("slow")
-    held.run()
-    assert held.cluster.answers["slow", 0].ids == ids[:REPLAYED]
-    num_looks = sum(work.num_looks for work in held.works)
-    held.cluster.ask("plain", 9, greedy(20))  # it may get the same row
-    held.run()
-    expect_exact(held.cluster, "plain", *held.cluster.asked["plain"])
-    assert sum(work.num_looks for work in held.works) == num_looks, "nothing more is read"
-    expect_rest(held.cluster)
 
 
 @pytest.mark.parametrize("topology", ("1U", "1P1D"))

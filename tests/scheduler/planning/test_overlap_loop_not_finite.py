@@ -9,8 +9,7 @@ from torch import Tensor
 
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
-from protocol.messages_gateway import SamplingParams
-from tests.decode.driving import VOCAB, expect_exact, expect_rest, greedy, make_cluster, prompt_of
+from tests.decode.driving import VOCAB, greedy, make_cluster
 from tests.doubles.hash_model import FakeRunner
 
 pytestmark = pytest.mark.slow
@@ -56,14 +55,3 @@ def test_only_the_request_with_nan_fails(topology: str, overlap: bool, num_outpu
         cluster.ask(f"later-{index}", 25, greedy(8), n)
     cluster.run()
     cluster.expect_end(failed=["bad"])
-
-
-def test_sampled_requests_too() -> None:
-    runner = BrokenRunner(vocab_size=VOCAB, context_length=256, position=22, hits=([],))
-    cluster = make_cluster("1P1D", runner)
-    cluster.assign("bad", prompt_of("bad", 20), SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9, seed=3))
-    cluster.ask("good", 9, greedy(9))
-    cluster.run()
-    assert set(cluster.failures) == {"bad"}
-    expect_exact(cluster, "good", *cluster.asked["good"])
-    expect_rest(cluster)

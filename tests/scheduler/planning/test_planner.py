@@ -6,7 +6,7 @@ from protocol.messages_gateway import FinishReason
 from scheduler.plan import Chunk, Join, LayerWritten, MaskReady, Plan, StepResult
 from scheduler.planning.chunks import ExtendChunk
 from scheduler.planning.req import Req
-from tests.scheduler.building import admitted, begun, greedy, grow, make_req, prompt_chunk
+from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
 from tests.scheduler.remembering import draw_of, finish, grant_of, make
 
 # ---- plans ----
@@ -40,7 +40,7 @@ def test_one_request_from_its_prompt_to_its_end() -> None:
     assert executor.plan == Plan(5, leaves=(req.held.row,))
     planner.launch()
     assert executor.plan == Plan(6)
-    assert [each.ticket for each in planner.in_flight] == [1, 2, 3, 4, 5, 6]
+    assert [launched.ticket for launched in planner.in_flight] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_chunk_draws_choices_and_those_without_a_row_are_drawn_at_the_prompts() -> None:
@@ -82,41 +82,6 @@ def test_a_request_without_a_row_cannot_decode() -> None:
     planner.join([req])
     with pytest.raises(AssertionError, match="holds no row and no pages"):
         planner.launch((), planner.decodes())
-
-
-def test_who_has_ended_leaves_with_the_next_plan_and_who_joins_comes_behind_the_others() -> None:
-    planner, executor = make()
-    reqs = [admitted(planner, (index,), name=f"r{index}") for index in range(5)]
-    for req in reqs:
-        req.num_sampled = 1
-    planner.join(reqs[:3])
-    planner.launch((), planner.decodes())
-    assert executor.plan.num_decodes == 3
-    assert planner.decodes() is planner.decodes()
-
-    gone = reqs[1].held.row
-    reqs[1].finish = FinishReason.STOP
-    planner.release(reqs[1])  # the executor still has its row
-    planner.join([reqs[3], reqs[4]])
-    reqs[3].finish = FinishReason.CANCELLED
-    assert planner.roster.num_going_on == 3
-    assert planner.decodes() == (reqs[0], reqs[2], reqs[4])
-    planner.launch((), planner.decodes())
-    plan = executor.plan
-    assert (plan.leaves, plan.num_decodes) == ((gone,), 3)
-    assert [join.draw.row for join in plan.joins] == [reqs[4].held.row]
-    assert planner.decodes() == (reqs[0], reqs[2], reqs[4])
-    planner.launch((), planner.decodes())
-    assert (executor.plan.leaves, executor.plan.joins) == ((), ())
-
-
-def test_choices_that_end_before_they_decode_are_not_remembered() -> None:
-    planner, executor = make()
-    for number in range(3):
-        req = begun(planner, sampling=greedy(1), name=f"r{number}")
-        planner.release(req)
-        finish(planner, executor)
-        assert planner.decodes() == () and not planner.roster.joining
 
 
 def test_a_row_may_leave_for_its_former_owner_and_join_for_its_next_in_one_plan() -> None:
@@ -166,7 +131,7 @@ def test_a_context_that_grows_sends_what_was_added_for_its_row() -> None:
     reqs = [make_req((1, 2, 3), greedy(30), name=f"r{index}") for index in range(2)]
     for req in reqs:
         assert planner.admit([req], 3)
-    planner.launch([each for req in reqs for each in prompt_chunk(req)])
+    planner.launch([chunk for req in reqs for chunk in prompt_chunk(req)])
     planner.join(reqs)
     planner.launch((), planner.decodes())  # in flight, as all that follow
 
@@ -180,24 +145,6 @@ def test_a_context_that_grows_sends_what_was_added_for_its_row() -> None:
     assert executor.plan.grants == (grant_of(reqs[0], 1, 2), grant_of(reqs[1], 4), grant_of(reqs[0], 2))
     planner.launch((), planner.decodes())
     assert executor.plan.grants == ()
-
-
-def test_pages_that_are_added_before_the_first_plan_go_with_it() -> None:
-    planner, executor = make()
-    req = make_req((1, 2, 3), greedy(30))
-    assert planner.admit([req], 3) and grow(planner, req, 9)
-    planner.launch(prompt_chunk(req))
-    assert executor.plan.grants == (grant_of(req),) and len(req.held.pages) == 3
-
-
-def test_a_context_that_finds_no_page_does_not_grow() -> None:
-    planner, executor = make(num_pages=3)
-    req = make_req((1, 2, 3), greedy(30))
-    assert planner.admit([req], 3)
-    planner.launch(prompt_chunk(req))
-    assert not grow(planner, req, 16)
-    planner.launch()
-    assert executor.plan.grants == () and len(req.held.pages) == 1
 
 
 def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
@@ -218,17 +165,6 @@ def test_a_pending_grant_of_somebody_who_has_left_does_no_harm() -> None:
 
 
 # ---- results ----
-
-
-def test_a_choice_that_has_ended_takes_nothing_more() -> None:
-    planner, _ = make()
-    req = admitted(planner, sampling=greedy(2))
-    owner = (req.held.row, req.held.owner_number)
-    req.num_sampled = 1
-    ((_, run),) = planner.results.drawn([owner], [(4, 5, 6)])
-    assert req.append(run) == (4, 5) and req.finish is FinishReason.LENGTH
-    planner.release(req)
-    assert planner.results.drawn([owner], [(7,)]) == []
 
 
 def test_layers_go_to_their_launch_and_results_come_in_order() -> None:

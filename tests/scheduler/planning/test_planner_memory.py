@@ -5,7 +5,6 @@ import pytest
 from protocol.messages_gateway import SamplingParams
 from protocol.prefixes import packed
 from scheduler.plan import (
-    OPERATIONS,
     CopyPages,
     Done,
     StageIn,
@@ -16,7 +15,7 @@ from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.doubles.page_ledger import check_pages
-from tests.scheduler.building import admitted, greedy, grow, make_req, prompt_chunk
+from tests.scheduler.building import admitted, greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import finish, make
 
 
@@ -41,13 +40,6 @@ def test_what_is_released_in_flight_is_reused_after_the_launch() -> None:
     assert admitted(planner, (4,), greedy(4)).held.row == row
 
 
-def test_an_idle_planner_reuses_at_once() -> None:
-    planner, _ = make(num_pages=8)
-    req = admitted(planner)
-    planner.release(req)
-    assert planner.kv_manager.pages.counts().free == 7
-
-
 def test_a_transfer_that_reads_holds_pages_back() -> None:
     planner, _ = make(num_pages=8)
     req = admitted(planner)
@@ -59,14 +51,6 @@ def test_a_transfer_that_reads_holds_pages_back() -> None:
     reading[0] = False
     planner.collect()
     assert (planner.kv_manager.pages.counts().quarantined, planner.kv_manager.rows.num_free) == (0, 8)
-
-
-def test_no_room_changes_nothing() -> None:
-    planner, _ = make(num_pages=4, max_requests=2)
-    reqs = [make_req(choice=choice) for choice in range(3)]
-    assert not planner.admit(reqs, 4) and not planner.admit(reqs[:1], 16)
-    assert [req.holding for req in reqs] == [None] * 3
-    assert planner.kv_manager.pages.num_free == 3 and planner.results.drawn([(1, 1)], [(5,)]) == []
 
 
 # ---- copies ----
@@ -94,13 +78,6 @@ def test_each_other_choice_gets_its_copy_of_the_partial_page_in_order() -> None:
     executor.outcomes.append(Done(2))
     finish(planner, executor)
     assert planner.collect() and planner.kv_manager.pages.counts().free == 63
-
-
-def test_with_a_draft_all_pages_of_the_last_slots_are_copied() -> None:
-    planner, executor = make(lookahead=2)
-    first, other = choices(planner, (1, 2, 3, 4, 5), 2)
-    assert planner.copies.fork(first, [other]) == 0
-    assert executor.sent == [CopyPages(1, tuple(first.held.pages[:2]), tuple(other.held.pages[:2]))]
 
 
 @pytest.mark.parametrize("lookahead,num_cached", [(0, 4), (1, 4), (2, 0)])
@@ -176,17 +153,3 @@ def test_alone_it_is_copied_from_the_twin_too() -> None:
     (req,) = choices(planner, (1, 2, 3, 4, 5), 1)
     assert planner.copies.fork(req, (), in_twin=req.held.pages) == 1
     assert executor.sent == [StageIn(1, tuple(req.held.pages), (), ())]
-
-
-def test_what_was_sent_does_not_change_with_what_the_planner_does_afterwards() -> None:
-    planner, executor = make()
-    req = make_req((1, 2, 3), greedy(30))
-    assert planner.admit([req], 3)
-    planner.launch(prompt_chunk(req))
-    planner.join([req])
-    planner.launch((), planner.decodes())
-    before = list(map(OPERATIONS.encode, executor.sent))
-    assert grow(planner, req, 30)
-    planner.release(req)
-    planner.launch()
-    assert list(map(OPERATIONS.encode, executor.sent[:-1])) == before

@@ -8,8 +8,6 @@ from protocol.messages_gateway import FinishReason, SamplingParams, finish_reaso
 from scheduler.planning.kv_manager import Holding
 from scheduler.planning.req import Req, draw_of
 
-STOP = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(9,))
-
 
 def test_a_choice_ends_once() -> None:
     req = Req("r", 0, 0, (1, 2), SamplingParams(max_tokens=2))
@@ -34,30 +32,6 @@ def test_replayed_outputs_count_as_outputs_and_as_prompt() -> None:
     assert (req.outputs, req.num_sampled, req.num_left, req.prompt_len) == ([40, 41], 2, 3, 5)
     req.num_sampled += 1
     assert req.num_written == 5  # the prompt; the token drawn last has no KV yet
-
-
-@pytest.mark.parametrize(
-    ("outputs", "run", "taken", "finish"),
-    [
-        ((), (1, 2, 3), (1, 2, 3), None),
-        ((1, 2), (9, 3, 4), (9,), FinishReason.STOP),  # EOS first
-        ((1, 2), (3, 9, 4), (3, 9), FinishReason.STOP),  # in the middle
-        ((1, 2), (3, 4, 9), (3, 4, 9), FinishReason.STOP),  # last
-        ((1, 2), (3, 8, 4), (3, 8), FinishReason.STOP),  # a stop id
-        ((), (9, 3), (9, 3), None),  # EOS before min_tokens does not end it
-        ((), (3, 9, 4), (3, 9), FinishReason.STOP),  # EOS is the token that fills min_tokens
-        ((1, 2, 3, 4), (5, 6, 7), (5, 6), FinishReason.LENGTH),  # max_tokens
-        ((1, 2, 3, 4), (5, 9, 7), (5, 9), FinishReason.STOP),  # EOS is the last token that fits
-        ((1, 2), (), (), None),
-    ],
-)
-def test_a_run_is_cut_where_the_choice_ends(
-    outputs: tuple[int, ...], run: tuple[int, ...], taken: tuple[int, ...], finish: FinishReason | None
-) -> None:
-    req = Req("r", 0, 0, (1, 2), STOP, outputs=list(outputs), num_sampled=len(outputs) + 1)
-    assert req.append(run) == taken
-    assert (req.outputs, req.finish) == ([*outputs, *taken], finish)
-    assert req.num_sampled == len(req.outputs)  # nothing else is in flight
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), max_size=8), st.integers(1, 9), st.integers(0, 4))

@@ -92,7 +92,7 @@ def test_a_job_that_starts_within_a_page_fails_with_one_sentence() -> None:
     size, later = prefill.planner.kv_manager.page_size, 2**62
     prefill.on_peer(200, PrefillJob(Assign("bad", 0, PROMPT, PARAMS, 1, None), later, start=1))
     prefill.turn()
-    failed = [each for _, each in prefill.outbox.decode if isinstance(each, JobFailed)]
+    failed = [message for _, message in prefill.outbox.decode if isinstance(message, JobFailed)]
     begins = f"begins a page of {size} and one of {size} tokens"
     says = f"start: got 1, expected a token that {begins}, and at most {len(PROMPT)}"
     assert failed == [JobFailed(later, "wire_error", says)]
@@ -151,20 +151,6 @@ def test_a_greeting_under_another_name_is_refused() -> None:
     prefill.on_peer(8, PrefillJob(Assign("r", 0, PROMPT, PARAMS, 1, None), 1))
     cluster.run()
     assert prefill.planner.num_launches == 0
-    expect_rest(cluster)
-
-
-def test_job_credit_is_granted_once() -> None:
-    cluster = make_cluster()
-    (decode,), (prefill,) = cluster.decodes.values(), cluster.prefills
-    cluster.ask("r", list(PROMPT), PARAMS)
-    drive_to(cluster, "r", Phase.REQUESTED)
-    peer = decode._peers.by_instance.get(prefill)
-    assert peer is not None
-    before = peer.granted
-    decode.on_peer(prefill, HelloAccepted(cluster.addresses[prefill], 10**9, decode.planner.layout))
-    assert peer.granted == before
-    cluster.run()
     expect_rest(cluster)
 
 

@@ -49,29 +49,46 @@ def test_where_every_token_costs_as_much_nothing_is_proposed() -> None:
 
 
 def test_large_batches_get_fewer_proposals() -> None:
-    acceptance = [0.8**place for place in range(1, 7)]
+    acceptance = [0.8**index for index in range(1, 7)]
     steps = [best_steps(acceptance, USUAL.launch_s(num_rows)) for num_rows in (1, 4, 16, 64)]
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1] == 0
 
 
 def test_without_costs_it_is_always_as_many_for_rows_that_decode() -> None:
-    assert [Speculation(DraftShape(3), 9).next_steps(num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
+    assert [Speculation(DraftShape(3), 9).next_steps(num_rows, num_rows) for num_rows in (0, 1, 100)] == [0, 3, 3]
+
+
+def test_a_launch_is_expected_to_verify_proposals_unless_the_draft_rests() -> None:
+    speculation = Speculation(DraftShape(3), 9)
+    assert speculation.most_tokens(5) == 20
+    speculation.rests = True
+    assert speculation.most_tokens(5) == 5
+
+
+def test_where_no_row_has_a_draft_nothing_is_proposed() -> None:
+    assert Speculation(DraftShape(3), 9).next_steps(4, 0) == 0
+    assert Speculation(DraftShape(3), 9, CHEAP).next_steps(4, 0) == 0
+
+
+def test_rows_without_a_draft_make_proposals_pay_less() -> None:
+    speculation = Speculation(DraftShape(3), 9, StepCosts((1, 64), ((1.0, 1.2, 1.4, 1.6),) * 2))
+    assert [speculation.next_steps(8, num_drafting) > 0 for num_drafting in (8, 6, 1)] == [True, True, False]
 
 
 def test_it_learns_what_is_kept_and_tries_again_now_and_then() -> None:
     speculation = Speculation(DraftShape(2), 9, StepCosts((1,), ((1.0, 1.2, 1.3),)))
-    assert speculation.next_steps(1) == 2
+    assert speculation.next_steps(1, 1) == 2
     tried = []
     for _ in range(4 * FIRST_WAIT):
-        tried.append(speculation.next_steps(1))
+        tried.append(speculation.next_steps(1, 1))
         speculation.count(tried[-1], [(5,)])  # nothing is ever kept
     assert 0 in tried[:20], "what was hoped for weighs little"
     assert tried[20:].count(0) == 4 * FIRST_WAIT - 20 - 2 * TRIAL, "one more trial after twice the wait"
 
     for _ in range(40 * PROBE):
-        steps = speculation.next_steps(1)
+        steps = speculation.next_steps(1, 1)
         speculation.count(steps, [tuple(range(steps + 1))])  # everything is kept
-    assert speculation.next_steps(1) == 2
+    assert speculation.next_steps(1, 1) == 2
 
 
 @pytest.mark.parametrize(
@@ -86,7 +103,7 @@ def test_one_proposal_more_is_tried_now_and_then_and_one_fewer(
     launch_s: tuple[float, ...], best: int, probes: list[int]
 ) -> None:
     speculation = Speculation(DraftShape(3), 9, StepCosts((1,), (launch_s,)))
-    tried = [steps for _ in range(5 * PROBE) if (steps := speculation.next_steps(1))]
+    tried = [steps for _ in range(5 * PROBE) if (steps := speculation.next_steps(1, 1))]
     expected = [best] * (PROBE - 1)
     for probe in probes:
         expected += [probe] * TRIAL + [best] * (PROBE - TRIAL)
@@ -124,7 +141,7 @@ def test_launches_of_every_size_are_timed_and_leave_nothing_behind(most: int, si
     executor = make_executor(stream, runner=runner)
     before = executor.kv.layer(0)[1:].clone()
     costs = measure_step_costs(executor, most, 3, VirtualClock())
-    assert costs == StepCosts(sizes, ((0.0,) * 4,) * len(sizes))
+    assert costs == StepCosts(sizes, ((0.0,) * 4,) * len(sizes), (0.0,) * len(sizes))
     assert not len(executor.running) and not executor.launches and not executor.submitted
     assert torch.equal(executor.kv.layer(0)[1:].view(torch.int32), before.view(torch.int32))
 
@@ -166,7 +183,7 @@ def test_a_group_times_a_list_of_launches_that_no_clock_ends() -> None:
         return seen
 
     fast = steps(0.0)
-    assert steps(2 * LONG_S) == fast and len(fast) == 3 * (1 + 3 * 5) + 1
+    assert steps(2 * LONG_S) == fast and len(fast) == 3 * (1 + 3 * 5) + 3 * (1 + 3) + 1
 
 
 def test_a_slow_round_does_not_count() -> None:

@@ -201,25 +201,6 @@ def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
     assert planner.admit([other], 1)
 
 
-def test_nobody_is_preempted_for_pages_that_the_last_output_in_flight_sets_free() -> None:
-    planner, executor = make(num_pages=1 + 6)
-    reqs = [make_req((1, 2, 3, 4, 5), greedy(num), name=f"{num}") for num in (20, 4, 21)]
-    reqs[2].prompt_ids = (1, 2, 3, 4)
-    for req in reqs:
-        assert planner.admit([req], 5, grows=True)
-        noted(planner.launch(prompt_chunk(req)))
-        over(planner, executor, 50)
-    planner.join(reqs)
-    for _ in range(3):
-        assert planner.make_room() == []
-        launched = planner.launch((), planner.decodes())
-        owners[launched.ticket] = [req.held.owner for req in reqs]
-        if reqs[0].num_sampled < 4:
-            over(planner, executor, 51, 52, 53)
-    assert reqs[1].num_left == 0 and reqs[1].finish is None and planner.kv_manager.counts().free == 0
-    assert planner.make_room() == [] and planner.decodes() == (reqs[2],), "the first one waits for the second one's"
-
-
 def test_in_the_same_row_again_it_is_another_owner() -> None:
     planner, executor, req = decoding()
     before = req.held.owner

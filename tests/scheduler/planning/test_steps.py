@@ -36,29 +36,6 @@ def test_a_worker_without_a_group_asks_nobody() -> None:
     assert sent == [Plan(1), copy(2), Plan(3)] and not steps.is_called
 
 
-def test_a_plan_waits_for_the_rows_of_all_ranks_and_what_follows_waits_behind_it() -> None:
-    steps, agreement, sent = steps_of(3)
-    steps.submit(copy(1))
-    assert sent == [copy(1)], "nothing is before it"
-    for operation in (Plan(2, num_decodes=4), copy(3), Plan(4), copy(5)):
-        steps.submit(operation)
-    assert sent == [copy(1)] and agreement.missing == (1, 2)
-    assert agreement.outgoing == [StepRow(1, 1, 0, 4)], "the second plan is announced behind the first"
-
-    agreement.take(StepRow(1, 1, 1, 0))
-    steps.go_on()
-    assert sent == [copy(1)]
-    agreement.take(StepRow(1, 1, 2, 7))
-    steps.go_on()
-    assert sent == [copy(1), Plan(2, num_decodes=4, step=StepShape(1, (4, 0, 7))), copy(3)]
-    assert agreement.outgoing[1:] == [StepRow(1, 2, 0, 0, wants_graph=True)]
-
-    agreement.take(StepRow(1, 2, 2, 1))
-    agreement.take(StepRow(1, 2, 1, 1))
-    steps.go_on()
-    assert sent[3:] == [Plan(4, step=StepShape(2, (0, 1, 1))), copy(5)]
-
-
 def test_it_is_called_until_it_has_a_plan() -> None:
     steps, agreement, _ = steps_of(2)
     assert not steps.is_called
@@ -123,7 +100,7 @@ def test_any_order_of_rows_gives_the_executor_all_operations_in_theirs(size: int
         rank = min(rows, key=rows.__getitem__)
         hear(rank)()
 
-    without_steps = [replace(each, step=None) if isinstance(each, Plan) else each for each in sent]
+    without_steps = [replace(operation, step=None) if isinstance(operation, Plan) else operation for operation in sent]
     assert without_steps == submitted
     plans = [operation for operation in sent if isinstance(operation, Plan)]
     for number, plan in enumerate(plans, start=1):

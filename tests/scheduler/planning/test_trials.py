@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from scheduler.draft_shape import DraftShape
-from scheduler.planning.launch_costs import StepCosts
+from scheduler.planning.launch_costs import PLAIN, StepCosts
 from scheduler.planning.speculation import Speculation
 from scheduler.planning.trials import FIRST_WAIT, LONGEST_WAIT, MARGIN, SETTLE, TRIAL, Rates, Trials
 from tests.doubles.clock import VirtualClock
@@ -23,18 +23,18 @@ def ways(trials: Trials, rates: Rates, count: int) -> list[bool]:
 def test_a_way_that_was_never_timed_is_tried_soon_and_once() -> None:
     """Also if its launches cannot be timed."""
     trials, rates = Trials(), Rates(2.0, 1.0, proposing_known=True, quiet_known=False)
-    found = ways(trials, rates, FIRST_WAIT)
-    assert found == [True] * SETTLE + [False] * TRIAL + [True] * (FIRST_WAIT - SETTLE - TRIAL)
+    ways_taken = ways(trials, rates, FIRST_WAIT)
+    assert ways_taken == [True] * SETTLE + [False] * TRIAL + [True] * (FIRST_WAIT - SETTLE - TRIAL)
 
 
 @pytest.mark.parametrize("proposes", [True, False])
 def test_a_way_that_loses_is_tried_ever_more_rarely(proposes: bool) -> None:
     trials, rates = Trials(proposes), Rates(2.0 if proposes else 0.5, 1.0, True, True)
-    found = ways(trials, rates, 12 * LONGEST_WAIT)
-    begins = [at for at, (before, now) in enumerate(pairwise(found)) if before == proposes != now]
+    ways_taken = ways(trials, rates, 12 * LONGEST_WAIT)
+    begins = [at for at, (before, now) in enumerate(pairwise(ways_taken)) if before == proposes != now]
     waits = [end - start - TRIAL for start, end in pairwise(begins)]
     assert waits == [2 * min(FIRST_WAIT << trial, LONGEST_WAIT) for trial in range(len(waits))] and len(waits) > 5
-    assert found.count(not proposes) == TRIAL * len(begins), "what loses by a half waits twice as long"
+    assert ways_taken.count(not proposes) == TRIAL * len(begins), "what loses by a half waits twice as long"
 
 
 @pytest.mark.parametrize("proposes", [True, False])
@@ -45,6 +45,29 @@ def test_what_pays_is_taken_at_once_if_it_pays_clearly(proposes: bool) -> None:
     trials = Trials(proposes)
     assert ways(trials, rates(MARGIN - 0.01), 20) == [proposes] * 20
     assert ways(trials, rates(MARGIN + 0.01), 20) == [not proposes] * 20 and trials.proposes != proposes
+
+
+def test_proposals_are_tried_only_where_enough_rows_have_a_draft() -> None:
+    few = Rates(0.5, 1.0, True, True, may_try=False)
+    trials = Trials(proposes=False)
+    assert not any(ways(trials, few, 8 * FIRST_WAIT)) and not trials.has_tried
+    assert ways(trials, Rates(0.5, 1.0, True, True), TRIAL + 1) == [True] * TRIAL + [False] and trials.has_tried
+
+
+def test_a_trial_goes_on_to_its_end() -> None:
+    trials = Trials(proposes=False)
+    trials.retry()
+    seen = [(trials.is_trying, trials.next(Rates(0.5, 1.0, True, True))) for _ in range(TRIAL + 1)]
+    assert seen == [(False, True), *[(True, True)] * (TRIAL - 1), (False, False)]
+
+
+@pytest.mark.parametrize("proposes", [True, False])
+def test_a_trial_that_is_wanted_again_comes_at_once_unless_launches_propose_anyway(proposes: bool) -> None:
+    trials = Trials(proposes)
+    rates = Rates(2.0 if proposes else 0.5, 1.0, True, True)
+    ways(trials, rates, FIRST_WAIT)
+    trials.retry()
+    assert ways(trials, rates, 2) == [True, True]
 
 
 Cost = Callable[[int, int], float]  # rows and proposals -> seconds between two results
@@ -64,11 +87,11 @@ class World:
         """Tokens a second of so many launches."""
         num_tokens, began = 0, self.clock.now()
         for _ in range(num_launches):
-            num_steps = self.speculation.next_steps(len(self.rows))
+            num_steps = self.speculation.next_steps(len(self.rows), len(self.rows))
             noise = self.rng.lognormvariate(0.0, 0.1) * (10.0 if self.rng.random() < 0.01 else 1.0)
             self.clock.advance(self.cost(len(self.rows), num_steps) * noise)
             runs = [self._run(num_steps) for _ in self.rows]
-            self.speculation.over(self.rows, num_steps)
+            self.speculation.over(self.rows, PLAIN if self.speculation.rests else num_steps)
             if num_steps:
                 self.speculation.count(num_steps, runs)
             num_tokens += sum(map(len, runs))
@@ -83,7 +106,7 @@ class World:
 
     def expected(self, num_steps: int) -> float:
         """Tokens a second with a fixed number of proposals, but for the noise of launches."""
-        length = sum(self.acceptance**place for place in range(num_steps + 1))
+        length = sum(self.acceptance**index for index in range(num_steps + 1))
         return len(self.rows) * length / self.cost(len(self.rows), num_steps)
 
 
@@ -108,9 +131,9 @@ NOISE = 1.1  # the mean of it
 def test_never_much_slower_than_the_better_way(name: str, acceptance: float, num_rows: int) -> None:
     world = World(COSTS[name], acceptance, num_rows, seed=num_rows)
     world.run(100)
-    found = world.run(4000) * NOISE
+    speed = world.run(4000) * NOISE
     best = max(world.expected(steps) for steps in range(STEPS + 1))
-    assert found > 0.94 * best and found > 0.96 * world.expected(0)
+    assert speed > 0.94 * best and speed > 0.96 * world.expected(0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
@@ -118,7 +141,7 @@ def test_proposals_that_lose_are_left_within_50_launches_and_tried_rarely(num_ro
     world = World(COSTS["the host hides behind launches without proposals"], 0.5, num_rows, seed=3)
     assert world.expected(STEPS) < 0.8 * world.expected(0)
     world.run(50)
-    assert world.speculation.next_steps(num_rows) == 0
+    assert world.speculation.next_steps(num_rows, num_rows) == 0
     world.run(4000)
     assert sum(steps > 0 for steps in world.steps[50:]) <= 5 * TRIAL
 
@@ -127,14 +150,14 @@ def test_proposals_that_begin_to_pay_are_taken_up() -> None:
     """Another text, or a host that others use less: the next trial finds it."""
     world = World(COSTS["proposals are dear"], 0.5, 1, seed=5)
     world.run(1000)
-    assert world.speculation.next_steps(1) == 0
+    assert world.speculation.next_steps(1, 1) == 0
     world.cost, world.acceptance = COSTS["proposals cost nothing"], 0.9
-    world.run(LONGEST_WAIT)
+    world.run(2 * LONGEST_WAIT)
     assert world.steps[-20:].count(0) == 0
 
 
 def test_without_a_clock_costs_stay_as_they_were() -> None:
     speculation = Speculation(DraftShape(STEPS), 9, StepCosts((1,), ((1.0, 9.0, 9.0, 9.0, 9.0),)))
     for _ in range(FIRST_WAIT):
-        assert speculation.next_steps(1) == 0
+        assert speculation.next_steps(1, 1) == 0
         speculation.over((1,), 0)

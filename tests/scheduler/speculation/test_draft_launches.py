@@ -141,8 +141,8 @@ def test_a_draft_that_fails_costs_one_launch(failing: int, monkeypatch: pytest.M
     def broken(self: FakeDraft, *args: Any, **options: Any) -> Tensor:
         if next(calls) == failing:
             raise RuntimeError("the draft is broken")
-        found: Tensor = run_layer(self, *args, **options)
-        return found
+        logits: Tensor = run_layer(self, *args, **options)
+        return logits
 
     monkeypatch.setattr(FakeDraft, "run_layer", broken)
     executor, planner = speculating(ManualStream(), tree=tree)
@@ -194,9 +194,9 @@ def test_a_stop_token_within_a_run_ends_it(tree: Tree) -> None:
     stream = ManualStream()
     executor, planner = speculating(stream, tree=tree)
     tokens = MODEL.expected_tokens(PROMPT, 30)
-    for place in range(2, 12):
-        end = tokens[place]
-        req = building.begun(planner, PROMPT, greedy(30, eos=(end,)), f"r{place}")
+    for index in range(2, 12):
+        end = tokens[index]
+        req = building.begun(planner, PROMPT, greedy(30, eos=(end,)), f"r{index}")
         take(planner, executor)
         while req.finish is None:
             decode(planner)
@@ -288,8 +288,8 @@ def test_a_row_whose_end_is_not_known_yet_writes_nothing(monkeypatch: pytest.Mon
         req.append(drawn(planner, result)[req])
         if req.finish is FinishReason.LENGTH:
             finish(planner, executor)
-            found = torch.stack([executor.kv.layer(layer)[pages] for layer in range(3)])
-            assert torch.equal(found.view(torch.int32), written.view(torch.int32))
+            after = torch.stack([executor.kv.layer(layer)[pages] for layer in range(3)])
+            assert torch.equal(after.view(torch.int32), written.view(torch.int32))
             return
     pytest.fail("no choice has ended by a run of tokens")
 

@@ -26,8 +26,8 @@ def proposals_of(seed: int, topk: int, equal: bool) -> Proposals:
 
     def proposals(path: tuple[int, ...], _: int) -> list[tuple[int, float]]:
         rng = random.Random(f"{seed} {path}")
-        found = [(token, -rng.randint(0, 6) / 8 if not equal else -0.5) for token in rng.sample(range(50), topk)]
-        return sorted(found, key=lambda each: -each[1])
+        drawn = [(token, -rng.randint(0, 6) / 8 if not equal else -0.5) for token in rng.sample(range(50), topk)]
+        return sorted(drawn, key=lambda proposal: -proposal[1])
 
     return proposals
 
@@ -35,20 +35,20 @@ def proposals_of(seed: int, topk: int, equal: bool) -> Proposals:
 def grown(rows: list[Proposals], topk: int, num_steps: int) -> tuple[Candidates, list[Beam]]:
     """The product's candidates of several rows, with the beam of each level."""
     first = [proposals((), 0) for proposals in rows]
-    found, beam = first_level(
-        torch.tensor([[token for token, _ in each] for each in first]),
-        torch.tensor([[score for _, score in each] for each in first]),
+    candidates, beam = first_level(
+        torch.tensor([[token for token, _ in scored] for scored in first]),
+        torch.tensor([[score for _, score in scored] for scored in first]),
     )
-    beams, paths = [beam], [[(token,) for token, _ in each] for each in first]
+    beams, paths = [beam], [[(token,) for token, _ in scored] for scored in first]
     for level in range(2, num_steps + 1):
         after = [[proposals(path, 0) for path in of] for proposals, of in zip(rows, paths, strict=True)]
-        tokens_BKK = torch.tensor([[[token for token, _ in each] for each in row] for row in after])
-        log_p_BKK = torch.tensor([[[score for _, score in each] for each in row] for row in after])
-        found, beam = next_level(found, beam, tokens_BKK, log_p_BKK, level)
+        tokens_BKK = torch.tensor([[[token for token, _ in scored] for scored in row] for row in after])
+        log_p_BKK = torch.tensor([[[score for _, score in scored] for scored in row] for row in after])
+        candidates, beam = next_level(candidates, beam, tokens_BKK, log_p_BKK, level)
         moves = zip(paths, beam.from_BK.tolist(), beam.tokens_BK.tolist(), strict=True)
         paths = [[(*of[at], token) for at, token in zip(ats, tokens, strict=True)] for of, ats, tokens in moves]
         beams.append(beam)
-    return found, beams
+    return candidates, beams
 
 
 def unsigned(bits: int) -> int:
@@ -60,19 +60,19 @@ def unsigned(bits: int) -> int:
 def test_a_tree_has_the_best_candidates_and_their_parents(shape: tuple[int, int, int], equal: bool) -> None:
     topk, num_steps, num_nodes = shape
     rows = [proposals_of(seed, topk, equal) for seed in range(5)]
-    wanted = [ListedTree(each, topk, num_steps, num_nodes) for each in rows]
-    found, beams = grown(rows, topk, num_steps)
+    wanted = [ListedTree(proposals, topk, num_steps, num_nodes) for proposals in rows]
+    candidates, beams = grown(rows, topk, num_steps)
     for level, beam in enumerate(beams):
-        assert beam.numbers_BK.tolist() == [each.beams[level] for each in wanted]
-        expected = [[each.candidates[number][0][-1] for number in each.beams[level]] for each in wanted]
+        assert beam.numbers_BK.tolist() == [listed.beams[level] for listed in wanted]
+        expected = [[listed.candidates[number][0][-1] for number in listed.beams[level]] for listed in wanted]
         assert beam.tokens_BK.tolist() == expected
 
-    tree = best_tree(torch.arange(90, 95), found, topk, num_steps, num_nodes)
-    for row, each in enumerate(wanted):
-        assert tree.tokens_BW[row].tolist() == [90 + row, *(path[-1] for path in each.paths[1:])]
-        assert tree.depths_BW[row].tolist() == [len(path) for path in each.paths]
-        assert list(map(unsigned, tree.bits_BW[row].tolist())) == list(map(each.ancestors, range(num_nodes)))
-        parents = [each.paths.index(path[:-1]) for path in each.paths[1:]]
+    tree = best_tree(torch.arange(90, 95), candidates, topk, num_steps, num_nodes)
+    for row, listed in enumerate(wanted):
+        assert tree.tokens_BW[row].tolist() == [90 + row, *(path[-1] for path in listed.paths[1:])]
+        assert tree.depths_BW[row].tolist() == [len(path) for path in listed.paths]
+        assert list(map(unsigned, tree.bits_BW[row].tolist())) == list(map(listed.ancestors, range(num_nodes)))
+        parents = [listed.paths.index(path[:-1]) for path in listed.paths[1:]]
         assert tree.parents_BW[row].tolist() == [-1, *parents]
         assert all(parent < node for node, parent in enumerate(tree.parents_BW[row].tolist()))
 
@@ -98,10 +98,10 @@ def walked(tree: Nodes, drawn: list[int], room: int, row: int = 0) -> list[int]:
     while True:
         children = [node for node, parent in enumerate(parents) if parent == path[-1] and node < room]
         wanted = drawn[path[-1]]
-        found = [node for node in children if tokens[node] == wanted >= 0]
-        if not found:
+        next_nodes = [node for node in children if tokens[node] == wanted >= 0]
+        if not next_nodes:
             return path
-        path.append(found[0])
+        path.append(next_nodes[0])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -149,9 +149,9 @@ def test_of_equal_children_the_first_is_kept() -> None:
 def test_where_nothing_is_proposed_nothing_is_kept() -> None:
     """Not even where the target has drawn no token. Behind such a candidate the draft's tokens are garbage."""
     nothing = torch.full((1, 2), -1)
-    found, beam = first_level(nothing, torch.zeros(1, 2))
-    found, _ = next_level(found, beam, torch.tensor([[[3, 4], [5, 6]]]), torch.zeros(1, 2, 2), 2)
-    tree = best_tree(torch.tensor([9]), found, 2, 2, 7)
+    level, beam = first_level(nothing, torch.zeros(1, 2))
+    level, _ = next_level(level, beam, torch.tensor([[[3, 4], [5, 6]]]), torch.zeros(1, 2, 2), 2)
+    tree = best_tree(torch.tensor([9]), level, 2, 2, 7)
     assert tree.tokens_BW.tolist() == [[9, -1, -1, 3, 4, 5, 6]]
     for drawn in ([-1] * 7, [3] * 7, [0] * 7):
         path, kept = walk(tree, torch.tensor([drawn]), torch.tensor([9]), 2)
@@ -172,17 +172,17 @@ def test_scores_that_are_not_numbers_are_the_lowest() -> None:
     tokens, log_p = best_tokens(logits, 2)
     assert tokens[0].tolist() == [1, 2] and torch.isneginf(log_p[1]).all()
     assert torch.allclose(log_p[0], torch.log_softmax(logits[0], -1)[[1, 2]])
-    found, beam = first_level(*best_tokens(logits[:1], 2))
+    level, beam = first_level(*best_tokens(logits[:1], 2))
     after, scores = best_tokens(logits[1:], 2)
-    found, _ = next_level(found, beam, after.expand(1, 2, 2), scores.expand(1, 2, 2), 2)
-    tree = best_tree(torch.tensor([9]), found, 2, 2, 4)
+    level, _ = next_level(level, beam, after.expand(1, 2, 2), scores.expand(1, 2, 2), 2)
+    tree = best_tree(torch.tensor([9]), level, 2, 2, 4)
     assert tree.parents_BW.tolist() == [[-1, 0, 0, 1]]
 
 
 def test_no_rows_make_no_trees() -> None:
     nothing = torch.empty(0, 3)
-    found, beam = first_level(nothing.long(), nothing)
-    found, _ = next_level(found, beam, torch.empty(0, 3, 3).long(), torch.empty(0, 3, 3), 2)
-    tree = best_tree(torch.empty(0).long(), found, 3, 2, 5)
+    level, beam = first_level(nothing.long(), nothing)
+    level, _ = next_level(level, beam, torch.empty(0, 3, 3).long(), torch.empty(0, 3, 3), 2)
+    tree = best_tree(torch.empty(0).long(), level, 3, 2, 5)
     path, kept = walk(tree, torch.empty(0, 5).long(), torch.empty(0).long(), 2)
     assert path.shape == (0, 3) and kept.shape == (0,) and tree.bits_BW.shape == (0, 5)

@@ -157,7 +157,7 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
     memory = HostMemory(LAYOUT, 2, seed=1)
     offer = offer_of(memory)
     read_end, write_end = os.pipe()
-    for wrong, why in [
+    for wrong, reason in [
         (replace(offer, host="elsewhere"), "on another host, or in another container"),
         (replace(offer, fd=read_end), "is not KV memory of Baton"),
         (replace(offer, fd=10_000), "cannot be opened"),
@@ -168,7 +168,7 @@ def test_memory_that_cannot_be_mapped_is_refused_by_name() -> None:
         ),
     ]:
         num_files = num_open_files()
-        with pytest.raises(WireError, match=why):
+        with pytest.raises(WireError, match=reason):
             MappedPool(LAYOUT, wrong)
         assert num_open_files() == num_files
     os.close(read_end)

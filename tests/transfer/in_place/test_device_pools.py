@@ -224,7 +224,7 @@ def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> N
     pools = Pools({ON_DEVICE: partial(DevicePool, AtDevice(source, HostCopies(), ipc))}, "cuda_ipc")
     assert offer.device is not None
     other = DeviceHandle("f" * 128, 0, offer.device.num_bytes)
-    for wrong, why in [
+    for wrong, reason in [
         (None, "decode offers no KV memory to write in"),
         (replace(offer, device=None), "decode offers no device memory"),
         (replace(offer, num_pages=5), "device memory has 3072 bytes, expected 3840"),
@@ -233,7 +233,7 @@ def test_what_cannot_be_mapped_is_refused_by_name_and_leaves_nothing_open() -> N
         (replace(offer, device=other), "nobody exports such memory"),
     ]:
         num_files = num_open_files()
-        with pytest.raises(WireError, match=f"transfer_backend is cuda_ipc, but .*{why}"):
+        with pytest.raises(WireError, match=f"transfer_backend is cuda_ipc, but .*{reason}"):
             pools.attach(1, LAYOUT, wrong)
         assert num_open_files() == num_files and not owner.is_taken(offer.seat)
     assert pools.attach(1, LAYOUT, offer) and owner.is_taken(offer.seat)

@@ -36,9 +36,9 @@ def test_what_makes_each_addend_a_bijection() -> None:
 @pytest.mark.parametrize("bit", [*range(0, 62, 7), 62, -1])
 def test_one_bit_changes_it_wherever_it_is(bit: int) -> None:
     flip = -(2**63) if bit < 0 else 1 << bit
-    for place in (0, 1, 100, 255):
+    for index in (0, 1, 100, 255):
         changed_N = WORDS_N.clone()
-        changed_N[place] ^= flip
+        changed_N[index] ^= flip
         assert total_of(changed_N) != total_of(WORDS_N)
 
 
@@ -66,7 +66,7 @@ def test_units_move_what_moves_move(case: Case) -> None:
     words, totals = case.moved_on_cpu()
     kind = case.memory(1).dtype
     assert words == want_LB.view(kind).flatten().tolist()
-    assert totals == tuple(total_of(each.view(kind)) for each in torch.cat(moved, 1))
+    assert totals == tuple(total_of(rows.view(kind)) for rows in torch.cat(moved, 1))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -44,7 +44,7 @@ def writers(table: Table) -> Writers:
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_writer_is_admitted_when_it_says_so_and_holds_its_seat(table: Table, says: bool, holds: bool) -> None:
     free, strict = Writers(table), Writers(table, required="shm")
-    free_seat, strict_seat = (each.offer(ONE).seat for each in (free, strict))
+    free_seat, strict_seat = (side.offer(ONE).seat for side in (free, strict))
     table.taken |= {free_seat, strict_seat} if holds else set()
     assert free.admit(ONE, says) == ("shm" if says and holds else "")
     if says and holds:
@@ -139,7 +139,7 @@ def test_a_process_on_its_way_out_may_still_have_its_device_write() -> None:
         assert writers.admit(instance, True, process)
         writers.began(instance, instance)
     table.taken.clear()
-    assert [writers.may_be_written(each) for each in (ONE, TWO)] == [True, False]
+    assert [writers.may_be_written(writer) for writer in (ONE, TWO)] == [True, False]
     ending.clear()
     assert not writers.may_be_written(ONE)
     ending.add(77)

@@ -85,8 +85,8 @@ def test_what_the_last_frame_does_not_find_never_comes_where_frames_keep_their_o
     pairs = list(zip(case.headers, case.payloads, strict=True))
     case.give(*pairs[0])
     failed = [event for event in case.give(*pairs[-1]) if isinstance(event, TransferFailed)]
-    why = "3 frames were announced; 1 landed with 2 of 6 pages"
-    assert failed == [TransferFailed(4, why)] * is_ordered
+    reason = "3 frames were announced; 1 landed with 2 of 6 pages"
+    assert failed == [TransferFailed(4, reason)] * is_ordered
     for pair in pairs[1:-1]:
         events = case.give(*pair)
     assert any(isinstance(event, Delivered) for event in events) is not is_ordered
@@ -144,7 +144,7 @@ def test_a_sum_that_a_device_makes_late_does_not_reach_a_transfer_that_was_relea
         case.queue.frames += [[pack_header(header)] for header in arriving]
         receiver.poll()
     assert receiver.is_checking
-    assert [len(each.totals) for each in reader.readings] == [
+    assert [len(one.totals) for one in reader.readings] == [
         num for num in (num_summed, LAYOUT.num_layers - num_summed) if num
     ]  # one call for those that arrive together
 

@@ -164,16 +164,6 @@ CASES: list[KvCase] = [
 ]  # fmt: skip
 
 
-def test_the_table_is_long_and_its_names_are_its_own() -> None:
-    assert len(CASES) >= 130
-    assert len({name for name, _, _ in CASES}) == len(CASES)
-    assert {reason for _, _, reason in CASES} == set(Rejection) - {
-        Rejection.NOT_RECEIVING,
-        Rejection.ALREADY_LANDED,
-        Rejection.PARTLY_LANDED,
-    }
-
-
 @pytest.mark.parametrize("name, parts, reason", CASES, ids=[name for name, _, _ in CASES])
 @pytest.mark.parametrize("after", [0, 1])
 def test_one_wrong_frame(name: str, parts: Callable[[], Parts], reason: Rejection, after: int) -> None:
@@ -220,17 +210,6 @@ def test_a_frame_over_what_has_landed_in_part_fails_the_transfer() -> None:
     assert bench.is_delivered(NEIGHBOUR)
     bench.check()
     bench.check_aftermath()
-
-
-def test_after_its_end_nothing_of_a_transfer_lands() -> None:
-    bench = Bench()
-    bench.give_honest(VICTIM)
-    assert bench.is_delivered(VICTIM)
-    before = bytes(bench.pool.pool)
-    other = KV_PAYLOAD[::-1]
-    bench.give([pack_header(seal(KV, other)), other], [pack_header(KV), other], [pack_header(LAST), LAST_PAYLOAD])
-    assert bench.rejections() == {Rejection.NOT_RECEIVING: 2, Rejection.CHECKSUM: 1}
-    assert bytes(bench.pool.pool) == before and not bench.has_failed(VICTIM)
 
 
 def test_a_flood_is_counted_and_logged_a_few_times(caplog: pytest.LogCaptureFixture) -> None:

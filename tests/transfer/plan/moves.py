@@ -15,4 +15,4 @@ class Move(NamedTuple):
 
 def listed(moves: Moves) -> list[Move]:
     columns = moves.source_starts_M.tolist(), moves.target_starts_M.tolist(), moves.sizes_M.tolist()
-    return [Move(*each) for each in zip(*columns, strict=True)]
+    return [Move(*row) for row in zip(*columns, strict=True)]

@@ -72,7 +72,7 @@ def test_each_layer_is_cut_by_the_size_of_its_own_pages() -> None:
         frames = list(frames_of(TWO_GROUPS, layer, 0, 5, 19, 8192))
         assert [frame.num_pages for frame in frames] == counts
         transfer = SendTransfer(TARGET, TWO_GROUPS, range(5), 19)
-        assert [transfer.payload_bytes(each) for each in frames] == [count * page_bytes[layer] for count in counts]
+        assert [transfer.payload_bytes(one) for one in frames] == [count * page_bytes[layer] for count in counts]
 
 
 def test_a_partial_page_waits_for_the_end() -> None:

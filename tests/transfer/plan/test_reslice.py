@@ -1,16 +1,14 @@
 """Plans of reslicing against a dense reference: the whole KV, cut for each side as numpy cuts it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.kv_layout import LayerLayout
-from tests.transfer.memory import TWO_GROUPS
 from tests.transfer.plan.moves import Move, listed
 from transfer.plan import Shard, moves_of
 
@@ -108,69 +106,6 @@ def test_every_receiver_ends_with_exactly_its_share_and_each_byte_comes_once(cas
         assert written[rank].sum() == case.num_tokens * 2 * case.receiver.shards[rank].layout.token_bytes
 
 
-@pytest.mark.parametrize("sends_whole", [True, False])
-@pytest.mark.parametrize("page_sizes", [(4, 4), (4, 3), (2, 8)])
-def test_the_heads_of_two_ranks_are_those_of_every_group(page_sizes: tuple[int, int], sends_whole: bool) -> None:
-    num_tokens = 11
-    whole = replace(TWO_GROUPS, page_size=page_sizes[0])
-    halves = tuple(replace(group, num_kv_heads=group.num_kv_heads // 2) for group in whole.groups)
-    half = replace(whole, groups=halves, page_size=page_sizes[1])
-
-    for at in range(whole.num_layers):
-        one, two = whole.layer(at), half.layer(at)
-        ranks = Side(tuple(Shard(two, pages_of(two, num_tokens), first) for first in (0, two.num_kv_heads)))
-        alone = Side((Shard(one, pages_of(one, num_tokens)),))
-        sender, receiver = (alone, ranks) if sends_whole else (ranks, alone)
-        shape = num_tokens, 2, one.num_kv_heads, one.head_bytes
-        dense_T2HB = np.random.default_rng(at).integers(0, UNTOUCHED, shape, np.uint8)
-
-        landed = [receiver.layer_of(rank) for rank in range(len(receiver.shards))]
-        for (here, ours), (there, theirs) in product(enumerate(sender.shards), enumerate(receiver.shards)):
-            first = max(ours.first_head, theirs.first_head)
-            moves = moves_of(ours, theirs, range(first, first + two.num_kv_heads), range(num_tokens))
-            source = sender.filled(here, dense_T2HB)
-            for move in listed(moves):
-                come = source[move.source_start : move.source_start + move.num_bytes]
-                landed[there][move.target_start : move.target_start + move.num_bytes] = come
-        for rank, memory in enumerate(landed):
-            assert memory.tolist() == receiver.filled(rank, dense_T2HB).tolist()
-
-
-def pages_of(layout: LayerLayout, num_tokens: int) -> list[int]:
-    """Pages in no order."""
-    return [1 + 5 * index % 7 for index in range(layout.num_pages(num_tokens))]
-
-
 def joins(one: Move, two: Move) -> bool:
     ends = one.source_start + one.num_bytes, one.target_start + one.num_bytes
     return ends == (two.source_start, two.target_start)
-
-
-LAYOUT = LayerLayout(num_kv_heads=2, head_dim=HEAD_DIM, page_size=4, dtype="float16")  # 8 bytes a row
-
-
-def test_equal_pages_that_are_neighbours_on_both_sides_are_one_run() -> None:
-    moves = moves_of(Shard(LAYOUT, [3, 4, 5, 9]), Shard(LAYOUT, [1, 2, 7, 8]), range(2), range(16))
-    assert listed(moves) == [Move(192, 64, 128), Move(320, 448, 64), Move(576, 512, 64)]
-
-
-def test_a_page_into_half_a_page_is_a_run_of_k_and_one_of_v() -> None:
-    wide = replace(LAYOUT, page_size=8)
-    assert listed(moves_of(Shard(LAYOUT, [1, 2]), Shard(wide, [1]), range(2), range(8))) == [
-        Move(64, 128, 32),
-        Move(96, 192, 32),
-        Move(128, 160, 32),
-        Move(160, 224, 32),
-    ]
-
-
-def test_of_a_half_filled_page_only_valid_slots_move() -> None:
-    assert listed(moves_of(Shard(LAYOUT, [2]), Shard(LAYOUT, [1]), range(2), range(3))) == [
-        Move(128, 64, 24),
-        Move(160, 96, 24),
-    ]
-
-
-def test_a_shard_may_begin_in_the_middle_of_the_prompt() -> None:
-    part = Shard(LAYOUT, range(2), first_token=8)
-    assert listed(moves_of(part, Shard(LAYOUT, [5, 6, 7, 8]), range(2), range(8, 16))) == [Move(0, 448, 128)]

@@ -114,33 +114,6 @@ def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
     assert len(queue) == 0
 
 
-def ready(queue: PeerQueue, transfer: SendTransfer, layer: int) -> int:
-    """Queues what becomes ready of a layer; the number of frames."""
-    frames = list(transfer.layer_ready(layer, 6))
-    for frame in frames:
-        queue.push(transfer, frame)
-    return len(frames)
-
-
-def test_a_slow_link_gives_a_computed_prompt_its_turn_before_a_younger_one() -> None:
-    queue, old, young = PeerQueue(), opened(), opened()
-    left: list[SendTransfer] = []
-
-    def leave() -> None:
-        head = queue.head()
-        assert head is not None
-        queue.pop(0)
-        left.append(head[0])
-
-    for layer in range(LAYOUT.num_layers):  # both in one launch; of each layer, one frame of the two gets away
-        assert ready(queue, old, layer) == ready(queue, young, layer) == 1
-        leave()
-    queue.push(old, old.finish((1,), (), 0))
-    leave()
-    assert left == [old] * (LAYOUT.num_layers + 1), "nothing of the old one is left when its last frame is made"
-    assert len(queue) == LAYOUT.num_layers
-
-
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_whatever_becomes_ready_when_the_oldest_leaves_first_and_each_in_its_order(

@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.openai.fields import AnyRequest, ChatRequest, CompletionRequest, parse
-from gateway.dialects.openai.read import OF_CHATS, OF_COMPLETIONS, ask_of
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, GenerationRequest, parse
+from gateway.dialects.openai.read import OF_CHATS, OF_COMPLETIONS, ask_of_chat, ask_of_completion
 from gateway.words.places import MAX_TOKENS, PROMPT_SCORES, PROMPTS, SHAPE, SOURCE, Fault, Origins, field, named
 from gateway.words.request import Ask, Conversation, Grammar, PromptIds, PromptScores, PromptText, Turn
 from protocol.errors import BadRequest
 
 
 def completion(**fields: Any) -> Ask:
-    return ask_of(parse(CompletionRequest, {"prompt": "a", **fields}))
+    return ask_of_completion(parse(CompletionRequest, {"prompt": "a", **fields}))
 
 
 def chat(**fields: Any) -> Ask:
-    return ask_of(parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **fields}))
+    return ask_of_chat(parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **fields}))
 
 
 def written(ask: Ask, *place: str | int) -> str:
@@ -114,6 +114,6 @@ def test_the_field_of_a_grammar() -> None:
 
 
 @pytest.mark.parametrize(("kind", "origins"), [(CompletionRequest, OF_COMPLETIONS), (ChatRequest, OF_CHATS)])
-def test_each_place_has_the_name_of_a_field(kind: type[AnyRequest], origins: Origins) -> None:
+def test_each_place_has_the_name_of_a_field(kind: type[GenerationRequest], origins: Origins) -> None:
     assert {origin.path for origin in origins.values()} <= set(kind.model_fields)
     assert all(origin == field(origin.path) for origin in origins.values())

@@ -1,6 +1,6 @@
 from gateway.dialects.openai.score_shapes import PromptWriter
 from gateway.routing.prompt_scores import PromptPart
-from gateway.text.choice_text import TokenBytes
+from gateway.text.detokenizer import TokenBytes
 from protocol.logprobs import PromptLogprobsAsked, TokenLogprob, of_tokens
 from protocol.messages_gateway import PromptLogprobs
 from tests.gateway.folders import byte_tokenizer

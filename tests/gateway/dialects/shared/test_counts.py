@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.openai.fields import CompletionRequest, parse
-from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.read import ask_of_completion
 from gateway.dialects.shared.counts import check_counts
 from gateway.words.request import Ask
 from protocol.errors import BadRequest
@@ -11,7 +11,7 @@ from runtime.settings import HttpLimits
 
 
 def ask(body: dict[str, Any]) -> Ask:
-    return ask_of(parse(CompletionRequest, body))
+    return ask_of_completion(parse(CompletionRequest, body))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.openai.fields import ChatRequest, parse
-from gateway.dialects.openai.read import ask_of
+from gateway.dialects.openai.read import ask_of_chat
 from gateway.generation.grammars.checks import GrammarChecks
 from gateway.words.places import named
 from protocol.errors import BadRequest
@@ -68,7 +68,7 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def text(made: GrammarChecks, fields: dict[str, Any]) -> str:
-    ask = ask_of(request(**fields))
+    ask = ask_of_chat(request(**fields))
     with named(ask.origins):
         return asyncio.run(made.text_of(ask.shape))
 
@@ -93,7 +93,7 @@ def test_fields_of_the_same_meaning_give_the_same_text() -> None:
 
 @pytest.mark.parametrize("fields", NONE)
 def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
-    assert ask_of(request(**fields)).shape is None and text(checks(), fields) == ""
+    assert ask_of_chat(request(**fields)).shape is None and text(checks(), fields) == ""
 
 
 @pytest.mark.parametrize(("fields", "param", "told"), BAD)

@@ -3,6 +3,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, parse
 from gateway.dialects.sglang.fields import GenerateRequest
+from gateway.dialects.shared.json_body import validated
 from protocol.errors import BadRequest
 
 
@@ -14,6 +15,20 @@ def test_a_name_that_a_client_has_chosen_is_shown_in_part(name: str) -> None:
     with pytest.raises(BadRequest, match="expected a string or a list of text parts") as caught:
         parse(ChatRequest, {"messages": [{"role": "user", "content": {name: 1}}]})
     assert len(caught.value.message) < 200 and caught.value.param == "messages.0.content"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "item"),
+    [
+        (ChatRequest, "messages", "message"),
+        (GenerateRequest, "text", "text"),
+        (GenerateRequest, "sampling_params", "object"),
+        (GenerateRequest, "rid", "item"),
+    ],
+)
+def test_an_empty_list_is_told_what_it_lacks(kind: type[BaseModel], name: str, item: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{name}: is empty, expected at least one {item}$"):
+        validated(kind, {"text": "a", name: []})
 
 
 @pytest.mark.parametrize("kind", [CompletionRequest, GenerateRequest])

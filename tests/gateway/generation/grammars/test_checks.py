@@ -178,3 +178,11 @@ def test_a_trial_that_has_begun_ends_without_its_client_and_keeps_its_turn() -> 
 
     asyncio.run(run())
     assert tried == ["a", "b"]
+
+
+def test_the_thread_of_trials_prepares_itself_when_it_is_told_to() -> None:
+    threads, made = list[str](), checks()
+    made.prepare = lambda: threads.append(threading.current_thread().name)
+    made.warm_up()
+    made.close(lambda: None)  # waits for the thread
+    assert len(threads) == 1 and threads[0].startswith("grammar trials")

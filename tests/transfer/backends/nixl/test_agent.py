@@ -67,9 +67,9 @@ def test_an_agent_that_is_refused_its_own_port_is_made_anew(
 ) -> None:
     monkeypatch.setattr(refused, "left", times)
     made = Agent()
-    assert len({each.name for each in refused.made}) == times + 1
+    assert len({agent.name for agent in refused.made}) == times + 1
     assert made.export == refused.made[-1].name.encode()
-    assert all(each.has_progress_thread for each in refused.made)
+    assert all(agent.has_progress_thread for agent in refused.made)
 
 
 def test_one_that_is_refused_each_time_ends_the_start(refused: type[Refused], monkeypatch: pytest.MonkeyPatch) -> None:

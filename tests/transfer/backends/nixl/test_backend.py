@@ -103,8 +103,8 @@ def test_a_strangers_notices_are_counted_and_harmless(pair: Pair, stranger: "zmq
     header = pack_header(seal(FrameHeader(0, 99, 1, 0, 0, 0, 1, 4, 0), bytes(LAYOUT.layer(0).page_bytes)))
     notice = pack_notice(1, [Region(4096, LAYOUT.layer(0).page_bytes)])
     garbage = [[notice], [notice, b""], [notice[:9], header], [notice, header], [notice, header, b"more"]]
-    for each in garbage:
-        stranger.send_multipart(each)
+    for parts in garbage:
+        stranger.send_multipart(parts)
     pair.until(lambda: len(pair.seen(FrameRejected)) == len(garbage))
     assert pair.rejections() == {Rejection.MALFORMED: len(garbage)}
     assert pair.pool.pool == pair.before and lands(pair, 1, [1, 2], [3, 4])

@@ -161,7 +161,7 @@ def test_what_has_landed_leaves_nothing_in_the_object_store(own: OwnPorter) -> N
         reservation = moved + 1
         transfer = pair.open(reservation, list(range(1, 12)), list(range(11, 0, -1)), 11 * 128)
         pair.send_all(transfer, 11 * 128)
-        pair.until(lambda number=reservation: number in [each.reservation for each in pair.seen(Delivered)])  # type: ignore[misc]
+        pair.until(lambda number=reservation: number in [delivered.reservation for delivered in pair.seen(Delivered)])  # type: ignore[misc]
         pair.sender.delivered(transfer)
         moved += 11 * PAGE_1M.layer(0).page_bytes
     until(lambda: stored_bytes() == 0)

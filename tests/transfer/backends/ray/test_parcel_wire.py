@@ -90,7 +90,7 @@ def test_frames_that_gather_go_together_up_to_the_size_of_a_parcel(wire: ParcelW
     half = bytes(PARCEL_BYTES // 2)
     readings = [wire.send(1, [part]) for part in (b"1", b"2", half, half, bytes(PARCEL_BYTES + 1), b"3")]
     porters.gate.set()
-    porters.until(lambda: all(each.done for each in readings))
+    porters.until(lambda: all(reading.done for reading in readings))
     assert [[len(part) for (part,) in parcel] for parcel in porters.parcels] == [
         [1],
         [1, 1, len(half)],
@@ -109,7 +109,7 @@ def test_frames_gather_while_calls_are_under_way(wire: ParcelWire, porters: Port
         assert len(porters.parcels) == number + 1
     readings = [wire.send(1, [b"later"]) for _ in range(5)]
     porters.futures[0].set_result(None)
-    porters.until(lambda: all(each.done for each in readings))
+    porters.until(lambda: all(reading.done for reading in readings))
     assert porters.parcels == [[[b"first"]]] * MAX_CALLS + [[[b"later"]] * 5]
 
 
@@ -130,7 +130,7 @@ def test_a_parcel_that_got_lost_breaks_its_peer_once(wire: ParcelWire, porters: 
     porters.answers = False
     wire.connect(2, "ray://baton/two")
     readings = [wire.send(1, [b"lost"]), wire.send(2, [b"well"])]
-    porters.until(lambda: all(each.done for each in readings))
+    porters.until(lambda: all(reading.done for reading in readings))
     porters.futures[1].set_result(None)
     assert wire.broken() == []
     porters.futures[0].set_exception(RuntimeError("the actor died"))
@@ -152,7 +152,7 @@ def test_a_porter_that_refuses_or_is_not_there_breaks_its_peer_and_holds_no_memo
 ) -> None:
     wire.connect(2, "ray://baton/nobody")
     readings = [wire.send(2, [b"to nobody"]), wire.send(1, [b"refused"])]
-    porters.until(lambda: all(each.done for each in readings))
+    porters.until(lambda: all(reading.done for reading in readings))
     assert porters.parcels == []
     assert wire.broken() == [1, 2]
 
@@ -180,5 +180,5 @@ def test_closing_ends_the_thread_and_frees_all_memory(porters: Porters) -> None:
     readings = [wire.send(1, [b"last"]) for _ in range(5)]
     wire.close()
     wire.close()
-    assert all(each.done for each in readings)
+    assert all(reading.done for reading in readings)
     assert "parcels" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}

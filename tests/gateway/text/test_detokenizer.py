@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.choice_text import (
+from gateway.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
     TokenBytes,

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from gateway.routing.control import LATE_S, LEAST_PAUSE_S, MOST_LATE, TICK_S, Punctuality
 from gateway.routing.members import WorkerKey
 from gateway.routing.membership import Membership
+from gateway.routing.punctuality import LATE_S, LEAST_PAUSE_S, MOST_LATE, TICK_S, Punctuality
 from protocol.messages_gateway import Heartbeat
 from runtime.settings import GatewaySettings
 from tests.gateway.worker_ends import STATS, register

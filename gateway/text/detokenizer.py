@@ -1,7 +1,7 @@
-"""Turns the tokens of one choice into text: detokenizer first, then stop strings. One piece for each delivery. Pure.
+"""Turns the tokens of one choice into characters. Pure.
 
-A character is shown once its last byte has arrived, never in part. Stop strings are also found in the text of special
-tokens that are not shown. So the result does not depend on how the text was cut into pieces.
+A character is shown once its last byte has arrived, never in part. So the text does not depend on how the tokens were
+cut into deliveries.
 """
 
 import codecs
@@ -10,19 +10,11 @@ from contextlib import suppress
 
 from tokenizers import Tokenizer
 
-from gateway.text.held_tokens import HeldTokens
-from gateway.text.stop_strings import StopSet, StopStrings
-from gateway.words.pieces import Piece
-from protocol.logprobs import TokenLogprob
-from protocol.messages_gateway import FinishReason
 from runtime.byte_alphabet import BYTE_TOKEN, byte_alphabet
 
 MAX_CONTEXT_TOKENS = 32  # tokens of the prompt that are decoded for context
 MAX_WINDOW_TOKENS = 32  # longer than any incomplete character; a longer window is shown as it is
 INCOMPLETE = "\ufffd"
-
-
-# ---- ids to text ----
 
 
 class Detokenizer:
@@ -189,74 +181,3 @@ class WindowDetokenizer(Detokenizer):
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False) if token_ids else ""
-
-
-# ---- the text of a choice ----
-
-
-class ChoiceText:
-    """Turns tokens of one choice into pieces, in order. Do not feed anything after a finish. `num_echoed`: characters
-    of the prompt's text that the choice begins with; stop strings are not looked for there."""
-
-    def __init__(self, detokenizer: Detokenizer, stops: StopSet, min_tokens: int, num_echoed: int = 0) -> None:
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
-        self._has_stops = bool(stops.strings)
-        self._min_tokens = min_tokens
-        self._held = HeldTokens(num_echoed)
-        self.num_tokens = 0
-        self.finish_reason: str | None = None
-
-    @property
-    def hit_stop_string(self) -> bool:
-        """Whether a stop string cut the text. The worker must then be told to stop."""
-        return self._stops.matched is not None
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that cut the text."""
-        return self._stops.matched
-
-    def feed(
-        self, token_ids: tuple[int, ...], finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()
-    ) -> Piece:
-        """The piece of `token_ids`, up to a stop string. The stop token that ended the choice has no text. `logprobs`:
-        those of each token, if they are asked for."""
-        if finish is None and len(token_ids) == 1 and not self._has_stops and not logprobs:  # nearly every call
-            self.num_tokens += 1
-            return Piece(self._detokenizer.feed(token_ids[0]), token_ids, None)
-
-        text, num_used, last = "", 0, len(token_ids) - 1
-        while num_used <= last and not self.hit_stop_string:
-            self.num_tokens += 1
-            is_stop_token = finish is FinishReason.STOP and num_used == last
-            added = "" if is_stop_token else self._detokenizer.feed(token_ids[num_used])
-            if logprobs:
-                is_whole = self._detokenizer.is_whole
-                self._held.read(token_ids[num_used], logprobs[num_used], len(added), is_whole=is_whole)
-            text += self._without_stops(added)
-            if self._has_stops and not is_stop_token and not self.hit_stop_string:
-                text += self._without_stops(self._detokenizer.hidden_text(token_ids[num_used]), is_hidden=True)
-            num_used += 1
-
-        if finish is not None and not self.hit_stop_string:
-            text += self._without_stops(self._detokenizer.flush())
-        if self.hit_stop_string:
-            self.finish_reason = "stop"
-        elif finish is not None:
-            self.finish_reason = str(finish)
-            text += self._stops.flush()
-        told = self._held.shown(len(text))
-        if self.finish_reason is not None:
-            told += self._held.rest(is_cut=self.hit_stop_string)
-        return Piece(text, token_ids[:num_used], self.finish_reason, told, tuple(logprobs[:num_used]))
-
-    def end(self, reason: str) -> Piece:
-        """The last piece of a choice that ends without another token: the text that was held back."""
-        self.finish_reason = reason
-        text = self._without_stops(self._detokenizer.flush()) + self._stops.flush()
-        return Piece(text, (), reason, self._held.rest(is_cut=False))
-
-    def _without_stops(self, text: str, *, is_hidden: bool = False) -> str:
-        """The text that may be shown now. Before `min_tokens` stop strings are read, too, but none ends the choice."""
-        return self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens, is_hidden=is_hidden)

@@ -1,0 +1,113 @@
+"""Which launches are plain: those of a rest, and those of rows and prompts that have no draft."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.messages_gateway import FinishReason
+from protocol.prefixes import packed
+from scheduler.plan import Plan, WriteDraft
+from scheduler.planning.kv_manager import CacheKey
+from scheduler.planning.planner import Planner
+from scheduler.planning.req import Req
+from tests.scheduler.building import greedy, make_req, prompt_chunk
+from tests.scheduler.remembering import Remembers, finish, make
+
+GRAMMAR = replace(greedy(9), grammar="g")
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def drafting(lookahead: int = 1) -> tuple[Planner, Remembers]:
+    return make(lookahead=lookahead, caches=True, num_host_pages=16)
+
+
+def key_of(prompt: tuple[int, ...] = PROMPT) -> CacheKey:
+    return CacheKey(packed(prompt), "")
+
+
+def begun(planner: Planner, executor: Remembers, name: str = "r", grammar: bool = False) -> Req:
+    """A request that decodes from the next launch on. Its prompt is in the cache."""
+    req = make_req(PROMPT, GRAMMAR if grammar else greedy(9), name=name)
+    assert planner.admit([req], req.prompt_len + 9, key=key_of(), grows=True)
+    planner.launch(prompt_chunk(req, req.num_computed), planner.decodes())
+    planner.join([req])
+    finish(planner, executor)
+    planner.kv_manager.keep(req.held, key_of())
+    return req
+
+
+def launch(planner: Planner, executor: Remembers) -> Plan:
+    planner.launch((), planner.decodes())
+    plan = executor.plan
+    finish(planner, executor)
+    return plan
+
+
+def test_a_rest_begins_behind_the_drafts_kv_that_waits_and_takes_all_drafts() -> None:
+    planner, executor = drafting()
+    planner.speculation.next_steps = lambda num_rows, num_drafting: 0  # type: ignore[method-assign]
+    req = begun(planner, executor)
+    assert launch(planner, executor).drafts and req.held.has_draft
+    planner.speculation.rests = True
+    assert not launch(planner, executor).drafts and not req.held.has_draft
+    assert [type(operation) for operation in executor.sent[-3:]] == [Plan, WriteDraft, Plan]
+    assert not launch(planner, executor).drafts and isinstance(executor.sent[-2], Plan), "nothing waits any more"
+
+    planner.speculation.rests = False
+    assert not launch(planner, executor).drafts, "its only row has no draft"
+    begun(planner, executor, "other")
+    assert launch(planner, executor).drafts
+    assert planner.counters["spec_plain_launches"] == 3
+
+
+def test_prompts_of_a_rest_have_no_draft_and_find_what_is_cached() -> None:
+    planner, executor = drafting()
+    first = begun(planner, executor)
+    first.finish = FinishReason.LENGTH
+    planner.release(first)
+    planner.speculation.rests = True
+    req = begun(planner, executor, "other")
+    assert req.held.num_cached == 8 and not req.held.has_draft and not executor.plan.drafts
+    assert not launch(planner, executor).joins[0].draw.drafts
+
+
+def test_a_choice_that_returns_from_host_memory_in_a_rest_has_no_draft_any_more() -> None:
+    planner, executor = drafting()
+    req = begun(planner, executor)
+    for token in (5, 6):
+        launch(planner, executor)
+        req.append((token,))
+    assert planner.spill(req)
+    planner.speculation.rests = True
+    for _ in range(9):
+        if req.holding is not None:
+            break
+        done = [operation for operation in executor.sent if not isinstance(operation, Plan)]
+        planner.copies.done(done[-1].ticket)  # type: ignore[union-attr]
+        planner.make_room()
+        planner.poll()
+    assert req.holding is not None and not req.held.has_draft
+
+
+@pytest.mark.parametrize("ships", [True, False])
+def test_prompts_in_grammars_alone_are_plain_unless_they_are_sent(ships: bool) -> None:
+    """A worker that sends KV sends the draft's, too."""
+    planner, executor = drafting()
+    req = make_req(PROMPT, GRAMMAR)
+    assert planner.admit([req], req.prompt_len, grows=not ships)
+    planner.launch(prompt_chunk(req), ships=ships)
+    assert executor.plan.drafts == ships == req.held.has_draft
+
+
+def test_without_a_draft_prompts_in_grammars_share_what_is_cached_with_all_others() -> None:
+    planner, executor = drafting(lookahead=0)
+    begun(planner, executor, grammar=True)
+    assert begun(planner, executor, "other").held.num_cached == 8
+    assert "spec_plain_launches" not in planner.counters
+
+
+def test_an_idle_batch_is_plain_in_a_rest_only() -> None:
+    planner, executor = drafting()
+    assert launch(planner, executor).drafts
+    planner.speculation.rests = True
+    assert not launch(planner, executor).drafts
