@@ -76,7 +76,7 @@ class Answer:
 
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; returns the exit status."""
-    model = find_model(config["model"])
+    model = find_model(config["model"], config["revision"])
     check_lengths(config, model, console)
     texts = find_texts(config, model)
     asked = prompt_fields(config, texts)

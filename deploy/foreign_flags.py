@@ -68,8 +68,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
         "safetensors",
     ),
     _flag(
-        "--download-dir --revision",
-        "Baton serves a folder of this machine and downloads nothing; download it first, and name it with --model",
+        "--download-dir",
+        "a model with a hub's name is downloaded into the hub's cache, whose place is in HF_HOME",
     ),
     _flag("--quantization -q", "Baton serves no quantised weights yet; --dtype says in which type it computes"),
     _flag("--kv-cache-dtype", "KV has the type that --dtype says", "auto"),

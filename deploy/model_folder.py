@@ -6,6 +6,7 @@ Of config.json it reads only the longest context and the width of the MLP.
 import sysconfig
 from pathlib import Path
 
+from deploy.hub import download, is_hub_name
 from protocol.errors import CheckpointError, ConfigError, brief
 from runtime.model_config import load_config, read_basics, served_context
 
@@ -19,15 +20,31 @@ _NEEDED = {  # what the folder of an option must hold, and what such a folder is
 }
 
 
-def find_model(wanted: str | None) -> Path:
-    """The folder of `--model`, or the bundled model. Raises ConfigError if it holds no checkpoint."""
+def find_model(wanted: str | None, revision: str | None = None) -> Path:
+    """The folder of `--model`, or the bundled model. The name of a model at a hub is downloaded, in this revision.
+    Raises ConfigError if there is no checkpoint."""
+    if wanted is not None and is_at_hub(wanted):
+        return _found("model", str(download(wanted, revision)))
+    if revision is not None:
+        what = f"got {brief(revision)}, but the model is a folder of this machine; expected it with a hub's name"
+        raise ConfigError(f"--revision: {what}", param="revision")
     return _bundled() if wanted is None else _found("model", wanted)
 
 
+def is_at_hub(wanted: str) -> bool:
+    """Whether `--model` would take this for the name of a model at a hub: no file or folder has it."""
+    return is_hub_name(wanted) and not Path(wanted).exists()
+
+
+def model_elsewhere(wanted: str | None) -> str | None:
+    """`--model` as another terminal can type it: a hub's name as it is, else the absolute path of the folder."""
+    return wanted if wanted is None or is_at_hub(wanted) else str(find_model(wanted))
+
+
 def is_checkpoint(name: str) -> bool:
-    """Whether `--model` would accept `name`."""
+    """Whether `name` is the folder of a model."""
     try:
-        return find_model(name).is_dir()
+        return _found("model", name).is_dir()
     except ConfigError:
         return False
 
@@ -64,8 +81,7 @@ def _found(option: str, wanted: str) -> Path:
 def _why_not(path: Path, option: str, wanted: str) -> str | None:
     (needed, kind), shown = _NEEDED.get(option, ("", "")), brief(wanted)
     if not path.exists():
-        looks_remote = needed and wanted.count("/") == 1 and not wanted.startswith((".", "/", "~"))
-        hint = "; Baton serves local folders, so download a checkpoint from a hub first" if looks_remote else ""
+        hint = "; only --model may be a hub's name, so download it first" if needed and is_hub_name(wanted) else ""
         return f"{'folder' if needed else 'file'} {shown} does not exist{hint}"
     if not needed:
         return None if path.is_file() else f"{shown} is a folder, expected a file with a Jinja template"

@@ -131,6 +131,9 @@ class LauncherSettings:
     cpus: Annotated[str, Flag(
         "cores that workers are pinned to, shared out in order (0-3,6); auto: all; the gateway is never pinned",
         group=Group.MACHINE, commands=("serve", "worker"), metavar="LIST")] = "none"
+    revision: Annotated[str | None, Flag(
+        "branch, tag or commit of a model that --model names at a hub",
+        group=Group.MODEL, commands=(*SERVERS, "demo"), metavar="REVISION", unset="main")] = None
     config: Annotated[str | None, Flag("TOML file; its keys are named like the flags",
         group=Group.MACHINE, commands=(*SERVERS, "demo"), metavar="FILE", unset="none", in_file=False)] = None
     # fmt: on

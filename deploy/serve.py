@@ -46,6 +46,7 @@ from deploy.model_folder import (
     find_tokenizer,
     has_tokenizer,
     is_checkpoint,
+    model_elsewhere,
     model_name,
 )
 from deploy.options import Rules
@@ -78,7 +79,7 @@ Start = Callable[[Launcher], Up]
 def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
     check_counts(*(config[role] for role in ("prefill", "decode", "unified")))
-    model = find_model(config["model"])
+    model = find_model(config["model"], config["revision"])
     tokenizer = find_texts(config, model)
     name = first_name(config, model)
     cpus = read_cpus(config["cpus"], available_cpus())
@@ -236,7 +237,7 @@ def gateway(config: Config, console: Console) -> int:
     def start(launcher: Launcher) -> Up:
         ready = launcher.start([spec])[spec.name]
         http, control = str(ready["http"]), str(ready["control"])
-        named = None if config["model"] is None else str(find_model(config["model"]))
+        named = model_elsewhere(config["model"])
         trust = "--trust-network" if config["trust-network"] else ""
         trust = trust if config["keys"] is None else "--keys DIR"
         return [at_addresses(spec, http, control)], gateway_lines(http, control, named, trust)
@@ -246,7 +247,7 @@ def gateway(config: Config, console: Console) -> int:
 
 def lone_gateway(config: Config) -> ProcessSpec:
     """The process of `baton gateway`. Raises ConfigError if it could not serve; its port may be in use."""
-    model = find_model(config["model"])
+    model = find_model(config["model"], config["revision"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
     check_exposed(config, split_endpoint(config["control"], "--control").host, "--control")
@@ -275,7 +276,7 @@ def worker(config: Config, console: Console) -> int:
 def lone_worker(config: Config, console: Console, worker_id: str) -> tuple[ProcessSpec, ...]:
     """The processes of `baton worker`, one for each rank, and a word to the user on where they run. Raises ConfigError
     if they could not serve."""
-    model = find_model(config["model"])
+    model = find_model(config["model"], config["revision"])
     check_lengths(config, model, console)
     check_keys(config, for_gateway=False)
     host, role = config["host"] or address_facing(config["gateway"]), config["role"]

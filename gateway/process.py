@@ -28,6 +28,7 @@ from gateway.serving.admission import Admission
 from gateway.serving.service import ModelNames, Service
 from gateway.text.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.text.model_folder import model_facts, read_model_folder
+from gateway.text.plain_marks import PlainMarks
 from gateway.text.tokenizer import TextTokenizer, load_tokenizer
 from gateway.words.limits import Limits
 from protocol.errors import ConfigError, brief
@@ -101,6 +102,19 @@ def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: in
         )
 
 
+def chat_templates(
+    settings: GatewaySettings, basics: ModelBasics, texts: Path, tokenizer: TextTokenizer | None
+) -> ChatTemplates:
+    """The templates of a folder of texts. The file of `--chat-template` is the default one."""
+    sources, refused = read_template_sources(texts), _refused_chats(basics, settings)
+    if settings.chat_template is not None:
+        sources["default"] = read_template(Path(settings.chat_template))
+    if tokenizer is None:
+        return ChatTemplates(sources, {}, refused=refused)
+    plain = PlainMarks(tokenizer.special_texts)
+    return ChatTemplates(sources, tokenizer.special.texts, plain=plain, refused=refused)
+
+
 class Gateway:
     """All parts of one gateway, its sockets bound. Build it, then `await serve()` once.
 
@@ -122,12 +136,7 @@ class Gateway:
         if settings.tokenizer is not None:
             check_tokenizer(tokenizer, texts, basics.vocab_size)
 
-        special_tokens = {} if tokenizer is None else tokenizer.special.texts
-        sources = read_template_sources(texts)
-        if settings.chat_template is not None:
-            sources["default"] = read_template(Path(settings.chat_template))
-        templates = ChatTemplates(sources, special_tokens, refused=_refused_chats(basics, settings))
-
+        templates = chat_templates(settings, basics, texts, tokenizer)
         lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)

@@ -104,7 +104,7 @@ class ProcessSettings(Settings):
     _flag: ClassVar = partial(Flag, commands=SERVERS)
 
     # fmt: off
-    model: Annotated[str, Flag("folder with config.json and safetensors weights",
+    model: Annotated[str, Flag("folder with config.json and safetensors weights, or a hub's name: org/name",
         group=Group.MODEL, commands=(*SERVERS, "demo"), metavar="DIR", aliases=("model-path",),
         unset="the bundled model")]
     context_length: Annotated[Positive | None, _flag("longest prompt plus answer, in tokens",

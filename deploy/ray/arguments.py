@@ -27,9 +27,16 @@ class Arguments(Settings):
     """`args`. `drain_s`: how long a process that leaves may take to finish its requests."""
 
     model: Annotated[str, Field(min_length=1)] | None = None  # None: the bundled model
+    revision: Annotated[str, Field(min_length=1)] | None = None  # of a model that has a hub's name
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = (Role.PREFILL, Role.DECODE)
     control_port: Port = 0  # of the gateway, for workers; 0: the system chooses
     drain_s: Annotated[int, Field(ge=1, le=3600)] = DRAIN_S
+
+    @property
+    def of_model(self) -> dict[str, str]:
+        """The flags that name the model."""
+        named = {"model": self.model, "revision": self.revision}
+        return {flag: value for flag, value in named.items() if value is not None}
 
     @property
     def deployments(self) -> tuple[str, ...]:

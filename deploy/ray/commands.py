@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from deploy.model_folder import find_model
+from deploy.model_folder import find_model, is_at_hub
 from deploy.ray.config_file import read_cluster_file, read_yaml
 from deploy.ray.config_text import APPLICATION, config_text
 from deploy.ray.manifest import Wanted, manifest_text
@@ -44,7 +44,8 @@ def _plan(path: str) -> int:
     with cluster.connected():
         lines, lacks = plan_lines(file, cluster.find_nodes(file.application), runs=cluster.runs(file.application))
     try:
-        find_model(file.arguments.model)
+        if file.arguments.model is None or not is_at_hub(file.arguments.model):  # each node downloads it
+            find_model(file.arguments.model, file.arguments.revision)
     except ConfigError as error:
         lines.append(f"{error.message.replace('--model:', 'args.model, here:', 1)}. Every node needs it.")
     print("\n".join([*lines, *(f"Missing: {sentence}." for sentence in lacks)]))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from deploy.layout import check_counts
+from deploy.model_folder import is_at_hub
 from deploy.options import RAY_CONFIG, options_for
 from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY
 from deploy.ray.flags import free_flags
@@ -20,6 +21,7 @@ APPLICATION: Final = "baton"
 POLICY: Final = "deploy.ray.scaling:ByLoad"
 _WRITTEN_ELSEWHERE: Final = (
     "model",
+    "revision",
     "prefill",
     "decode",
     "unified",
@@ -95,15 +97,23 @@ def config_text(config: Config) -> str:
                 param=name,
             )
 
-    model = config.path("model")
     head = _HEAD.format(
         name=APPLICATION,
         import_path=IMPORT_PATH,
-        model="null             # the bundled model" if model is None else _yaml(model),
+        model=_model(config),
         roles=_yaml([role.value for role in roles]),
         gateway=_block({"port": config["port"]} | _flags_of(GATEWAY, given)),
     )
     return head + "".join(_worker(config, role, counts[role], given) for role in roles)
+
+
+def _model(config: Config) -> str:
+    """The model and its revision, if it has one. A node finds a hub's name by itself."""
+    wanted, revision = config["model"], config["revision"]
+    if wanted is None:
+        return "null             # the bundled model"
+    model = _yaml(wanted if is_at_hub(wanted) else config.path("model"))
+    return model if revision is None else f"{model}\n      revision: {_yaml(revision)}"
 
 
 def _worker(config: Config, role: Role, count: int, given: Mapping[str, Any]) -> str:

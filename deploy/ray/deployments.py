@@ -100,8 +100,7 @@ class Gateway(Replica):
         given = {"control": self._control, "keys": str(self.keys.folder), "drain-timeout": str(self.arguments.drain_s)}
         if "host" not in written:
             given["host"] = self.place.node
-        if self.arguments.model is not None:
-            given["model"] = self.arguments.model
+        given |= self.arguments.of_model
         return read_flags(GATEWAY, written, given)
 
     async def join(self, announcement: str) -> str:
@@ -266,8 +265,7 @@ class Worker(Replica):
             "drain-timeout": str(self.arguments.drain_s),
             **with_share(written, self.place.share, ranks),
         }
-        if self.arguments.model is not None:
-            given["model"] = self.arguments.model
+        given |= self.arguments.of_model
         return read_flags(deployment, written, given)
 
     async def __del__(self) -> None:

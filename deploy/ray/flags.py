@@ -14,6 +14,7 @@ from runtime.layered_config import Config, ConfigFile, resolve
 
 _COMMON: Final = {
     "model": "args.model has it, for all deployments",
+    "revision": "args.revision has it, for all deployments",
     "drain-timeout": "args.drain_s has it, for all deployments",
     "keys": "each process makes its own pair of keys",
     "trust-network": "every process has keys",

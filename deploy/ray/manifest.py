@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from deploy.hub import is_hub_name
 from deploy.ray.arguments import GATEWAY
 from deploy.ray.config_file import Claim, ClusterFile
 from deploy.ray.config_text import IMPORT_PATH
@@ -137,7 +138,7 @@ def _pod(
     environment = {"RAY_worker_niceness": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(leaving_s)}
     mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    if model is not None:
+    if model is not None and not is_hub_name(model):
         mounts.append({"name": "models", "mountPath": model, "readOnly": True})
         volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}})
     container = {

@@ -63,7 +63,7 @@ def check_token(node: str) -> None:
 
 def facts_of(arguments: Arguments) -> Facts:
     """What of this node must be as at the gateway. ConfigError if the model's folder is not there."""
-    model = find_model(arguments.model)
+    model = find_model(arguments.model, arguments.revision)
     return Facts(
         baton=baton_version(),
         python=platform.python_version(),

@@ -19,6 +19,7 @@ from gateway.app.docs_page import DOCS_HEADERS, docs_page
 from gateway.app.openapi import add_schemas
 from gateway.app.openapi_rules import bounds_of
 from gateway.dialects.openai.routes import add_generation
+from gateway.dialects.openai.tokenize_routes import add_tokenizing
 from gateway.dialects.sglang.routes import add_native
 from gateway.dialects.sglang.write import WEIGHT_VERSION
 from gateway.dialects.shared.documents import errors, text_response
@@ -57,6 +58,7 @@ def build_app(service: Service) -> FastAPI:
     _add_error_handlers(app, service)
     add_generation(app, service)
     add_native(app, service)
+    add_tokenizing(app, service)
     _add_health(app, service)
     _add_models(app, service)
     _add_facts(app, service)

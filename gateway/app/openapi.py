@@ -9,12 +9,21 @@ from pydantic.json_schema import models_json_schema
 from gateway.app.openapi_rules import Bounds, add_rules
 from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
 from gateway.dialects.openai.shapes import ChatCompletion, Completion
+from gateway.dialects.openai.tokenize_fields import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from gateway.dialects.sglang.fields import AbortRequest, GenerateRequest
 from gateway.dialects.sglang.shapes import Generated
 from gateway.dialects.shared.documents import REF, Error, Event
 
-REQUESTS: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
-SHOWN: tuple[type[BaseModel], ...] = (*REQUESTS, Completion, ChatCompletion, Generated, Event, Error)
+REQUESTS: tuple[type[BaseModel], ...] = (
+    CompletionRequest,
+    ChatRequest,
+    GenerateRequest,
+    AbortRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+ANSWERS: tuple[type[BaseModel], ...] = (Completion, ChatCompletion, Generated, Tokenized, Detokenized, Event, Error)
+SHOWN: tuple[type[BaseModel], ...] = (*REQUESTS, *ANSWERS)
 
 
 def add_schemas(document: dict[str, Any], bounds: Bounds) -> dict[str, Any]:

@@ -7,8 +7,10 @@ fields than these. So the gateway may refuse a body that fits: prompt and `max_t
 `min_tokens` above `max_tokens`, no token left to draw, an integer written as 1.0, an empty text without special tokens,
 a text that the chat template refuses, too many prompts times `n`, a misspelt field, a `logit_bias` of a token beyond
 the vocabulary or of one token twice, a bad word without tokens, `top_logprobs` without `logprobs`, `max_tokens: 0`
-without `echo`. Of `POST /generate` also: a list that has not a value for each prompt, an `n` that differs, an id twice,
-a `logprob_start_len` beyond the prompt, a sampling field outside of `sampling_params`. And it serves three that do not
+without `echo`, two tools of one name, too many characters of their schemas, a choice or a result without its tool or
+its call, tools or calls that the chat template does not render, arguments that are no object, two texts of reasoning.
+Of `POST /generate` also: a list that has not a value for each prompt, an `n` that differs, an id twice, a
+`logprob_start_len` beyond the prompt, a sampling field outside of `sampling_params`. And it serves three that do not
 fit: `best_of` that is what `n` is, `functions` beside `function_call: "none"`, and a prompt as long as the context
 beside `max_tokens: 0`.
 """
@@ -17,12 +19,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_args
 
-from gateway.dialects.openai.fields import DEFAULT_COMPLETION_TOKENS, NEED_CONTENT, KnownRole
-from gateway.dialects.openai.unsupported import FORBIDDEN_BY, ID_FIELDS, NEUTRAL
+from gateway.dialects.openai.conversation_fields import NEED_CONTENT, KnownRole
+from gateway.dialects.openai.fields import DEFAULT_COMPLETION_TOKENS
+from gateway.dialects.openai.tokenize_fields import UNSUPPORTED
+from gateway.dialects.openai.unsupported import FORBIDDEN_BY, ID_FIELDS, IN_COMPLETIONS, NEUTRAL
 from gateway.dialects.sglang.fields import RENAMED
 from gateway.dialects.sglang.unsupported import OF_BODY, OF_SAMPLING
 from gateway.dialects.shared.refusals import Table
 from gateway.dialects.shared.sampling_fields import KEYWORDS
+from gateway.generation.conversations import TOOL_NAME
 from gateway.serving.service import Service
 from gateway.text.chat_template import RESERVED
 from gateway.words.limits import Limits
@@ -42,6 +47,7 @@ class Bounds:
     templates: tuple[str, ...]  # names of the model's chat templates
     takes_text: bool  # the model has a tokenizer
     takes_empty_text: bool  # the tokenizer makes tokens of it
+    takes_tools: bool  # calls can be read from the model's answers
     limits: Limits
     http: HttpLimits
 
@@ -88,6 +94,7 @@ def bounds_of(service: Service) -> Bounds:
         templates=translator.template_names,
         takes_text=translator.takes_text,
         takes_empty_text=translator.takes_empty_text,
+        takes_tools=translator.takes_tools,
         limits=service.control.limits,
         http=service.http_limits,
     )
@@ -97,15 +104,20 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     """Makes the schemas of requests as strict as the gateway is."""
     _fill_in(schemas, bounds)
     for name in ("CompletionRequest", "ChatRequest"):
-        _add_unsupported(schemas[name])
+        _add_unsupported(schemas[name], NEUTRAL if name == "ChatRequest" else IN_COMPLETIONS)
         schemas[name].setdefault("allOf", []).extend(_token_rules(bounds))
     schemas["CompletionRequest"]["allOf"] += _default_rules(bounds)
 
     if not bounds.takes_text:
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
         prompt |= {"anyOf": prompt["anyOf"][2:], "examples": [[1, 2, 3]]}  # without text and lists of texts
-    variables = schemas["ChatRequest"]["properties"]["chat_template_kwargs"]["anyOf"][0]
-    variables["propertyNames"] = {"not": {"enum": sorted(RESERVED)}}
+    for name in ("ChatRequest", "TokenizeRequest"):
+        _add_conversation_rules(schemas[name], bounds)
+    schemas["FunctionFields"]["properties"]["name"]["pattern"] = TOOL_NAME
+    _add_neutral(schemas["TokenizeRequest"], UNSUPPORTED)
+    by_prompt = {**_given("prompt", "string"), "not": _given("messages", "array")}
+    by_messages = {**_given("messages", "array"), "not": _given("prompt", "string")}
+    schemas["TokenizeRequest"] |= _either(by_prompt, by_messages)
 
     _add_neutral(schemas["GenerateRequest"], OF_BODY)
     _add_neutral(schemas["NativeSampling"], {**OF_SAMPLING, **dict.fromkeys(RENAMED.values(), ())})
@@ -117,7 +129,13 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     schemas["AbortRequest"] |= _either(one, {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}})
 
     silent = {"properties": {"role": {"enum": sorted(set(get_args(KnownRole)) - set(NEED_CONTENT))}}}
-    schemas["ChatMessage"] |= _either(silent, _given("content", "string", "array"))
+    nothing = {"function_call": NULL, "tool_calls": {"enum": [None, []]}}
+    nothing |= {name: {"enum": [None, ""]} for name in ("reasoning_content", "reasoning")}
+    is_assistant = {"properties": {"role": {"const": "assistant"}}}
+    schemas["ChatMessage"]["allOf"] = [
+        _either(silent, _given("content", "string", "array")),
+        _either(is_assistant, {"properties": nothing}),
+    ]
 
 
 def _fill_in(node: Any, bounds: Bounds) -> None:
@@ -164,15 +182,32 @@ def _default_rules(bounds: Bounds) -> list[Schema]:
     return [_either(_is_asked(), _given("max_tokens", "integer"), _at_most("min_tokens", default))]
 
 
-def _add_unsupported(schema: Schema) -> None:
+def _add_conversation_rules(schema: Schema, bounds: Bounds) -> None:
+    """Which variables the chat template may get; when a chat may have tools, and must have some."""
+    variables = schema["properties"]["chat_template_kwargs"]["anyOf"][0]
+    variables["propertyNames"] = {"not": {"enum": sorted(RESERVED)}}
+    rules = schema.setdefault("allOf", [])
+    some_tools = {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}}
+    rules.append(_either({"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}, some_tools))
+    if not bounds.takes_tools:
+        rules.append(_either(_is_forbidden("tools"), {"properties": {"tools": {"maxItems": 0}}}))
+
+
+def _is_forbidden(name: str) -> Schema:
+    """Matches if the request itself forbids that these tools are used."""
+    by = FORBIDDEN_BY[name]
+    return {"required": [by], "properties": {by: {"const": "none"}}}
+
+
+def _add_unsupported(schema: Schema, table: Table) -> None:
     """The fields that unsupported.py refuses, with the values that it lets pass."""
     fields, rules = schema["properties"], schema.setdefault("allOf", [])
-    _add_neutral(schema, {**NEUTRAL, "best_of": (1,)})
+    _add_neutral(schema, {**table, "best_of": (1,)})
 
-    by, neutral_tools = FORBIDDEN_BY["tools"], fields["tools"].pop("enum")
-    is_forbidden = {"required": [by], "properties": {by: {"const": "none"}}}
-    rules.append(_either(is_forbidden, {"properties": {"tools": {"enum": neutral_tools}}}))
-    fields["tools"] |= {"description": f'{NOT_SUPPORTED} Any value is, beside `{by}: "none"`.', "examples": [[]]}
+    if "tools" in table:
+        by, neutral_tools = FORBIDDEN_BY["tools"], fields["tools"].pop("enum")
+        rules.append(_either(_is_forbidden("tools"), {"properties": {"tools": {"enum": neutral_tools}}}))
+        fields["tools"] |= {"description": f'{NOT_SUPPORTED} Any value is, beside `{by}: "none"`.', "examples": [[]]}
 
     for name in ID_FIELDS:
         fields[name] = {

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
+from gateway.generation.conversations import check_conversation, check_format
 from gateway.generation.logit_rules import rules_of
 from gateway.text.chat_template import ChatTemplates
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo, echo_of
 from gateway.text.model_folder import ModelFolder
 from gateway.text.stop_strings import StopSet
-from gateway.text.template_messages import for_template
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
 from gateway.words.places import (
+    FIRST_PROMPT,
     MAX_TOKENS,
     MIN_TOKENS,
     NUM_CHOICES,
@@ -26,11 +27,12 @@ from gateway.words.places import (
     SHAPE,
     STOP_TOKEN_IDS,
     STOPS,
+    TOKENS,
     Place,
     named,
 )
 from gateway.words.prompt import Prompt
-from gateway.words.request import Ask, Conversation, PromptIds, PromptText
+from gateway.words.request import Ask, Conversation, PromptIds, PromptText, Text
 from protocol.grammar import grammar_name
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
@@ -38,6 +40,7 @@ from runtime.model_config import ModelBasics
 from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
+MAX_TOLD_IDS = 1_000_000  # of one answer of /tokenize
 MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75 MB
 
 
@@ -53,7 +56,9 @@ class PreparedPrompt(Prompt):
 
 
 class Translator:
-    """Translates requests for one model. Methods may run in threads, since they change nothing."""
+    """Translates requests for one model. Methods may run in threads, since they change nothing. `tool_format`: the name
+    of the format in which the model's answers call tools; None: none is known, so requests with tools are refused.
+    """
 
     def __init__(
         self,
@@ -61,8 +66,9 @@ class Translator:
         tokenizer: TextTokenizer | None,
         templates: ChatTemplates,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        tool_format: str | None = None,
     ) -> None:
-        self._tokenizer, self._templates = tokenizer, templates
+        self._tokenizer, self._templates, self._tool_format = tokenizer, templates, tool_format
         self._has_processed_logprobs = logprobs_mode == "processed_logprobs"
         self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
@@ -70,6 +76,11 @@ class Translator:
     def template_names(self) -> tuple[str, ...]:
         """The names of the model's chat templates."""
         return self._templates.names
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether calls can be read from the model's answers."""
+        return self._tool_format is not None
 
     @property
     def takes_text(self) -> bool:
@@ -131,6 +142,35 @@ class Translator:
                 self._token_ids(prompt, (*PROMPTS, position), limits) for position, prompt in enumerate(ask.prompts)
             ]
 
+    def tokenize(self, ask: Ask) -> Sequence[int]:
+        """Token ids of the only prompt, also of one that is longer than the context."""
+        prompt = ask.prompts[0]
+        with named(ask.origins):
+            if self._tokenizer is None:
+                refuse(FIRST_PROMPT, "this model has no tokenizer")
+            if isinstance(prompt, PromptIds):
+                return prompt.ids
+            is_rendered = isinstance(prompt, Conversation)
+            text = self._rendered(prompt) if isinstance(prompt, Conversation) else prompt.text
+            ids = _ids_of(self._tokenizer, text, MAX_TOLD_IDS, prompt.add_special, is_rendered=is_rendered)
+            if ids is None or len(ids) > MAX_TOLD_IDS:
+                refuse(FIRST_PROMPT, f"has more than {MAX_TOLD_IDS} tokens, expected at most so many")
+            return ids
+
+    def detokenize(self, token_ids: Sequence[int], limits: Limits) -> str:
+        """The text of these tokens, special ones as they are spelt."""
+        if self._tokenizer is None:
+            refuse(TOKENS, "this model has no tokenizer")
+        vocab_size = limits.vocab_size or self._tokenizer.vocab_size
+        if max(token_ids, default=0) >= vocab_size:
+            refuse(TOKENS, f"got token id {max(token_ids)}, expected ids below the vocabulary size {vocab_size}")
+        detokenizer = self._tokenizer.detokenizer((), skip_special=False)
+        return "".join([*map(detokenizer.feed, token_ids), detokenizer.flush()])
+
+    def token_name(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" if it has none."""
+        return "" if self._tokenizer is None else self._tokenizer.name_of(token_id)
+
     def _token_ids(self, prompt: PromptText | PromptIds | Conversation, where: Place, limits: Limits) -> Sequence[int]:
         if isinstance(prompt, PromptIds):
             return prompt.ids
@@ -139,9 +179,15 @@ class Translator:
 
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer; use /v1/completions with token ids")
-        messages = [for_template(turn) for turn in prompt.turns]
-        text = self._templates.render(messages, prompt.template, prompt.variables)
-        return self._encode(text, where, limits, prompt.add_special)
+        return self._encode(self._rendered(prompt), where, limits, prompt.add_special, is_rendered=True)
+
+    def _rendered(self, conversation: Conversation) -> str:
+        """The text of a conversation. Fault if it makes no sense, or if the template cannot tell all of it."""
+        check_conversation(conversation)
+        if conversation.choice == "none" and not self.takes_tools:
+            conversation = replace(conversation, tools=())  # its answer calls none, whatever the prompt says
+        check_format(conversation, self._templates, self._tool_format)
+        return self._templates.render_conversation(conversation)
 
     def _prompt(
         self, ask: Ask, position: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
@@ -167,8 +213,9 @@ class Translator:
         """What the answers to the prompt at `position` begin with."""
         prompt = ask.prompts[position]
         if isinstance(prompt, Conversation):
-            last = for_template(prompt.turns[-1])
-            return Echo(last["content"]) if last["role"] == "assistant" else None
+            last = prompt.turns[-1]
+            texts = (part.text for part in last.parts if isinstance(part, Text))
+            return Echo("".join(texts)) if last.role == "assistant" else None
         text = prompt.text if isinstance(prompt, PromptText) else None
         return echo_of(text, ids, self.new_detokenizer((), not ask.keep_special), ask.scores)
 
@@ -184,7 +231,9 @@ class Translator:
         """The bytes of one token; None for one that has no text."""
         return None if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
 
-    def _encode(self, text: str, where: Place, limits: Limits, add_special: bool) -> Sequence[int]:
+    def _encode(
+        self, text: str, where: Place, limits: Limits, add_special: bool, *, is_rendered: bool = False
+    ) -> Sequence[int]:
         """Token ids of one text. ContextLengthExceeded if it is far too long."""
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer: got text, expected token ids")
@@ -193,8 +242,7 @@ class Translator:
         if limits.context_length is not None and least > limits.context_length:
             raise too_long(where, (where, f" has {len(text)} characters, at least {least} tokens"), limits)
 
-        encode = self._tokenizer.encode_prompt if add_special else self._tokenizer.encode_plain
-        ids = encode(text, limits.longest_prompt)
+        ids = _ids_of(self._tokenizer, text, limits.longest_prompt, add_special, is_rendered=is_rendered)
         if ids is None:
             raise prompt_too_long(where, len(text), limits)
         return ids
@@ -235,6 +283,15 @@ class Translator:
             refuse(SHAPE, "this model has no tokenizer, so its answers follow no grammar")
         if not params.eos_token_ids:
             refuse(SHAPE, "this model has no EOS token, with which an answer in a grammar ends")
+
+
+def _ids_of(
+    tokenizer: TextTokenizer, text: str, most: int | None, add_special: bool, *, is_rendered: bool
+) -> list[int] | None:
+    """Token ids of a text; None once more than `most` have been read. `is_rendered`: it may have marks."""
+    if is_rendered:
+        return tokenizer.encode_rendered(text, most, add_special=add_special)
+    return (tokenizer.encode_prompt if add_special else tokenizer.encode_plain)(text, most)
 
 
 def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:

@@ -1,16 +1,22 @@
-"""Messages as chat templates expect them, of messages as clients send them. Pure.
+"""Messages and tools as chat templates expect them, of the turns of a conversation. Pure.
 
-Clients write null for what is absent, and a call's arguments as JSON text. Templates of some models print content and
-arguments, others test `content is none` or go through the arguments. Absent and Arguments give both what they expect.
+Templates of some models print content and arguments, others test `content is none` or go through the arguments. Absent
+and Arguments give both what they expect.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
 
-from gateway.words.request import Turn
+from gateway.words.complaints import short
+from gateway.words.places import Fault, Place
+from gateway.words.request import Call, Reasoning, Result, Text, Tool, Turn
 from gateway.words.strict_json import parse_json
 from protocol.errors import BadRequest
+
+ArgumentsForm = Literal["object", "text"]  # of a call, as a template takes them; an object also prints as text
+REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")  # the field that a template reads
+NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
 class Absent(str):
@@ -50,51 +56,73 @@ def is_none(value: object) -> bool:
     return value is None or isinstance(value, Absent)
 
 
-def for_template(turn: Turn) -> dict[str, Any]:
-    """The message with its parts joined into one text, without fields that are null, and with arguments to read."""
-    text = Absent() if turn.parts is None else "".join(turn.parts)
-    fields = {"role": turn.role, **_given(turn.more), "content": text}
+def messages_of(turn: Turn, where: Place, form: ArgumentsForm = "object") -> Iterator[dict[str, Any]]:
+    """The messages of a turn: one for each result, and one for all else. Its texts are joined, fields that are null are
+    left out. Fault for arguments that are no object; `where`: the turn's place."""
+    results = [part for part in turn.parts if isinstance(part, Result)]
+    for result in results:
+        yield _result(result, turn)
+    if results and len(results) == len(turn.parts):
+        return
 
-    if isinstance(calls := fields.get("tool_calls"), list):
-        fields["tool_calls"] = [_call(call) for call in calls]
-        if not calls:
-            del fields["tool_calls"]  # templates ask whether the message has the field
-    if "function_call" in fields:
-        fields["function_call"] = _function(fields["function_call"])
-    return fields
+    texts = [part.text for part in turn.parts if isinstance(part, Text)]
+    fields = {"role": turn.role, **_given(turn.more), "content": "".join(texts) if texts else Absent()}
+    thoughts = [part.text for part in turn.parts if isinstance(part, Reasoning)]
+    if thoughts:
+        fields |= dict.fromkeys(REASONING_NAMES, "".join(thoughts))
+
+    calls = [
+        _call(part, (*where, "parts", position), form)
+        for position, part in enumerate(turn.parts)
+        if isinstance(part, Call)
+    ]
+    if calls:  # templates ask whether the message has the field
+        fields["tool_calls"] = calls
+    yield fields
+
+
+def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as OpenAI's API writes them. One without a schema takes no arguments."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                **({} if tool.description is None else {"description": tool.description}),
+                "parameters": NO_ARGUMENTS if tool.schema is None else tool.schema,
+            },
+        }
+        for tool in tools
+    ]
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _call(call: Any) -> Any:
-    """One of `tool_calls`: a function beside the call's id, or the function itself."""
-    if not isinstance(call, dict):
-        return call
-    if "function" in call:
-        return {**_given(call), "function": _function(call["function"])}
-    return _function(call)
+def _result(result: Result, turn: Turn) -> dict[str, Any]:
+    fields = {"role": "tool", **_given(turn.more), "content": result.text}
+    if result.call_id:
+        fields["tool_call_id"] = result.call_id
+    if result.is_error:
+        fields["is_error"] = True
+    return fields
 
 
-def _function(function: Any) -> Any:
-    """A function that is called, with its arguments. What has no name is no function, and stays as it is."""
-    if not isinstance(function, dict) or "name" not in function:
-        return function
-    return {**_given(function), "arguments": _arguments(function.get("arguments"))}
+def _call(call: Call, where: Place, form: ArgumentsForm) -> dict[str, Any]:
+    arguments = _arguments(call.arguments, (*where, "arguments"))
+    function = {"name": call.name, "arguments": arguments if form == "object" else str(arguments)}
+    return {**({"id": call.id} if call.id else {}), "type": "function", "function": function}
 
 
-def _arguments(given: Any) -> Any:
-    """An object, also for none at all. Text that is no JSON of an object stays: a model may have written it."""
-    if isinstance(given, dict):
-        return Arguments(given)
-    if given is None or (isinstance(given, str) and not given.strip()):
+def _arguments(text: str, where: Place) -> Arguments:
+    """The object that the text says; none at all is an empty one. Fault for anything else."""
+    if not text.strip():
         return Arguments({})
-    if not isinstance(given, str):
-        return given
-
     try:
-        arguments = parse_json(given.encode())
+        arguments = parse_json(text.encode())
     except BadRequest:
-        return given
-    return Arguments(arguments, given) if isinstance(arguments, dict) else given
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise Fault(where, where, f": got {short(text)}, expected the text of a JSON object")
+    return Arguments(arguments, text)

@@ -23,11 +23,14 @@ from gateway.text.detokenizer import (
     TokenBytes,
     WindowDetokenizer,
 )
+from gateway.text.plain_marks import MARK
 from gateway.text.text_lengths import growth_of, longest_token, parts_of
 from protocol.errors import BadRequest, CheckpointError
 from runtime.byte_alphabet import BYTE_TOKEN, is_byte_level
 from runtime.files import read_fields
 
+BEHIND = "\n"  # no letter or digit behind it becomes a token with it
+NOTHING_AROUND: tuple[list[int], list[int]] = [], []
 SPECIAL_NAMES = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 SLICE_CHARS = 64 * 1024
 STRIDE_CHARS = 64 * 1024  # in each stride, at most MAX_TRIES places are tried
@@ -94,6 +97,7 @@ class TextTokenizer:
         self.special = special
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_texts = tuple(token.content for token in added.values() if token.special)
         self._token_bytes = None
         if is_byte_level(tokenizer):
             self._token_bytes = {skip: TokenBytes(tokenizer, self._skipped(skip)) for skip in (False, True)}
@@ -140,6 +144,31 @@ class TextTokenizer:
         if ids is not None and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]  # the text itself began with BOS
         return ids
+
+    def encode_rendered(self, text: str, most: int | None = None, *, add_special: bool = False) -> list[int] | None:
+        """Ids of a rendered conversation, in whose marks (plain_marks.py) no special token is."""
+        first, *others = text.split(MARK)
+        if not others:
+            return self.encode_prompt(text, most) if add_special else self.encode_plain(text, most)
+
+        before, after = (self._around or NOTHING_AROUND) if add_special else NOTHING_AROUND
+        ids = self.encode_plain(first, most)
+        known: dict[str, list[int] | None] = {}  # a hostile text has the same part again and again
+        for part in others:
+            if part not in known:
+                known[part] = self._encode_behind(part, most)
+            behind = known[part]
+            if ids is None or behind is None or (most is not None and len(ids) > most):
+                return None
+            ids += behind
+        return None if ids is None else [*before, *ids, *after]
+
+    def _encode_behind(self, text: str, most: int | None) -> list[int] | None:
+        """Ids of a text that goes on behind another one: a tokenizer that begins each text with a space adds none."""
+        lead, both = self._encode(BEHIND).ids, self.encode_plain(BEHIND + text, most)
+        if both is None or both[: len(lead)] == lead:
+            return both and both[len(lead) :]
+        return self.encode_plain(text, most)
 
     def _is_beyond(self, text: str, most: int) -> bool:
         """Whether a text that cannot be cut has far more than `most` tokens: whole, it could take gigabytes. Counts
@@ -190,6 +219,10 @@ class TextTokenizer:
             return bytes.fromhex(byte[1])
         once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return twice[len(once) :].encode()  # the first token of a text may lack its space
+
+    def name_of(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def _skipped(self, skip_special: bool) -> frozenset[int]:
         return self._special_ids if skip_special else frozenset()

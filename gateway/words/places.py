@@ -18,6 +18,9 @@ PROMPTS: Final[Place] = ("prompts",)
 FIRST_PROMPT: Final[Place] = (*PROMPTS, 0)  # a conversation is the only prompt of its Ask
 TEMPLATE: Final[Place] = (*FIRST_PROMPT, "template")
 VARIABLES: Final[Place] = (*FIRST_PROMPT, "variables")
+TURNS: Final[Place] = (*FIRST_PROMPT, "turns")
+TOOLS: Final[Place] = (*FIRST_PROMPT, "tools")
+CHOICE: Final[Place] = (*FIRST_PROMPT, "choice")
 NUM_CHOICES: Final[Place] = ("num_choices",)
 SAMPLING: Final[Place] = ("sampling",)
 MAX_TOKENS: Final[Place] = ("max_tokens",)
@@ -27,6 +30,7 @@ STOP_TOKEN_IDS: Final[Place] = ("stop_token_ids",)
 SHAPE: Final[Place] = ("shape",)
 SOURCE: Final[Place] = (*SHAPE, "source")
 PROMPT_SCORES: Final[Place] = ("prompt_scores",)
+TOKENS: Final[Place] = ("tokens",)  # ids whose text is asked for
 ABORT_IDS: Final[Place] = ("abort_ids",)
 
 

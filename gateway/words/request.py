@@ -1,12 +1,13 @@
 """What a client asks for, in no API's words. A dialect reads it from a body; nothing below a dialect sees the body.
 
-Ask --prompts--> PromptText | PromptIds | Conversation --turns--> Turn
+Ask --prompts--> PromptText | PromptIds | Conversation --turns--> Turn --parts--> Text | Reasoning | Call | Result
+                                              --tools--> Tool
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gateway.words.places import Origins
 
@@ -27,13 +28,68 @@ class PromptIds:
 
 
 @dataclass(frozen=True)
+class Text:
+    """What a turn says."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Thoughts before the answer of an assistant."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool. `id`: "" if the client has given none. `arguments`: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call has given. `call_id`: "" if the client does not say which call."""
+
+    call_id: str
+    text: str
+    is_error: bool = False
+
+
+Part = Text | Reasoning | Call | Result
+
+
+@dataclass(frozen=True)
 class Turn:
-    """One message of a conversation. `parts`: its texts, in order; None: it has no content. `more`: what else the
-    client has given, for the chat template."""
+    """One message of a conversation. Without a Text it has no content. `more`: what else the client has given, for the
+    chat template."""
 
     role: str
-    parts: tuple[str, ...] | None
+    parts: tuple[Part, ...]
     more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that an answer may call. `schema`: of its arguments; None: it has none. `strict`: calls follow it."""
+
+    name: str
+    description: str | None = None
+    schema: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Named:
+    """The choice of one tool, which the answer must call."""
+
+    name: str
+
+
+Choice = Literal["auto", "none", "required"] | Named
 
 
 @dataclass(frozen=True)
@@ -44,6 +100,10 @@ class Conversation:
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_special: bool = False
+    tools: Sequence[Tool] = ()
+    choice: Choice = "auto"
+    parallel: bool = True  # one answer may call several tools
+    opens_answer: bool = True  # the prompt goes up to where the assistant's answer begins
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from deploy.model_folder import check_capacity, check_context_length, find_model, has_tokenizer, model_name
+from deploy.model_folder import (
+    check_capacity,
+    check_context_length,
+    find_model,
+    find_tokenizer,
+    has_tokenizer,
+    model_name,
+)
 from protocol.errors import ConfigError
 
 
@@ -18,8 +25,10 @@ def test_what_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> N
     (tmp_path / "weights.safetensors").write_text("")
     with pytest.raises(ConfigError, match=r"--model: folder '/nowhere/x' does not exist$"):
         find_model("/nowhere/x")
-    with pytest.raises(ConfigError, match="'owner/name' does not exist; Baton serves local folders"):
+    with pytest.raises(ConfigError, match="'owner/name' is no folder here and not whole in the hub's cache"):
         find_model("owner/name")
+    with pytest.raises(ConfigError, match="'owner/name' does not exist; only --model may be a hub's name"):
+        find_tokenizer("owner/name")
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         find_model(str(tmp_path))
     with pytest.raises(ConfigError, match="is a file, expected a folder"):

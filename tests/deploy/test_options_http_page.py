@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from deploy.options import options_for
-from gateway.dialects.openai import fields as schemas
+from gateway.dialects.openai import conversation_fields
 from gateway.dialects.shared import sampling_fields
+from gateway.generation import conversations
 from gateway.http import protocol as http_protocol
 from gateway.http.errors import FAULTS
 from gateway.serving import admission
@@ -36,7 +37,9 @@ def test_what_is_fixed() -> None:
         ("depth of the JSON", strict_json.MAX_DEPTH),
         ("`[` and `{` in the body", strict_json.MAX_CONTAINERS),
         ("strings in the body", strict_json.MAX_STRINGS),
-        ("messages of a conversation", schemas.MAX_MESSAGES),
+        ("messages of a conversation", conversation_fields.MAX_MESSAGES),
+        ("tools of a conversation", conversations.MAX_TOOLS),
+        ("characters of the schemas of all tools together", conversations.MAX_SCHEMA_CHARS),
         ("characters of a stop string", sampling_fields.MAX_STOP_CHARS),
         ("`stop_token_ids`", sampling_fields.MAX_STOP_TOKEN_IDS),
         ("distance of `priority` from 0", LAST_PRIORITY),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.dialects.openai.fields import CompletionRequest
 from gateway.dialects.openai.unsupported import refuse_unsupported
 from protocol.errors import BadRequest
 from runtime.keys import read_api_keys
@@ -62,7 +63,7 @@ def test_litellm_is_told_to_drop_only_what_is_refused() -> None:
     [names] = re.findall(r"additional_drop_params: \[(.*?)\]\n", PAGE)
     for name in names.split(", "):
         with pytest.raises(BadRequest, match=f"^{name}: .* not supported"):
-            refuse_unsupported({name: 5})
+            refuse_unsupported({name: 5}, CompletionRequest)
 
 
 async def test_each_command(locked: Setting, tmp_path: Path) -> None:

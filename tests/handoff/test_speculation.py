@@ -167,7 +167,7 @@ def test_by_flag_the_requests_of_such_a_pair_decode_without_proposals(lacking: s
         requests.append((f"r{index}", prompt_of(f"r{index // 2}", 20), params, 1 + index % 3))
     served(cluster, *requests)
     (decode,) = cluster.decodes.values()
-    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_"))
+    assert not any(value for name, value in decode.planner.counters.items() if name.startswith("spec_proposed_"))
     expect_rest(cluster)
 
 

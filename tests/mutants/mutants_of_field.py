@@ -198,7 +198,7 @@ FIELD = (
     ),
     Mutant(
         "content that is absent is the word None",
-        "gateway/text/template_messages.py for_template",
+        "gateway/text/template_messages.py messages_of",
         "Absent()",
         "None",
         "a model reads a word that nobody has said",
@@ -206,7 +206,7 @@ FIELD = (
     ),
     Mutant(
         "fields that are null reach the template",
-        "gateway/text/template_messages.py for_template",
+        "gateway/text/template_messages.py messages_of",
         "_given(turn.more)",
         "turn.more",
         "a model reads None for a name",
@@ -215,8 +215,8 @@ FIELD = (
     Mutant(
         "arguments reach the template as text",
         "gateway/text/template_messages.py _arguments",
-        "Arguments(arguments, given)",
-        "given",
+        "Arguments(arguments, text)",
+        "text",
         "a model reads calls in quotes, as it was never trained to",
         tests=("tests/gateway/text/test_template_messages.py",),
     ),

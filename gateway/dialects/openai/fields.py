@@ -5,11 +5,11 @@ validation.py says what is wrong with a value, and translate.py checks the model
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field
 
+from gateway.dialects.openai.conversation_fields import EXAMPLE, ConversationFields, Messages
 from gateway.dialects.shared.grammar_fields import GrammarFields
 from gateway.dialects.shared.json_body import validated
 from gateway.dialects.shared.prompt_fields import PromptFields, check_prompt_fields
@@ -35,12 +35,8 @@ from protocol.logprobs import NumTop
 from protocol.messages_gateway import Priority
 
 MAX_BAD_WORDS = 1024
-MAX_MESSAGES = 10_000
-NEED_CONTENT = ("system", "developer", "user", "tool")  # an assistant may have called a tool and said nothing
-KnownRole = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_EFFORT_CHARS = 64
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -143,56 +139,14 @@ class CompletionRequest(GenerationRequest):
         return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
 
 
-class TextPart(BaseModel, strict=True):
-    """A part of a message's content. Only text is supported."""
-
-    type: Annotated[Literal["text"], told("The only type that is supported.", "text")]
-    text: Annotated[str, told("The parts' texts are joined without anything between them.", "Tell me a story.")]
-
-
-Content = str | Annotated[list[TextPart], Field(fail_fast=True)] | None
-
-
-class ChatMessage(BaseModel, strict=True, extra="allow"):
-    """One message. Other fields (`name`, `tool_calls`, ...) are passed to the chat template."""
-
-    role: Annotated[KnownRole, told("Who says it.", "user")]
-    content: Annotated[
-        Content,
-        Field(validate_default=True),
-        told("What is said. Only a message of `assistant` or `function` may lack it.", "Tell me a story."),
-    ] = None
-
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role") in NEED_CONTENT:
-            raise PydanticCustomError("no_content", "is missing")
-        return content
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ConversationFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[
-        list[ChatMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        told("The conversation so far, oldest message first.", [{"role": "user", "content": "Tell me a story."}]),
-    ]
-    chat_template: Annotated[
-        str | None, told("The name of one of the model's templates. Absent: `default`.", enum="templates")
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, told("Variables for the chat template.", {"enable_thinking": False})
-    ] = None
+    messages: Annotated[Messages, told("The conversation so far, oldest message first.", EXAMPLE)]
     logprobs: Annotated[bool | None, told("Log-probabilities of the answer's tokens.", True)] = None
     top_logprobs: Annotated[
         NumTop | None,
         told("With `logprobs`: those of so many of the likeliest tokens at each place, too. Absent: 0.", 0),
-    ] = None
-    reasoning_effort: Annotated[
-        Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None,
-        told("A variable for the chat template. Templates that do not have it ignore it.", "low"),
     ] = None
 
 

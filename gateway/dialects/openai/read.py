@@ -1,16 +1,20 @@
 """From a completion or a chat to what it asks for, and how the client writes each place of that."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import fields
 
+from gateway.dialects.openai.conversation_fields import ChatMessage, ConversationFields
 from gateway.dialects.openai.fields import (
     DEFAULT_COMPLETION_TOKENS,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
 )
+from gateway.dialects.openai.tool_fields import FunctionCall, FunctionFields, NamedTool
 from gateway.dialects.shared.grammar_fields import only_grammar
 from gateway.words.places import (
+    CHOICE,
     FIRST_PROMPT,
     MAX_TOKENS,
     MIN_TOKENS,
@@ -21,11 +25,29 @@ from gateway.words.places import (
     STOP_TOKEN_IDS,
     STOPS,
     TEMPLATE,
+    TOOLS,
+    TURNS,
     VARIABLES,
     Origins,
     field,
 )
-from gateway.words.request import Ask, Conversation, PromptIds, Prompts, PromptScores, PromptText, Sampling, Turn
+from gateway.words.request import (
+    Ask,
+    Call,
+    Conversation,
+    Named,
+    Part,
+    PromptIds,
+    Prompts,
+    PromptScores,
+    PromptText,
+    Reasoning,
+    Result,
+    Sampling,
+    Text,
+    Tool,
+    Turn,
+)
 from protocol.errors import BadRequest
 
 NAMES: Origins = {
@@ -44,7 +66,11 @@ OF_CHATS: Origins = {
     FIRST_PROMPT: field("messages"),
     TEMPLATE: field("chat_template"),
     VARIABLES: field("chat_template_kwargs"),
+    TOOLS: field("tools"),
+    CHOICE: field("tool_choice"),
+    (*CHOICE, "name"): field("tool_choice.function.name"),
 }
+RESULTS = ("tool", "function")  # roles whose messages are results of calls
 
 
 def ask_of_completion(request: CompletionRequest) -> Ask:
@@ -70,27 +96,84 @@ def ask_of_chat(request: ChatRequest) -> Ask:
             f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
             param="top_logprobs",
         )
-    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
-    conversation = Conversation(
-        [turn_of(message) for message in request.messages],
-        request.chat_template,
-        effort | (request.chat_template_kwargs or {}),
-        request.add_special_tokens is True,
-    )
+    conversation = conversation_of(request, request.messages, add_special=request.add_special_tokens is True)
     num_top = request.prompt_logprobs
     prompt_scores = None if num_top is None else PromptScores(num_top, 0, 1 + num_top)
     scores = (request.top_logprobs or 0) if request.logprobs else None
-    return _ask(request, (conversation,), OF_CHATS, None, scores, prompt_scores)
+    origins = origins_of(request.messages, conversation)
+    return _ask(request, (conversation,), origins, None, scores, prompt_scores)
+
+
+def conversation_of(
+    request: ConversationFields, messages: Sequence[ChatMessage], *, add_special: bool, opens_answer: bool = True
+) -> Conversation:
+    """The conversation of a chat. `add_special`, `opens_answer`: see Conversation."""
+    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+    choice = request.tool_choice
+    return Conversation(
+        [turn_of(message) for message in messages],
+        request.chat_template,
+        effort | (request.chat_template_kwargs or {}),
+        add_special,
+        [_tool(tool.function) for tool in request.tools or ()],
+        Named(choice.function.name) if isinstance(choice, NamedTool) else choice or "auto",
+        request.parallel_tool_calls is not False,
+        opens_answer,
+    )
+
+
+def _tool(function: FunctionFields) -> Tool:
+    return Tool(function.name, function.description, function.parameters, function.strict is True)
 
 
 def turn_of(message: ChatMessage) -> Turn:
     """One message. Fields that only chat templates know stay as they are."""
-    content = message.content
+    content, more = message.content, message.model_extra or {}
     if isinstance(content, list):
-        parts: tuple[str, ...] | None = tuple(part.text for part in content)
+        texts = [part.text for part in content] or [""]
     else:
-        parts = None if content is None else (content,)
-    return Turn(message.role, parts, message.model_extra or {})
+        texts = [] if content is None else [content]
+
+    if message.role in RESULTS:
+        return Turn("tool", (Result(message.tool_call_id or "", "".join(texts)),), more)
+    thoughts = message.reasoning_content or message.reasoning
+    parts: list[Part] = [Reasoning(thoughts)] if thoughts else []
+    parts += map(Text, texts)
+    parts += (_call(call.id or "", call.function) for call in message.tool_calls or ())
+    if message.function_call is not None:
+        parts.append(_call("", message.function_call))
+    return Turn(message.role, tuple(parts), more)
+
+
+def _call(call_id: str, function: FunctionCall) -> Call:
+    given = function.arguments
+    text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    return Call(call_id, function.name, text)
+
+
+def origins_of(messages: Sequence[ChatMessage], conversation: Conversation) -> Origins:
+    """How a chat writes the places of its conversation, whose turns are its messages."""
+    has_calls = any(message.tool_calls or message.function_call or message.role in RESULTS for message in messages)
+    if not has_calls and not conversation.tools:
+        return OF_CHATS
+
+    origins = dict(OF_CHATS)
+    for number in range(len(conversation.tools)):
+        path = f"tools.{number}.function"
+        origins[(*TOOLS, number, "name")] = field(f"{path}.name")
+        origins[(*TOOLS, number, "schema")] = field(f"{path}.parameters")
+
+    for number, (message, turn) in enumerate(zip(messages, conversation.turns, strict=True)):
+        calls = [f"tool_calls.{index}.function" for index in range(len(message.tool_calls or ()))]
+        paths = iter([*calls, "function_call"])
+        for position, part in enumerate(turn.parts):
+            where = (*TURNS, number, "parts", position)
+            if isinstance(part, Result):
+                origins[(*where, "call_id")] = field(f"messages.{number}.tool_call_id")
+            elif isinstance(part, Call):
+                origins[where] = field(path := f"messages.{number}.{next(paths)}")
+                origins[(*where, "arguments")] = field(f"{path}.arguments")
+    return origins
 
 
 def _ask(

@@ -121,7 +121,7 @@ def openai_call(route: Route[R], raw: bytes, limits: Limits, http_limits: HttpLi
     """All checks of a request that need no tokens. May run in a thread."""
     body = parse_json(raw)
     if isinstance(body, dict):
-        refuse_unsupported(body)
+        refuse_unsupported(body, route.body)
         check_list(body.get("prompt"), limits, "prompt")
     parsed = parse(route.body, body)
     ask = route.ask_of(parsed)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.dialects.shared.refusals import EMPTY, OFF, ON, ONE, ZERO, Table, each, refuse_misspelt, refuse_values
 from gateway.words.router_marks import refuse_marked
 
@@ -20,8 +20,8 @@ NEUTRAL: Table = {
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     **each("input_ids input_embeds prompt_embeds documents audio web_search_options prediction lora_path", EMPTY),
     "modalities": (["text"],),
-    **each("tools functions", EMPTY),
-    **each("tool_choice function_call", ("none", "auto")),  # auto without tools means none
+    "functions": EMPTY,
+    "function_call": ("none", "auto"),  # auto without functions means none
     # Ignoring one would end the answer at another token, or let the model think longer than asked.
     **each("max_new_tokens thinking_token_budget", ()),
     # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
@@ -32,6 +32,7 @@ NEUTRAL: Table = {
     **each("bootstrap_host bootstrap_port bootstrap_room disaggregated_params", EMPTY),
     **each("kv_transfer_params ec_transfer_params", EMPTY),
 }
+IN_COMPLETIONS: Table = {**NEUTRAL, "tools": EMPTY, "tool_choice": ("none", "auto")}
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
 # A router for vLLM's P2P transfer writes both addresses into the request's id, in the header or in one of these fields.
@@ -39,11 +40,12 @@ ID_FIELDS = ("request_id", "rid")
 KNOWN = tuple(dict.fromkeys((*ChatRequest.model_fields, *CompletionRequest.model_fields, *NEUTRAL, "best_of")))
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """BadRequest for the first field that is not supported and would change the answer, or is misspelt."""
+def refuse_unsupported(body: Mapping[str, Any], kind: type[GenerationRequest]) -> None:
+    """BadRequest for the first field of a request that is not supported and would change the answer, or is misspelt."""
+    table = NEUTRAL if kind is ChatRequest else IN_COMPLETIONS
     forbidden = [name for name, by in FORBIDDEN_BY.items() if body.get(by) == "none"]
-    refuse_values(body, {name: neutral for name, neutral in NEUTRAL.items() if name not in forbidden})
+    refuse_values(body, {name: neutral for name, neutral in table.items() if name not in forbidden})
     refuse_values(body, {"best_of": (1, body.get("n") or 1)})
     for name in ID_FIELDS:
         refuse_marked(name, [body.get(name)])
-    refuse_misspelt(body, KNOWN, NEUTRAL)
+    refuse_misspelt(body, KNOWN, IN_COMPLETIONS)

@@ -8,7 +8,13 @@ from protocol.errors import BadRequest
 
 CONTENT = "a string or a list of text parts"
 ITEMS = {"messages": "message", "text": "text", "sampling_params": "object"}  # what a list has
-UNIONS = {"content": CONTENT, "stop": "a string or a list of strings"}
+UNIONS = {
+    "content": CONTENT,
+    "stop": "a string or a list of strings",
+    "arguments": "the text of a JSON object",
+    "tool_choice": "'none', 'auto', 'required' or an object with the function's name",
+}
+PLACED = ("messages", "tools", "tool_choice", "sampling_params")  # `param` says which value within these is wrong
 PROMPTS = "a string, a list of strings, a list of token ids, or a list of such lists, none of them empty"
 
 
@@ -17,6 +23,8 @@ PROMPTS = "a string, a list of strings, a list of token ids, or a list of such l
 COMPLAINTS = {
     "missing": "is missing",
     "no_content": f"is missing, expected {CONTENT}",
+    "two_reasonings": "is another text than reasoning_content, expected one of them",
+    "other_role": "got {got}, expected it only in a message of assistant",
     "string_too_short": "is empty, expected at least one character",
     "too_short": "is empty, expected at least one {item}",
     "string_too_long": "has {size} characters, expected at most {max_length}",
@@ -47,7 +55,7 @@ def bad_request(error: ValidationError) -> BadRequest:
     if top == "prompt":
         what = "is missing" if first["type"] == "missing" else f"got {short(first['input'])}"
         return BadRequest(f"prompt: {what}, expected {PROMPTS}", param=top)
-    param = path if top in ("messages", "sampling_params") else top
+    param = path if top in PLACED else top
     return BadRequest(f"{path}: {_complaint(first, path)}", param=param)
 
 
@@ -64,7 +72,7 @@ def _progress(error: ErrorDetails) -> tuple[int, bool]:
 def _complaint(error: ErrorDetails, path: str) -> str:
     """What is wrong with one value and what was expected."""
     kind, value, field = error["type"], error["input"], path.rpartition(".")[2]
-    if kind.endswith("_type") and field in UNIONS:
+    if field in UNIONS and kind.endswith(("_type", "literal_error")):
         return f"got {short(value)}, expected {UNIONS[field]}"
 
     size = len(value) if isinstance(value, str | list) else 0

@@ -19,7 +19,7 @@ def test_they_travel_to_the_replicas_as_json() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"modell": "x"}, "args: unknown key 'modell', expected one of model, roles, control_port, drain_s"),
+        ({"modell": "x"}, "args: unknown key 'modell', expected one of model, revision, roles, control_port, drain_s"),
         ({"roles": ["prefill"]}, "args.roles: got prefill, expected decode too"),
         ({"roles": ["decode", "unified"]}, "args.roles: got decode, unified, expected prefill too"),
         ({"roles": ["unified", "unified"]}, "args.roles: got unified, unified, expected each role once"),

@@ -28,6 +28,12 @@ def test_a_file_without_flags_is_a_pair() -> None:
     assert cluster.claims == tuple(Claim(name, 1, 1, 0) for name in ("Gateway", "Prefill", "Decode"))
 
 
+def test_a_name_at_a_hub_stays_as_it_is_for_each_node() -> None:
+    found = read_cluster(yaml.safe_load(text_of(model="org/tiny", revision="v1")), KNOWN)
+    assert found.arguments.of_model == {"model": "org/tiny", "revision": "v1"}
+    assert read_cluster(yaml.safe_load(text_of(model="org/tiny")), KNOWN).arguments.of_model == {"model": "org/tiny"}
+
+
 def test_counts_and_flags_come_to_their_deployments() -> None:
     raw = yaml.safe_load(
         text_of(

@@ -71,12 +71,22 @@ SPECS = {"RayCluster": CLUSTER, "RayService": fields({}, serveConfigV2=TEXT, ray
 SERVICE = fields({}, selector=map_of(TEXT), ports=list_of(fields({"port": NUMBER}, name=TEXT)))
 
 
-def made(folder: Path, capsys: pytest.CaptureFixture[str], flags: str, words: str) -> str:
-    assert main(["ray", "config", "--model", "/models/model", *flags.split()]) == 0
+def made(folder: Path, capsys: pytest.CaptureFixture[str], flags: str, words: str, model: str = "/models/model") -> str:
+    assert main(["ray", "config", "--model", model, *flags.split()]) == 0
     file = folder / "baton.yaml"
     file.write_text(capsys.readouterr().out)
     assert main(["ray", "manifest", str(file), *words.split()]) == 0
     return capsys.readouterr().out
+
+
+def test_a_name_at_a_hub_is_no_volume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at_hub = cluster_of(made(tmp_path, capsys, "--revision v1", "1", "org/tiny"))
+    claims = [
+        [volume["name"] for volume in group["template"]["spec"]["volumes"]]
+        for cluster in (at_hub, cluster_of(made(tmp_path, capsys, "", "1")))
+        for group in cluster["workerGroupSpecs"]
+    ]
+    assert claims == [["shm"], ["shm"], ["shm", "models"], ["shm", "models"]]
 
 
 def cluster_of(text: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ COUNTERS = {
     "spilled_now": 1.0,
     "spec_proposed_0": 5.0,
     "spec_accepted_0": 4.0,
+    "spec_plain_launches": 7.0,
     "idle_launches": 6.0,
     "refused_messages": 3.0,
     "refused_connections_key": 1.0,

@@ -39,24 +39,29 @@ from tests.gateway.untold import UNTOLD
 ROUTES: dict[str, Route[Any]] = {"CompletionRequest": COMPLETIONS, "ChatRequest": CHATS}
 LIMITS = Limits(context_length=64, vocab_size=262, pool_tokens=48, prefill_pool_tokens=64, page_size=4, max_choices=8)
 HTTP = HttpLimits(max_choices=9, max_prompts=3, max_stop_strings=2)
+WITH_TOOLS = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}"
+WITH_TOOLS += "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}a"
 NAMES = ModelNames(("story", "tale"), "models/story/")
 
 
 class World:
     """A gateway's checks, and its schemas."""
 
-    def __init__(self, has_tokenizer: bool = True, add_bos: bool = False, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, has_tokenizer: bool = True, add_bos: bool = False, limits: Limits = LIMITS, tool_format: str | None = None
+    ) -> None:
         special = SpecialTokens({"eos_token": "<|eos|>", "bos_token": "<|bos|>"}, None, None)
         tokenizer = TextTokenizer(byte_tokenizer(add_bos), special) if has_tokenizer else None
         folder = ModelFolder(Path("story"), ModelBasics(64, 262, (EOS,)), SamplingParams(max_tokens=1))
-        templates = ChatTemplates({"default": TEMPLATE, "plain": TEMPLATE, "broken": "{% if"}, {})
-        self.translator = Translator(folder, tokenizer, templates)
+        sources = {"default": TEMPLATE if tool_format is None else WITH_TOOLS, "plain": TEMPLATE, "broken": "{% if"}
+        self.translator = Translator(folder, tokenizer, ChatTemplates(sources, {}), tool_format=tool_format)
         self.limits = limits
         self.bounds = Bounds(
             names=NAMES.all,
             templates=self.translator.template_names,
             takes_text=self.translator.takes_text,
             takes_empty_text=self.translator.takes_empty_text,
+            takes_tools=self.translator.takes_tools,
             limits=limits,
             http=HTTP,
         )
@@ -87,7 +92,7 @@ class World:
 
     def _openai(self, name: str, body: Any) -> Ask:
         if isinstance(body, dict):
-            refuse_unsupported(body)
+            refuse_unsupported(body, ROUTES[name].body)
             check_list(body.get("prompt"), self.limits)
         route = ROUTES[name]
         ask = route.ask_of(parse(route.body, body))
@@ -106,11 +111,13 @@ class World:
 
 
 @cache
-def world(has_tokenizer: bool = True, add_bos: bool = False) -> World:
-    return World(has_tokenizer, add_bos)
+def world(has_tokenizer: bool = True, add_bos: bool = False, tool_format: str | None = None) -> World:
+    return World(has_tokenizer, add_bos, tool_format=tool_format)
 
 
 LONG = "x" * 2000
+PROMPT: dict[str, Any] = {"prompt": "a"}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
 
 def some(*values: Any) -> st.SearchStrategy[Any]:
@@ -145,7 +152,46 @@ prompts = texts | lists | some([[1], [2]], [[1], []], [[]], [[1]] * 4, ["a"] * 4
 roles = some("system", "developer", "user", "assistant", "tool", "function", "wizard", 5)
 parts = some({"type": "text", "text": "a"}, {"type": "text"}, {"type": "image_url"}, {"text": "a"}, "a")
 contents = texts | st.lists(parts, max_size=2)
-message = st.fixed_dictionaries({}, optional={"role": roles, "content": contents, "name": flags}) | flags
+function = some({"name": "f"}, {"name": "f", "arguments": "{}"}, {"name": "f", "arguments": "5"}, {}, 5)
+call = st.fixed_dictionaries(
+    {}, optional={"id": some("1", 5), "type": some("function", "custom"), "function": function}
+)
+ids = some("1", "", 5)
+message = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": roles,
+            "content": contents,
+            "name": flags,
+            "tool_calls": st.lists(call, max_size=2) | flags,
+            "function_call": function,
+            "tool_call_id": ids,
+            "reasoning": some("", "a", 5),
+            "reasoning_content": some("", "a"),
+        },
+    )
+    | flags
+)
+tool = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": some("function", "custom"),
+            "function": some(
+                {"name": "f"}, {"name": "g", "parameters": {}}, {"name": "a b"}, {"name": "f", "strict": 1}, {}
+            ),
+        },
+    )
+    | flags
+)
+of_tools = {
+    "tools": st.lists(tool, max_size=2) | flags,
+    "tool_choice": some(
+        "none", "auto", "required", "any", 5, {}, {"type": "function", "function": {"name": "f"}}, {"type": "function"}
+    ),
+    "parallel_tool_calls": flags,
+}
 messages = st.lists(message, max_size=3) | flags
 
 
@@ -175,6 +221,37 @@ def test_completions(body: Any, has_tokenizer: bool, add_bos: bool) -> None:
 @given(bodies("messages", messages), st.booleans())
 def test_chat(body: Any, add_bos: bool) -> None:
     assert world(True, add_bos).disagreement("ChatRequest", body) is None
+
+
+@given(messages, st.fixed_dictionaries({}, optional=of_tools), st.sampled_from([None, "hermes"]))
+def test_chats_with_tools(said: Any, tooled: dict[str, Any], tool_format: str | None) -> None:
+    here = world(tool_format=tool_format)
+    for body in (CHAT | tooled, {"messages": said} | tooled):
+        assert here.disagreement("ChatRequest", body) is None
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "without_format", "with_format"),
+    [
+        ({"tools": [TOOL]}, False, True),
+        ({"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}, False, True),
+        ({"tools": [TOOL], "tool_choice": "none"}, True, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, False, True),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, False, True),
+        ({"tools": [], "tool_choice": "required"}, False, False),
+        ({"tools": [{}], "tool_choice": "none"}, False, False),
+        ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, False, False),
+        ({"tools": [], "tool_choice": "auto"}, True, True),
+    ],
+)
+def test_when_tools_are_taken(body: dict[str, Any], without_format: bool, with_format: bool) -> None:
+    for tool_format, is_taken in ((None, without_format), ("hermes", with_format)):
+        here = world(tool_format=tool_format)
+        assert here.allows("ChatRequest", CHAT | body) is is_taken, tool_format
+        assert (here.refusal("ChatRequest", CHAT | body) is None) is is_taken, tool_format
 
 
 sampling: dict[str, st.SearchStrategy[Any]] = {
@@ -217,10 +294,6 @@ def test_no_limit_is_known_yet() -> None:
         assert without.allows("CompletionRequest", body) and without.refusal("CompletionRequest", body) is None
     for body in ({"prompt": "a", "n": 10}, {"prompt": "a", "min_tokens": 17}, {"prompt": [2**31]}):
         assert not without.allows("CompletionRequest", body) and without.refusal("CompletionRequest", body)
-
-
-PROMPT: dict[str, Any] = {"prompt": "a"}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
 
 @pytest.mark.parametrize(

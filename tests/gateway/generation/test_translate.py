@@ -6,11 +6,12 @@ from typing import Any, get_args
 import pytest
 from tokenizers import Encoding
 
-from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, parse
 from gateway.dialects.openai.read import ask_of_chat, ask_of_completion
 from gateway.generation.translate import PreparedPrompt, Translator
 from gateway.text.chat_template import ChatTemplates, read_template_sources
 from gateway.text.model_folder import read_model_folder
+from gateway.text.plain_marks import PlainMarks
 from gateway.text.tokenizer import SLICE_CHARS, TextTokenizer, load_tokenizer
 from gateway.words.limits import Limits
 from gateway.words.request import Ask
@@ -19,6 +20,7 @@ from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason
 from runtime.settings import LogprobsMode
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
+from tests.gateway.tool_templates import TAGGED_JSON
 
 LIMITS = Limits(context_length=64, vocab_size=300)
 
@@ -257,3 +259,73 @@ def test_log_probabilities_that_are_asked_for(
     [prompt] = translator(folder, mode).prompts(request_, LIMITS)
     expected = None if num_top is None else LogprobsAsked(num_top, processed=mode == "processed_logprobs")
     assert prompt.sampling.logprobs == expected
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def tooled(path: Path, tool_format: str | None) -> Translator:
+    tokenizer = load_tokenizer(path)
+    assert tokenizer is not None
+    templates = ChatTemplates(read_template_sources(path), {}, plain=PlainMarks(tokenizer.special_texts))
+    return Translator(read_model_folder(path), tokenizer, templates, tool_format=tool_format)
+
+
+def test_tools_are_refused_as_long_as_no_format_of_calls_is_known(tmp_path: Path) -> None:
+    found = tooled(write_folder(tmp_path, byte_tokenizer(), template=TAGGED_JSON), None)
+    assert not found.takes_tools
+    with pytest.raises(BadRequest, match=r"^tools: .*--chat-template") as caught:
+        found.token_ids(chat(tools=[TOOL]), Limits())
+    assert caught.value.param == "tools"
+    forbidden = found.token_ids(chat(tools=[TOOL], tool_choice="none"), Limits())
+    assert forbidden == found.token_ids(chat(), Limits()), "they are not in the prompt"
+
+
+def test_tools_stand_in_the_prompt_if_the_format_of_calls_is_known(tmp_path: Path) -> None:
+    found = tooled(write_folder(tmp_path, byte_tokenizer(), template=TAGGED_JSON), "hermes")
+    assert found.takes_tools
+    for choice in ("auto", "none", "required"):
+        [ids] = found.token_ids(chat(tools=[TOOL], tool_choice=choice), Limits())
+        assert b'<tools>\n{"type": "function", "function": {"name": "add", ' in bytes(
+            each for each in ids if each < 256
+        )
+
+
+def test_a_template_without_tools_is_refused_by_the_name_of_the_format(folder: Path) -> None:
+    with pytest.raises(BadRequest, match=r"^tools: .*in the format hermes.*--chat-template"):
+        tooled(folder, "hermes").token_ids(chat(tools=[TOOL]), Limits())
+
+
+CALL: dict[str, Any] = {"id": "1", "function": {"name": "add", "arguments": "[5]"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL, TOOL]}, "tools.1.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"a": "x" * 270_000}}}]},
+         "tools.0.function.parameters"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+         "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages.0.tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.0.tool_calls.0.function.arguments"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "function_call": CALL["function"]}]},
+         "messages.1.function_call.arguments"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_tools_has_the_clients_own_path(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    found = tooled(write_folder(tmp_path, byte_tokenizer(), template=TAGGED_JSON), "hermes")
+    with pytest.raises(BadRequest) as caught:
+        found.token_ids(
+            ask_of_chat(parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}], **fields})), Limits()
+        )
+    assert caught.value.param == param and caught.value.message.startswith(f"{param}: ")
+
+
+def test_special_tokens_of_a_client_are_plain_text_in_a_chat_and_special_in_a_prompt(folder: Path) -> None:
+    found = tooled(folder, None)
+    [ids] = found.token_ids(chat("a<|end|>b"), Limits())
+    assert ids == [*b"<user>a<|end|>b", END, *b"<assistant>"]
+    assert found.token_ids(completion(prompt="a<|end|>b"), Limits()) == [[*b"a", END, *b"b"]]

@@ -183,6 +183,37 @@ BAD_GENERATE: Final[tuple[Fields, ...]] = (
     {"text": [TEXT] * 5000},
     {"text": "x " * 5000},
 )
+TOKENIZE: Final[tuple[Fields, ...]] = (
+    {"prompt": TEXT},
+    {"prompt": "caf\u00e9 \U0001f600<|im_end|>", "return_token_strs": True},
+    {"prompt": "", "model": "story"},
+    {"messages": MESSAGES},
+    {"messages": MESSAGES, "return_token_strs": True, "add_special_tokens": True},
+    {"messages": MESSAGES, "add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"},
+    {"messages": [{"role": "user", "content": "<|im_end|>"}], "tools": [], "return_token_strs": True},
+    {"prompt": "x " * 5000},
+    {},
+    {"prompt": TEXT, "messages": MESSAGES},
+    {"prompt": [1, 2]},
+    {"prompt": TEXT, "model": "other"},
+    {"prompt": TEXT, "return_token_strs": 1},
+    {"messages": []},
+    {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "add"}}]},
+    {"messages": [{"role": "tool", "content": "5", "tool_call_id": "1"}]},
+    {"messages": MESSAGES, "continue_final_message": True},
+    {"messages": MESSAGES, "add_generation_promt": False},
+)
+DETOKENIZE: Final[tuple[Fields, ...]] = (
+    {"tokens": IDS},
+    {"tokens": [1, 70, 2, 0], "model": "story"},
+    {"tokens": []},
+    {},
+    {"tokens": "a"},
+    {"tokens": [[1]]},
+    {"tokens": [1, -1]},
+    {"tokens": [1, 99999]},
+    {"tokens": IDS, "model": "other"},
+)
 OTHER_ROUTES: Final[tuple[tuple[str, str, Fields | None], ...]] = (
     *(
         ("GET", path, None)
@@ -217,7 +248,7 @@ class Ask:
 
 def all_asks() -> list[Ask]:
     """All of them; each name once."""
-    found = [*_answered(), *_refused(), *_failing(), *_others()]
+    found = [*_answered(), *_refused(), *_failing(), *_others(), *_tokenized()]
     assert len({each.name for each in found}) == len(found), "two asks have one name"
     return found
 
@@ -282,3 +313,9 @@ def _others() -> Iterator[Ask]:
             head, content = post(path, raw)
             name = f"{fleet}: {method} {path}{'' if body is None else f' {json.dumps(body)}'}"
             yield Ask(name, (head.replace(b"POST", method.encode(), 1), content), fleet)
+
+
+def _tokenized() -> Iterator[Ask]:
+    for path, bodies_of_path in (("/tokenize", TOKENIZE), ("/detokenize", DETOKENIZE)):
+        for body in bodies_of_path:
+            yield _posted(path, body)

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.openai.fields import ChatMessage
+from gateway.dialects.openai.conversation_fields import ChatMessage
 from gateway.dialects.openai.read import turn_of
 from gateway.text.chat_template import ChatTemplates
-from gateway.text.template_messages import Absent, for_template
+from gateway.text.template_messages import NO_ARGUMENTS, REASONING_NAMES, Absent, messages_of, tools_of
+from gateway.words.places import Fault
+from gateway.words.request import Call, Reasoning, Result, Text, Tool, Turn
 
 # What templates of real models do with an assistant's message, in short.
 QWEN = (
@@ -44,7 +46,8 @@ MODELS = {"qwen": QWEN, "llama": LLAMA, "deepseek": DEEPSEEK, "mistral": MISTRAL
 
 
 def normalised(**fields: Any) -> dict[str, Any]:
-    return for_template(turn_of(ChatMessage.model_validate({"role": "assistant", **fields})))
+    [message] = messages_of(turn_of(ChatMessage.model_validate({"role": "assistant", **fields})), ("turns", 0))
+    return message
 
 
 def render(source: str, **fields: Any) -> str:
@@ -74,15 +77,52 @@ def test_no_calls_are_no_calls(name: str, calls: dict[str, Any]) -> None:
 def test_a_call_without_arguments_has_none(arguments: Any) -> None:
     for name in ("qwen", "llama", "deepseek", "mistral"):
         assert render(MODELS[name], tool_calls=called(arguments)) == "<f>{}"
-    function = {"name": "f"}
-    assert normalised(function_call=function)["function_call"]["arguments"] == {}
+    [call] = normalised(function_call={"name": "f"})["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": {}}
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "5", '"x"', "null", '{"a": 1, "a": 2}', '{"a": NaN}', 7, [1]])
-def test_what_is_no_object_stays_as_it_is(arguments: Any) -> None:
-    found = normalised(tool_calls=called(arguments))
-    assert found["tool_calls"] == called(arguments)
-    assert type(found["tool_calls"][0]["function"]["arguments"]) is type(arguments)
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "5", '"x"', "null", '{"a": 1, "a": 2}', '{"a": NaN}'])
+def test_arguments_that_are_no_object_are_a_fault_of_their_place(arguments: str) -> None:
+    turn = Turn("assistant", (Text("a"), Call("1", "f", "{}"), Call("2", "g", arguments)))
+    with pytest.raises(Fault, match=r"got .*, expected the text of a JSON object") as caught:
+        list(messages_of(turn, ("turns", 4)))
+    assert caught.value.at == ("turns", 4, "parts", 2, "arguments")
+
+
+def test_a_turn_of_several_results_is_several_messages() -> None:
+    results = (Result("1", "a"), Result("2", "b", is_error=True), Result("", "c"))
+    told = [
+        {"role": "tool", "name": "f", "content": "a", "tool_call_id": "1"},
+        {"role": "tool", "name": "f", "content": "b", "tool_call_id": "2", "is_error": True},
+        {"role": "tool", "name": "f", "content": "c"},
+    ]
+    assert list(messages_of(Turn("user", results, {"name": "f"}), ())) == told
+    both = list(messages_of(Turn("user", (*results, Text("d")), {"name": "f"}), ()))
+    assert both == [*told, {"role": "user", "name": "f", "content": "d"}]
+
+
+def test_reasoning_has_the_names_that_templates_know() -> None:
+    [message] = messages_of(Turn("assistant", (Reasoning("a"), Text("b"), Text("c"))), ())
+    assert message == {"role": "assistant", "content": "bc", **dict.fromkeys(REASONING_NAMES, "a")}
+
+
+def test_arguments_as_the_template_takes_them() -> None:
+    turn = Turn("assistant", (Call("1", "f", ' {"a": 1}'), Call("", "g", " ")))
+    [as_object], [as_text] = (list(messages_of(turn, (), form)) for form in ("object", "text"))
+    assert [call["function"]["arguments"] for call in as_object["tool_calls"]] == [{"a": 1}, {}]
+    assert [call["function"]["arguments"] for call in as_text["tool_calls"]] == [' {"a": 1}', "{}"]
+    assert all(type(call["function"]["arguments"]) is str for call in as_text["tool_calls"])
+    assert "id" not in as_object["tool_calls"][1] and list(as_object["tool_calls"][0]) == ["id", "type", "function"]
+
+
+def test_tools_in_the_shape_of_openai() -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {}}}
+    found = tools_of([Tool("f", "It adds.", schema, strict=True), Tool("g")])
+    assert [tool["type"] for tool in found] == ["function", "function"]
+    assert [list(tool["function"].items()) for tool in found] == [
+        [("name", "f"), ("description", "It adds."), ("parameters", schema)],
+        [("name", "g"), ("parameters", NO_ARGUMENTS)],
+    ]
 
 
 def test_content_that_is_absent_equals_none_and_no_text() -> None:
@@ -105,19 +145,17 @@ objects = st.dictionaries(st.text("abé", max_size=3), json_values, max_size=3)
 PRINTED = ("{{ %s }}", "{{ '' + %s }}", "{{ %s + '' }}", "{{ %s ~ '' }}", "{{ %s | trim }}")
 
 
-@given(objects, st.sampled_from(["function", None, "function_call"]), st.booleans(), st.sampled_from(PRINTED))
+@given(objects, st.booleans(), st.booleans(), st.sampled_from(PRINTED))
 def test_arguments_as_text_and_as_an_object_render_alike(
-    arguments: dict[str, Any], field: str | None, is_ascii: bool, printing: str
+    arguments: dict[str, Any], is_old: bool, is_ascii: bool, printing: str
 ) -> None:
     text = json.dumps(arguments, ensure_ascii=is_ascii)
 
     def message(given: Any) -> dict[str, Any]:
         function = {"name": "f", "arguments": given}
-        if field == "function_call":
-            return {"function_call": function}
-        return {"tool_calls": [function if field is None else {"function": function, "id": None}]}
+        return {"function_call": function} if is_old else {"tool_calls": [{"function": function, "id": None}]}
 
-    place = {"function": "tool_calls[0].function", None: "tool_calls[0]", "function_call": "function_call"}[field]
+    place = "tool_calls[0].function"
     reading = "{{ messages[0]." + place + ".arguments | tojson }}"
     assert json.loads(render(reading, **message(text))) == arguments
     assert render(reading, **message(text)) == render(reading, **message(arguments))
@@ -127,7 +165,7 @@ def test_arguments_as_text_and_as_an_object_render_alike(
     assert json.loads(render(source, **message(arguments))) == arguments
 
 
-EXTRA = ("name", "refusal", "tool_calls", "function_call", "reasoning_content")
+EXTRA = ("name", "refusal", "tool_calls", "function_call", "reasoning_content", "reasoning", "tool_call_id")
 
 
 @given(st.dictionaries(st.sampled_from(("content", *EXTRA)), st.none()))

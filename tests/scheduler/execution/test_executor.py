@@ -266,7 +266,7 @@ def test_a_step_is_a_graphs_if_all_ranks_replay_one_until_it_is_over(max_graphed
 def test_a_step_runs_from_when_the_executor_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other ranks wait for it, although its lengths or masks are not there yet."""
     executor = make_executor(ManualStream())
-    monkeypatch.setattr(executor.launcher, "is_ready", lambda running, masking: False)
+    monkeypatch.setattr(executor.launcher, "is_ready", lambda plan, running, masking: False)
     steps_of(executor).submit(Plan(1))
     assert (executor.running_step, executor.replayed_step) == (1, 0) and not executor.launches
     monkeypatch.undo()

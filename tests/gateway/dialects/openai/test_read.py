@@ -4,10 +4,39 @@ from typing import Any
 
 import pytest
 
+from gateway.dialects.openai.conversation_fields import OF_ASSISTANTS
 from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, GenerationRequest, parse
 from gateway.dialects.openai.read import OF_CHATS, OF_COMPLETIONS, ask_of_chat, ask_of_completion
-from gateway.words.places import MAX_TOKENS, PROMPT_SCORES, PROMPTS, SHAPE, SOURCE, Fault, Origins, field, named
-from gateway.words.request import Ask, Conversation, Grammar, PromptIds, PromptScores, PromptText, Turn
+from gateway.words.places import (
+    CHOICE,
+    MAX_TOKENS,
+    PROMPT_SCORES,
+    PROMPTS,
+    SHAPE,
+    SOURCE,
+    TOOLS,
+    TURNS,
+    Fault,
+    Origins,
+    field,
+    named,
+)
+from gateway.words.request import (
+    Ask,
+    Call,
+    Choice,
+    Conversation,
+    Grammar,
+    Named,
+    PromptIds,
+    PromptScores,
+    PromptText,
+    Reasoning,
+    Result,
+    Text,
+    Tool,
+    Turn,
+)
 from protocol.errors import BadRequest
 
 
@@ -46,7 +75,7 @@ def test_turns_keep_what_only_templates_know() -> None:
     messages = [{"role": "user", "content": parts, "name": "me"}, {"role": "assistant", "content": None}]
     [conversation] = chat(messages=messages, chat_template="x").prompts
     assert isinstance(conversation, Conversation) and conversation.template == "x" and not conversation.add_special
-    assert conversation.turns == [Turn("user", ("b", "c"), {"name": "me"}), Turn("assistant", None)]
+    assert conversation.turns == [Turn("user", (Text("b"), Text("c")), {"name": "me"}), Turn("assistant", ())]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +142,151 @@ def test_the_field_of_a_grammar() -> None:
         chat(regex="a", guided_json={})
 
 
+def conversation(**fields: Any) -> Conversation:
+    [only] = chat(**fields).prompts
+    assert isinstance(only, Conversation)
+    return only
+
+
+AGENT: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "b",
+        "reasoning_content": "r",
+        "reasoning": "r",
+        "refusal": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}},
+            {"function": {"name": "g", "arguments": {"y": "\u00e9"}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+    {"role": "assistant", "reasoning": "s", "function_call": {"name": "h"}},
+    {"role": "function", "name": "h", "content": "e"},
+    {"role": "assistant", "content": []},
+]
+
+
+def test_calls_results_and_reasoning_are_parts() -> None:
+    calls = (Call("1", "f", '{"x":  1}'), Call("", "g", '{"y": "\u00e9"}'))
+    assert conversation(messages=AGENT).turns == [
+        Turn("user", (Text("a"),)),
+        Turn("assistant", (Reasoning("r"), Text("b"), *calls), {"refusal": None}),
+        Turn("tool", (Result("1", "cd"),)),
+        Turn("assistant", (Reasoning("s"), Call("", "h", "{}"))),
+        Turn("tool", (Result("", "e"),), {"name": "h"}),
+        Turn("assistant", (Text(""),)),
+    ]
+
+
+def test_places_of_calls_and_results() -> None:
+    ask = chat(messages=AGENT)
+    for place, name in (
+        ((1, "parts", 2, "arguments"), "messages.1.tool_calls.0.function.arguments"),
+        ((1, "parts", 3), "messages.1.tool_calls.1.function"),
+        ((1, "parts", 3, "arguments"), "messages.1.tool_calls.1.function.arguments"),
+        ((2, "parts", 0, "call_id"), "messages.2.tool_call_id"),
+        ((3, "parts", 1, "arguments"), "messages.3.function_call.arguments"),
+    ):
+        assert written(ask, *TURNS, *place) == name
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+TOOL_FIELDS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "g", "description": None}, "cache_control": {}},
+]
+
+
+def test_tools() -> None:
+    found = conversation(tools=TOOL_FIELDS, parallel_tool_calls=False)
+    assert found.tools == [Tool("f", "d", SCHEMA, strict=True), Tool("g")] and not found.parallel
+    assert conversation(tools=[]).tools == [] and conversation(parallel_tool_calls=None).parallel
+    ask = chat(tools=TOOL_FIELDS)
+    assert written(ask, *TOOLS, 1, "name") == "tools.1.function.name" and written(ask, *TOOLS) == "tools"
+    assert written(ask, *TOOLS, 0, "schema") == "tools.0.function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        (None, "auto"),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "none"}}, Named("none")),
+    ],
+)
+def test_the_choice_of_a_tool(given: Any, choice: Choice) -> None:
+    ask = chat(tool_choice=given)
+    assert conversation(tool_choice=given).choice == choice
+    assert (written(ask, *CHOICE), written(ask, *CHOICE, "name")) == ("tool_choice", "tool_choice.function.name")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "what"),
+    [
+        ({"tools": 5}, "tools", "got 5, expected an array"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "is missing"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type", "got 'custom', expected 'function'"),
+        (
+            {"tools": [*TOOL_FIELDS, {"type": "function", "function": {"name": "h", "parameters": []}}]},
+            "tools.2.function.parameters",
+            "got [], expected an object",
+        ),
+        ({"tool_choice": "any"}, "tool_choice", "got 'any', expected 'none', 'auto', 'required' or an object with"),
+        ({"tool_choice": 5}, "tool_choice", "got 5, expected 'none', 'auto', 'required' or an object with"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name", "is missing"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "got 'allowed_tools', expected 'function'"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "got 1, expected true or false"),
+    ],
+)
+def test_what_tools_may_not_be(fields: dict[str, Any], param: str, what: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param and caught.value.message.startswith(f"{param}: {what}")
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "what"),
+    [
+        ({"tool_calls": [{"a": 1}]}, "tool_calls.0.function", "is missing"),
+        ({"tool_calls": [{"function": {}}]}, "tool_calls.0.function.name", "is missing"),
+        ({"tool_calls": [{"type": "custom", "function": {"name": "f"}}]}, "tool_calls.0.type", "got 'custom'"),
+        ({"tool_calls": {}}, "tool_calls", "got {}, expected an array"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+            "tool_calls.0.function.arguments",
+            "got [1], expected the text of a JSON object",
+        ),
+        ({"role": "user", "content": "a", "reasoning": "b"}, "reasoning", "got 'b', expected it only in a message of"),
+        (
+            {"role": "tool", "content": "a", "tool_calls": [{"function": {"name": "f"}}]},
+            "tool_calls",
+            'got [{"function": {"name": "f"}}], expected it only in a message of assistant',
+        ),
+        ({"reasoning": 5}, "reasoning", "got 5, expected a string"),
+        ({"reasoning": "a", "reasoning_content": "b"}, "reasoning", "is another text than reasoning_content"),
+        ({"role": "tool", "content": "a", "tool_call_id": 5}, "tool_call_id", "got 5, expected a string"),
+    ],
+)
+def test_what_calls_and_results_may_not_be(message: dict[str, Any], name: str, what: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(messages=[{"role": "user", "content": "a"}, {"role": "assistant", **message}])
+    assert caught.value.param == f"messages.1.{name}"
+    assert caught.value.message.startswith(f"messages.1.{name}: {what}"), caught.value.message
+
+
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_empty_fields_of_the_assistant_stand_anywhere(empty: Any) -> None:
+    names = ("tool_calls",) if empty == [] else ("reasoning", "reasoning_content") if empty == "" else OF_ASSISTANTS
+    message = {"role": "user", "content": "a", **dict.fromkeys(names, empty)}
+    assert conversation(messages=[message]).turns == [Turn("user", (Text("a"),))]
+
+
 @pytest.mark.parametrize(("kind", "origins"), [(CompletionRequest, OF_COMPLETIONS), (ChatRequest, OF_CHATS)])
 def test_each_place_has_the_name_of_a_field(kind: type[GenerationRequest], origins: Origins) -> None:
-    assert {origin.path for origin in origins.values()} <= set(kind.model_fields)
+    assert {origin.path.partition(".")[0] for origin in origins.values()} <= set(kind.model_fields)
     assert all(origin == field(origin.path) for origin in origins.values())

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.openai.unsupported import KNOWN, NEUTRAL, refuse_unsupported
+from gateway.dialects.openai.fields import ChatRequest, CompletionRequest
+from gateway.dialects.openai.unsupported import IN_COMPLETIONS, KNOWN, refuse_unsupported
 from gateway.dialects.shared.refusals import MAX_UNKNOWN, refuse_misspelt
 from gateway.words.router_marks import refuse_marked
 from protocol.errors import BadRequest
@@ -14,7 +15,7 @@ P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
     "body",
     [
         {},
-        dict.fromkeys(NEUTRAL),
+        dict.fromkeys(IN_COMPLETIONS),
         {"return_logprob": False, "use_beam_search": False, "suffix": ""},
         {"length_penalty": 1, "typical_p": 1.0, "min_new_tokens": 0.0, "logits_processors": []},
         {"length_penalty": 1.0, "tools": [], "tool_choice": "none"},
@@ -30,18 +31,27 @@ P2P_ID = "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_83ad0f"
     ],
 )
 def test_neutral_values_pass(body: dict[str, Any]) -> None:
-    refuse_unsupported(body)
-    assert set(body) <= set(NEUTRAL) | {"n", "best_of", "reasoning_effort", "request_id", "rid"}
+    for kind in (CompletionRequest, ChatRequest):
+        refuse_unsupported(body, kind)
+    assert set(body) <= set(IN_COMPLETIONS) | {"n", "best_of", "reasoning_effort", "request_id", "rid"}
 
 
 @pytest.mark.parametrize(("field", "choice"), [("tools", "tool_choice"), ("functions", "function_call")])
 def test_tools_that_the_request_forbids_change_nothing(field: str, choice: str) -> None:
     body: dict[str, Any] = {field: [{"type": "function", "function": {"name": "add"}}]}
-    refuse_unsupported(body | {choice: "none"})
+    refuse_unsupported(body | {choice: "none"}, CompletionRequest)
     for value in (None, "auto"):
         with pytest.raises(BadRequest) as caught:
-            refuse_unsupported(body | {choice: value})
+            refuse_unsupported(body | {choice: value}, CompletionRequest)
         assert caught.value.param == field
+
+
+def test_a_chat_may_have_tools_but_no_functions() -> None:
+    refuse_unsupported({"tools": [{}], "tool_choice": "required", "parallel_tool_calls": False}, ChatRequest)
+    for name in ("functions", "function_call"):
+        with pytest.raises(BadRequest, match="not supported") as caught:
+            refuse_unsupported({name: [{"name": "add"}]}, ChatRequest)
+        assert caught.value.param == name
 
 
 @pytest.mark.parametrize("mark", ["___prefill_addr_10.0.1.2:21001", "x___decode_addr_[::1]:9_y", P2P_ID])
@@ -54,7 +64,7 @@ def test_a_request_id_that_a_router_has_marked(mark: str) -> None:
 
 def is_misspelt(body: dict[str, Any]) -> bool:
     try:
-        refuse_misspelt(body, KNOWN, NEUTRAL)
+        refuse_misspelt(body, KNOWN, IN_COMPLETIONS)
     except BadRequest:
         return True
     return False

@@ -1,0 +1,83 @@
+"""Checks of a conversation: its tools, the choice among them, and that each result follows its call. Pure."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.generation.checks import refuse
+from gateway.text.chat_template import ChatTemplates
+from gateway.words.complaints import short
+from gateway.words.places import CHOICE, TOOLS, TURNS
+from gateway.words.request import Call, Conversation, Named, Result, Tool, Turn
+
+MAX_TOOLS: Final = 1024
+MAX_SCHEMA_CHARS: Final = 262_144  # of all tools together
+TOOL_NAME: Final = "^[A-Za-z0-9_.-]{1,128}$"
+HINT: Final = "--chat-template can give another"
+
+
+def check_conversation(conversation: Conversation) -> None:
+    """Fault if its tools, its choice or its results make no sense, whatever the model is."""
+    _check_tools(conversation.tools)
+    _check_choice(conversation)
+    _check_results(conversation.turns)
+
+
+def check_format(conversation: Conversation, templates: ChatTemplates, tool_format: str | None) -> None:
+    """Fault if this model cannot be told of the tools or the calls. `tool_format`: the name of the format in which its
+    answers call tools; None: no format is known."""
+    if conversation.tools and tool_format is None:
+        refuse(TOOLS, f"the model's chat template renders no tools in a format of calls that Baton knows; {HINT}")
+
+    with_tools = bool(conversation.tools)
+    if with_tools and not templates.shows_tools(conversation.template):
+        refuse(TOOLS, f"the chat template renders no tools, so no calls in the format {tool_format}; {HINT}")
+
+    for index, turn in enumerate(conversation.turns):
+        for position, part in enumerate(turn.parts):
+            if isinstance(part, Call) and not templates.shows_calls(conversation.template, with_tools=with_tools):
+                refuse((*TURNS, index, "parts", position), f"the chat template renders no calls of tools; {HINT}")
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        refuse(TOOLS, f"has {len(tools)} items, expected at most {MAX_TOOLS}")
+
+    known, num_chars = set[str](), 0
+    for index, tool in enumerate(tools):
+        where = (*TOOLS, index, "name")
+        if not re.fullmatch(TOOL_NAME, tool.name):
+            refuse(where, f"got {short(tool.name)}, expected 1 to 128 letters, digits, '_', '-' or '.'")
+        if tool.name in known:
+            refuse(where, f"got {short(tool.name)} twice, expected each name once")
+        known.add(tool.name)
+
+        num_chars += len(json.dumps(tool.schema))
+        if num_chars > MAX_SCHEMA_CHARS:
+            what = "its schema and those before have more than"
+            refuse((*TOOLS, index, "schema"), f"{what} {MAX_SCHEMA_CHARS} characters, expected at most so many")
+
+
+def _check_choice(conversation: Conversation) -> None:
+    choice, tools = conversation.choice, conversation.tools
+    if not tools and (choice == "required" or isinstance(choice, Named)):
+        refuse(CHOICE, "got a call that must be made, but no tools, expected ", TOOLS, " beside it")
+    if isinstance(choice, Named) and all(tool.name != choice.name for tool in tools):
+        refuse((*CHOICE, "name"), f"got {short(choice.name)}, expected the name of one of ", TOOLS)
+
+
+def _check_results(turns: Sequence[Turn]) -> None:
+    """Fault for a result whose call is not in a turn before. One that names no call passes."""
+    known = set[str]()
+    for index, turn in enumerate(turns):
+        for position, part in enumerate(turn.parts):
+            if isinstance(part, Result) and part.call_id and part.call_id not in known:
+                calls = (part for later in turns[index:] for part in later.parts if isinstance(part, Call))
+                is_early = any(call.id == part.call_id for call in calls)
+                what = "the call is in a later message" if is_early else "no message has a call with this id"
+                refuse(
+                    (*TURNS, index, "parts", position, "call_id"),
+                    f"got {short(part.call_id)}, but {what}: expected the id of a call before",
+                )
+        known |= {part.id for part in turn.parts if isinstance(part, Call)}

@@ -1,0 +1,170 @@
+"""A model by its name at a hub, against a stub of the hub on a loopback port."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from deploy.hub import download, is_hub_name
+from deploy.model_folder import find_model, is_at_hub, is_checkpoint, model_elsewhere, model_name
+from protocol.errors import ConfigError
+from tests.deploy.hub_stub import COMMIT, OLD_COMMIT, StubHub, running_hub
+
+STORY = Path(__file__).resolve().parents[2] / "models/story"
+NEEDED = {
+    "config.json": b'{"max_position_embeddings": 64}',
+    "tokenizer.json": b"{}",
+    "model-00001-of-00002.safetensors": b"w" * 5000,
+    "model.safetensors.index.json": b"{}",
+    "chat_template.jinja": b"x",
+    "additional_chat_templates/tool_use.jinja": b"y",
+}
+NOT_NEEDED = dict.fromkeys(
+    ("README.md", "pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "consolidated.safetensors"),
+    b"z",
+)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StubHub]:
+    with running_hub(StubHub({"org/tiny": NEEDED | NOT_NEEDED})) as found:
+        monkeypatch.setattr(constants, "ENDPOINT", found.url)
+        files = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.url + files)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.chdir(tmp_path)
+        yield found
+        close_session()
+
+
+def refusal(name: str, revision: str | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        find_model(name, revision)
+    assert "\n" not in caught.value.message and len(caught.value.message) < 400
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["org/name", "Qwen/Qwen3-0.6B", "a/b_c.d-e"])
+def test_names_at_a_hub(name: str) -> None:
+    assert is_hub_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["name", "/org/name", "./name", "~/name", "a/b/c", "a/", "/b", "a/.b", "", "a b/c", "a/b\n"]
+)
+def test_what_is_no_name_at_a_hub(name: str) -> None:
+    assert not is_hub_name(name)
+
+
+def test_only_what_baton_reads_is_downloaded_and_that_once(hub: StubHub) -> None:
+    folder = find_model("org/tiny")
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(NEEDED)
+    assert all((folder / name).read_bytes() == raw for name, raw in NEEDED.items())
+    assert hub.files_sent() == set(NEEDED) and model_name(folder) == "org/tiny" and folder.name == COMMIT
+
+    hub.asked.clear()
+    assert find_model("org/tiny") == folder and not hub.files_sent()
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: StubHub) -> None:
+    assert find_model("org/tiny", "v1").name == OLD_COMMIT == find_model("org/tiny", OLD_COMMIT).name
+    error = refusal("org/tiny", "v2")
+    assert error.param == "revision" and error.message.startswith(
+        "--revision: got 'v2', which 'org/tiny' does not have"
+    )
+
+
+def test_a_folder_of_that_name_wins(hub: StubHub, tmp_path: Path) -> None:
+    assert is_at_hub("org/tiny") and model_elsewhere("org/tiny") == "org/tiny" and not is_checkpoint("org/tiny")
+    folder = tmp_path / "org/tiny"
+    folder.mkdir(parents=True)
+    assert "has no config.json" in refusal("org/tiny").message
+    (folder / "config.json").write_text("{}")
+    assert find_model("org/tiny") == folder and not hub.asked
+    assert model_elsewhere("org/tiny") == str(folder) and is_checkpoint("org/tiny")
+    for name in ("org/tiny", None):
+        with pytest.raises(ConfigError, match=r"^--revision: got 'v1', but the model is a folder") as caught:
+            find_model(name, "v1")
+        assert caught.value.param == "revision"
+
+
+def test_a_model_that_the_hub_does_not_have(hub: StubHub) -> None:
+    assert f"'org/none' is neither a folder here nor a model at {hub.url}" in refusal("org/none").message
+
+
+def test_a_model_without_a_configuration(hub: StubHub) -> None:
+    hub.models = {"org/tiny": {"tokenizer.json": b"{}"}}
+    assert "has no config.json" in refusal("org/tiny").message
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("private", "a private one needs a token"), ("gated", "needs its terms accepted")]
+)
+def test_a_token_opens_what_it_is_for(hub: StubHub, monkeypatch: pytest.MonkeyPatch, field: str, words: str) -> None:
+    setattr(hub, field, "org/tiny")
+    error = refusal("org/tiny")
+    assert words in error.message and "HF_TOKEN" in error.message and hub.tokens == {""}
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert find_model("org/tiny").name == COMMIT and hub.token in hub.tokens
+    assert hub.token not in error.message
+
+
+def test_without_a_hub_the_cache_is_enough_or_a_sentence_says_what_to_do(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = download("org/tiny", None)
+    for name, value, words in (
+        ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE forbids to ask a hub"),
+        ("ENDPOINT", "http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, name, value)
+            hub.asked.clear()
+            assert find_model("org/tiny") == folder
+            message = refusal("org/other").message
+            assert words in message and "name its folder with --model" in message and not hub.asked
+
+    (folder / "config.json").unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "not whole in the hub's cache" in refusal("org/tiny").message
+
+
+def test_a_cache_that_cannot_be_written(hub: StubHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
+    assert refusal("org/tiny").message.startswith(f"--model: cannot download 'org/tiny' from {hub.url}: ")
+
+
+def test_a_download_that_ends_in_the_middle(hub: StubHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.broken_file = "model-00001-of-00002.safetensors"
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)  # between its own tries
+    message = refusal("org/tiny").message
+    assert "cannot download 'org/tiny'" in message and hub.broken_file in hub.files_sent()
+    hub.broken_file = ""
+    assert (find_model("org/tiny") / "model-00001-of-00002.safetensors").read_bytes() == b"w" * 5000
+
+
+@pytest.mark.slow
+def test_baton_serves_a_model_of_a_hub(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in STORY.iterdir() if path.is_file()}
+    with running_hub(StubHub({"org/story": files}, private="org/story")) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_TOKEN": hub.token}
+        done = subprocess.run(
+            [sys.executable, "-m", "deploy", "demo", "--model", "org/story", "--revision", "v1", "--max-tokens", "8"],
+            env=environment | {"HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "org/story on " in done.stdout and hub.files_sent() and "Fetching" in done.stderr, "and how far it is"
+
+        lone = subprocess.run(
+            [sys.executable, "-m", "deploy", "gateway", "--model", "org/other"],
+            env=environment | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert lone.returncode != 0 and "HF_HUB_OFFLINE forbids" in lone.stderr, lone.stderr
