@@ -75,3 +75,10 @@ def _room(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int
 def _stat(path: Path, name: str) -> int:
     lines = read_if_there(path).splitlines()
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+
+
+def give_back() -> None:
+    """Gives memory that was freed back to the system, where the C library can. Else it keeps what copies took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -4,7 +4,7 @@ It has the order of operations and the names of the checkpoint's tensors outside
 Shapes: T tokens, D head_dim, E hidden, L wanted rows, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from model.collectives import Collectives
 from model.cpu_kernels import CpuKernels
 from model.cpu_layers import CpuLayers, is_decodes
 from model.cpu_products import CpuLinear
+from model.host_memory import give_back
 from model.inputs import ModelInput
 from model.layer import DecoderLayer, LayerPass
 from model.linear import AnyLinear, Linear, Pack
@@ -146,7 +147,7 @@ def load_decoder(
     embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
     head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
 
-    layers = tuple(weights.layer(f"{prefix}.layers.{index}", layer) for index, layer in enumerate(config.layers))
+    layers = tuple(_layers(weights, prefix))
     ropes = tuple(Rope.of(rope, config.head_dim, to_device) for rope in config.ropes)
     scale = torch.tensor(config.hidden_size**0.5, dtype=served or to_dtype)  # transformers rounds it like the weights
     return Decoder(
@@ -160,6 +161,13 @@ def load_decoder(
         embedding_scale=float(scale) if config.scales_embeddings else None,
         at_once=_at_once(layers, passes, ropes),
     )
+
+
+def _layers(weights: Weights, prefix: str) -> Iterator[DecoderLayer]:
+    """The layers, one by one. Memory that a layer took while it was read is given back before the next."""
+    for index, layer in enumerate(weights.config.layers):
+        yield weights.layer(f"{prefix}.layers.{index}", layer)
+        give_back()
 
 
 def _at_once(layers: Sequence[DecoderLayer], passes: Passes, ropes: tuple[Rope, ...]) -> CpuLayers | None:

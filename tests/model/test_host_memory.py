@@ -2,11 +2,12 @@
 
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from model.host_memory import available_bytes, device_share
+from model.host_memory import available_bytes, device_share, give_back
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -89,3 +90,12 @@ def test_a_part_of_a_device_is_never_more_than_is_free(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 140))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 16)
     assert device_share(torch.device("cuda"), 2) == 30
+
+
+@pytest.mark.parametrize("has_trim", [True, False])
+def test_freed_memory_is_given_back_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch, has_trim: bool) -> None:
+    calls: list[int] = []
+    library = SimpleNamespace(malloc_trim=calls.append) if has_trim else SimpleNamespace()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    give_back()
+    assert calls == ([0] if has_trim else [])
