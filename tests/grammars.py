@@ -58,9 +58,15 @@ def spelt(tokens: Sequence[int]) -> str:
 def grammar_of(answers: Sequence[tuple[int, ...]]) -> str:
     """The name of a grammar of these answers. `text_named` has its text."""
     literals = [json.dumps(spelt(answer), ensure_ascii=False) for answer in answers]
-    text: str = LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}")
+    name = name_of(LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}"))
+    _ANSWERS[name] = frozenset(answers)
+    return name
+
+
+def name_of(text: str) -> str:
+    """The name of a grammar with this text, by which `text_named` has it from now on."""
     name = grammar_name(text)
-    _ANSWERS[name], _TEXTS[name] = frozenset(answers), text
+    _TEXTS[name] = text
     return name
 
 

@@ -10,14 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from gateway.generation.grammars.raw_values import TagLayout, json_value, literal, objects_only, parameters
+from gateway.generation.grammars.raw_values import (
+    TagLayout,
+    banned_texts,
+    json_value,
+    literal,
+    objects_only,
+    parameters,
+)
 from gateway.generation.grammars.refused import GrammarRefused
 from gateway.generation.grammars.schemas import strict_schema
 from gateway.words.places import TOOLS
 
 SHARED: Final = frozenset({"<tool_calls>", "<minimax:tool_call>"})  # markers between which all calls of a turn stand
 _ANY: Final = "/(?s:.*)/"
-_LINES: Final = "/\\n{1,2}/"  # between thoughts and the first call
+_LINES: Final = "/\\n{1,2}/"  # before the first call: some templates write them there
 
 
 def lark_of_calls(source: Mapping[str, Any]) -> str:
@@ -61,11 +68,10 @@ def _thoughts(
     else:
         limit = "" if reasoning["budget"] is None else f"[max_tokens={reasoning['budget']}]"
         rules += [f"think: inner {closing}", f"inner{limit}: {_ANY}"]
-    gap = f"({_LINES})?" if is_forced else ""
     if not reasoning["is_open"]:
-        return f"({opening} think {gap})?"
+        return f"({opening} think)?"
     may_open = f"({opening})?" if reasoning["is_assumed"] and has_tokens else ""
-    return f"{may_open} think {gap}"
+    return f"{may_open} think"
 
 
 # ---- calls ----
@@ -84,7 +90,7 @@ def _body(source: Mapping[str, Any], mark: Callable[[str], str], rules: list[str
 
     if source["is_forced"]:
         others = "" if is_shared or is_single else f'("\\n" {opening} {rest})*'
-        return f"({_LINES})? {opening} {rest} {others}" if source["reasoning"] is None else f"{opening} {rest} {others}"
+        return f"({_LINES})? {opening} {rest} {others}"
     rules.append(f"rest: {rest}")
     if not opening.startswith('"'):
         return f"TEXT ({opening} rest)?" if is_single else f"TEXT ({opening} rest TEXT)*"
@@ -97,6 +103,7 @@ def _layout(form: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], rules: 
     rule `call`."""
     headers: dict[str, str] = {}  # of each tool: the text up to its arguments, and the rule of these
     known: dict[str, str] = {}  # rules by the arguments that they allow
+    terminals: dict[str, str] = {}  # names of the texts that values are
     tags = TagLayout.of(form)
     for tool in tools:
         index, name, schema = tool["index"], tool["name"], tool["schema"] or {}
@@ -106,11 +113,12 @@ def _layout(form: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], rules: 
                 arguments = f'{_arguments(schema if tool["is_strict"] else {})} "}}"'
             else:
                 header = f"{tags.name_opening}{name}{tags.name_closing}\n"
-                arguments = parameters(schema, tags, index, rules, is_strict=tool["is_strict"])
+                arguments = parameters(schema, tags, terminals, is_strict=tool["is_strict"])
         except Exception as error:
             raise GrammarRefused(f"cannot be followed: {_line(error)}", (*TOOLS, index, "schema")) from error
         headers[header] = known.setdefault(arguments, f"arguments{index}")
-    rules += [f"{rule}: {arguments}" for arguments, rule in known.items()]
+    rules += [f"{rule}: {body}" for body, rule in (*known.items(), *terminals.items())]
+    rules += [] if tags is None else banned_texts(tags)
     _tree(headers, "call", rules)
     return ("", "", "") if form["style"] == "pairs" else ('"\\n"', "\n", '"\\n"')
 

@@ -65,9 +65,10 @@ def json_value(strict: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**strict, OPTIONS: options})}"
 
 
-def parameters(schema: Any, tags: TagLayout, index: int, rules: list[str], *, is_strict: bool) -> str:
-    """The parameters of tool `index`, and the end of its call; those of no property are never written. ValueError says
-    what cannot be followed. Without `is_strict` a property has any text, or is left out."""
+def parameters(schema: Any, tags: TagLayout, terminals: dict[str, str], *, is_strict: bool) -> str:
+    """The parameters of a tool, and the end of its call; those of no property are never written. ValueError says what
+    cannot be followed. Without `is_strict` a property has any text, or is left out. Adds to `terminals`: names of
+    texts, which tools share."""
     if is_strict:
         strict_schema(schema)  # refuses what no answer follows in any format
         _check_object(schema)
@@ -75,17 +76,16 @@ def parameters(schema: Any, tags: TagLayout, index: int, rules: list[str], *, is
     needed = [name for name in schema.get("required", ()) if isinstance(name, str)] if is_strict else []
 
     parts: list[str] = []
-    for number, key in enumerate(dict.fromkeys((*known, *needed))):
+    for key in dict.fromkeys((*known, *needed)):
         given = known.get(key, schema.get("additionalProperties", True)) if is_strict else {"type": "string"}
         if given is False and key not in needed:
             continue
         if tags.key_closing in key or "\n" in key or not key:
             raise ValueError(f"got the name {key[:80]!r}, which no tag of this model's calls can hold")
         root = schema if is_strict else {"properties": {key: given}}
-        value = _value({} if given is True else given, key, root, tags, f"V{index}_{number}", rules)
-        rule = f"parameter{index}_{number}"
-        rules.append(f'{rule}: {literal(tags.key_opening + key + tags.value_opening)} {value} "\\n"')
-        parts.append(rule if key in needed else f"{rule}?")
+        value = _value({} if given is True else given, key, root, tags, terminals)
+        part = f'{literal(tags.key_opening + key + tags.value_opening)} {value} "\\n"'
+        parts.append(part if key in needed else f"({part})?")
     return " ".join([*parts, literal(tags.call_closing)])
 
 
@@ -115,7 +115,7 @@ def _check_object(schema: Mapping[str, Any]) -> None:
             raise ValueError(f"got {keyword!r} beside `properties`, which this model's calls cannot follow")
 
 
-def _value(given: Any, key: str, root: Mapping[str, Any], tags: TagLayout, name: str, rules: list[str]) -> str:
+def _value(given: Any, key: str, root: Mapping[str, Any], tags: TagLayout, terminals: dict[str, str]) -> str:
     """A value with its closing tag."""
     if not isinstance(given, dict):
         raise ValueError(f"{key[:80]}: no value follows its schema")
@@ -125,16 +125,15 @@ def _value(given: Any, key: str, root: Mapping[str, Any], tags: TagLayout, name:
 
     leaves = list(_leaves(given, root, 0))
     texts = [leaf for leaf in leaves if not (kinds := _kinds(leaf)) or "string" in kinds]
-    ways = [_terminal(leaf, key, tags, types) for leaf in texts]
+    ways = [_terminal(leaf, key, types) for leaf in texts]
     is_null = types == STRING_OR_NULL
-    if is_null and any("null" in _kinds(leaf) for leaf in leaves):
+    if is_null and any("null" in _kinds(leaf) and None in _listed(leaf, [None]) for leaf in leaves):
         ways.append(literal("null"))
-    if ways:
-        rules.append(f"{name}: ({' | '.join(ways)}) {end}")
+    name = terminals.setdefault(f"({' | '.join(ways)}) {end}", f"V{len(terminals)}")
     if types == STRING or is_null:
         return name
     rest = [other for leaf in leaves if (other := _without_strings(leaf)) is not None]
-    return f"({name} | {_as_json({'anyOf': rest}, root)} {end})"
+    return f"({name} | {_as_json({'anyOf': rest}, root)} {end})" if rest else name
 
 
 def _leaves(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[dict[str, Any]]:
@@ -161,25 +160,34 @@ def _kinds(leaf: Mapping[str, Any]) -> frozenset[str]:
     return value_types({"properties": {"": leaf}}, "")
 
 
-def _terminal(leaf: Mapping[str, Any], key: str, tags: TagLayout, types: frozenset[str]) -> str:
+def _terminal(leaf: Mapping[str, Any], key: str, types: frozenset[str]) -> str:
     """The strings of a schema that hold no closing tag and are read as strings."""
     for keyword in leaf:
         if keyword not in _OF_STRINGS | _OF_OTHERS:
             raise ValueError(f"{key[:80]}: got {keyword!r}, which strings without quotes in this model's calls lack")
-    listed = [leaf["const"]] if "const" in leaf else leaf.get("enum")
-    if isinstance(listed, list):
-        whole = " | ".join(literal(text) for text in listed if isinstance(text, str))
-    else:
-        least, most = leaf.get("minLength", 0), leaf.get("maxLength", "")
-        whole = "/(?s:.*)/" if least == 0 and most == "" else f"/(?s:.{{{least},{most}}})/"
+    least, most = leaf.get("minLength", 0), leaf.get("maxLength", "")
+    whole = "/(?s:.*)/" if least == 0 and most == "" else f"/(?s:.{{{least},{most}}})/"
+    if leaf.keys() & {"enum", "const"}:
+        texts = " | ".join(literal(text) for text in _listed(leaf, []) if isinstance(text, str))
+        if not texts:
+            raise ValueError(f"{key[:80]}: no text follows its schema")
+        whole = f"({texts}) & {whole}"
 
+    banned = "" if types == STRING else " & ~NULL" if types == STRING_OR_NULL else " & ~LIKE_JSON"
+    return f"(({whole}) & ~CLOSED{banned})"
+
+
+def _listed(leaf: Mapping[str, Any], others: list[Any]) -> list[Any]:
+    """The values that a schema lists; `others` if it lists none."""
+    lists = [leaf["enum"]] if isinstance(leaf.get("enum"), list) else []
+    lists += [[leaf["const"]]] if "const" in leaf else []
+    return [value for value in lists[0] if value in lists[-1]] if lists else others
+
+
+def banned_texts(tags: TagLayout) -> list[str]:
+    """The terminals of what strings may not be."""
     closings = "|".join(map(_pattern, tags.closings))
-    banned = [f"~/(?s:.*)({closings})(?s:.*)/"]
-    if types == STRING_OR_NULL:
-        banned.append(f"~/{'|'.join(NULLS)}/")
-    elif types != STRING:
-        banned.append(f"~/{_LIKE_JSON}(?s:.*)/")
-    return f"(({whole}) & {' & '.join(banned)})"
+    return [f"CLOSED: /(?s:.*)({closings})(?s:.*)/", f"NULL: /{'|'.join(NULLS)}/", f"LIKE_JSON: /{_LIKE_JSON}(?s:.*)/"]
 
 
 def _without_strings(leaf: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -188,9 +196,11 @@ def _without_strings(leaf: Mapping[str, Any]) -> dict[str, Any] | None:
     if not others:
         return None
     rest = {**leaf, "type": sorted(others)}
-    if isinstance(leaf.get("enum"), list):
-        rest["enum"] = [value for value in leaf["enum"] if not isinstance(value, str)]
-    return rest
+    if not leaf.keys() & {"enum", "const"}:
+        return rest
+    values = [value for value in _listed(leaf, []) if not isinstance(value, str)]
+    rest.pop("const", None)
+    return {**rest, "enum": values} if values else None
 
 
 def _as_json(given: Mapping[str, Any], root: Mapping[str, Any]) -> str:

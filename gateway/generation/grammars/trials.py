@@ -7,7 +7,7 @@ Shapes: V tokens of the model, A tokens that may follow.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -49,12 +49,6 @@ def compiled(asked: Grammar, vocabulary: Vocabulary) -> tuple[str, CompiledGramm
         raise _refusal(asked, fault) from fault
 
 
-def _alone(asked: Grammar) -> Iterator[Grammar]:
-    """The grammar of each tool by itself, which else stand behind text and thoughts."""
-    if asked.kind == "calls":
-        yield from (Grammar("calls", source) for source in for_each_tool(asked.source) if source != asked.source)
-
-
 def _refusal(asked: Grammar, fault: GrammarFault) -> GrammarRefused:
     what = fault.message.removeprefix("the grammar ")
     return GrammarRefused(in_words(what) if asked.kind in ("json", "tags", "calls") else what, place_of(asked))
@@ -69,13 +63,18 @@ class Trials:
 
     def of(self, asked: Grammar) -> str | GrammarRefused:
         """The grammar's text; or why no answer can follow it."""
+        refused = self._refused_alone(asked) if asked.kind == "calls" else None
+        return self._tried(asked) if refused is None else refused
+
+    def _refused_alone(self, asked: Grammar) -> GrammarRefused | None:
+        """Tries each tool by itself, since random answers hardly come to its call behind thoughts and text."""
         began = self._clock.now()
-        for alone in _alone(asked):
+        for source in for_each_tool(asked.source):
             if self._clock.now() - began > TOOLS_S:
                 break
-            if isinstance(outcome := self._tried(alone), GrammarRefused):
+            if isinstance(outcome := self._tried(Grammar("calls", source)), GrammarRefused):
                 return outcome
-        return self._tried(asked)
+        return None
 
     def _tried(self, asked: Grammar) -> str | GrammarRefused:
         try:

@@ -139,6 +139,7 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
         ({"properties": {"a": {}}, "minProperties": 1}, "glm", "got 'minProperties'"),
         ({"properties": {"a": {"enum": ["</arg_value>"]}}, "required": ["a"]}, "glm", "cannot be followed"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "hermes", "leads to itself"),
+        ({"properties": {"a": {"type": "string", "enum": [1]}}}, "seed_oss", "a: no text follows its schema"),
         ({"type": "object", "maxProperties": 0, "required": ["a"]}, "hermes", "cannot be followed"),
     ],
 )
