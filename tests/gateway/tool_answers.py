@@ -10,6 +10,7 @@ from gateway.text.channels.formats import HERMES, THINK
 from gateway.text.channels.readers import Format
 from protocol.messages_gateway import Assign, Role
 from testkit.fake_worker import Behaviour
+from testkit.fake_worker import Script as Tokens
 from tests.gateway.conftest import Setting, running
 from tests.gateway.folders import EOS, byte_tokenizer, marked_tokenizer, write_folder
 from tests.gateway.text.channels import templates
@@ -44,12 +45,18 @@ class Script:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *texts: str, with_ids: bool = True, template: str = templates.QWEN, burst: int = 1, **options: Any
+    tmp_path: Path,
+    *texts: str,
+    with_ids: bool = True,
+    template: str = templates.QWEN,
+    burst: int = 1,
+    script: Tokens | None = None,
+    **options: Any,
 ) -> AsyncIterator[Setting]:
-    """A gateway of a model that says these texts."""
+    """A gateway of a model that says these texts, or what `script` says."""
     tokenizer = marked_tokenizer(MARKERS) if with_ids else byte_tokenizer()
     folder = write_folder(tmp_path, tokenizer, config={"max_position_embeddings": 4096}, template=template)
     async with running(folder, **options) as setting:
-        behaviour = Behaviour(Script(texts or (ANSWER,), with_ids), burst=burst)
+        behaviour = Behaviour(script or Script(texts or (ANSWER,), with_ids), burst=burst)
         await setting.add(Role.UNIFIED, "u1", behaviour=behaviour, **LENGTHS)
         yield setting
