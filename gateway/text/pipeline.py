@@ -97,7 +97,10 @@ class Pipeline:
         if channels.is_marker(token_id):
             return [*channels.text(self._detokenizer.flush()), *channels.marker(token_id)]
 
-        events = channels.text(self._detokenizer.feed(token_id))
+        text = self._detokenizer.feed(token_id)
+        events = channels.text(text)
+        if not text and self._detokenizer.hidden_text(token_id):
+            events += channels.settle()
         self.num_reasoning += channels.is_reasoning
         return events
 

@@ -83,6 +83,14 @@ class Channels:
         self._mark(self._markers.by_id[token_id], has_id=True)
         return self._told()
 
+    def settle(self) -> list[Event]:
+        """A special token that is not shown stands here: what was held before it becomes no marker and no call."""
+        self._take(self._in_text.end())
+        if self._reader is None and not self._is_behind_call:
+            self._tell("".join(self._held))
+            self._held = []
+        return self._told()
+
     def end(self) -> list[Event]:
         """What was held back, when the answer is over."""
         self._take(self._in_text.end())

@@ -139,6 +139,26 @@ def test_the_pipeline_adds_nothing_to_what_channels_tell(
     assert expected is None or whole_of(steps) == expected
 
 
+PARTS: dict[str, list[int]] = {part: [*part.encode()] for part in ("a", "b", " ", "\n", "<", "<tool_")} | {"": [END]}
+
+
+@given(
+    st.lists(st.sampled_from(sorted(PARTS)), max_size=14),
+    st.lists(st.text("ab< \n", max_size=2).map(lambda text: f"{text}<|end|>") | st.just("a b"), min_size=1, max_size=2),
+    DELIVERIES,
+)
+def test_a_choice_ends_where_it_would_if_special_tokens_were_shown(
+    parts: list[str], stops: list[str], lengths: list[int]
+) -> None:
+    """Also if white space, or what may become a marker, is held before such a token."""
+    ids = [token_id for part in parts for token_id in PARTS[part]]
+    hidden, shown = pipeline("json", "text", *stops), pipeline("json", "text", *stops, keep_special=True)
+    text = whole_of(steps_of(hidden, ids, lengths, FinishReason.LENGTH)).text
+    whole = whole_of(steps_of(shown, ids, lengths, FinishReason.LENGTH)).text
+    assert (hidden.num_tokens, hidden.finish) == (shown.num_tokens, shown.finish)
+    assert text == whole.replace("<|end|>", "")
+
+
 def fed(choice: Pipeline, text: str, finish: FinishReason, *, kind: str = "text") -> tuple[Whole, Finish | None]:
     pieces = by_ids(FORMATS["json"], text) if kind != "text" else [text]
     ids = ids_of("json", kind, pieces)
