@@ -170,8 +170,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     _flag("--return-tokens-as-token-ids", "a request asks for that with the field `return_tokens_as_token_ids`"),
     _flag("--max-logprobs", "a request may ask for the 20 likeliest tokens at each place", "20"),
     _flag("--guided-decoding-backend --grammar-backend", "llguidance follows every grammar"),
-    _flag("--enable-auto-tool-choice --tool-call-parser", "Baton reads no tool calls yet"),
-    _flag("--reasoning-parser", "Baton does not separate reasoning from the answer yet"),
+    _taken("--enable-auto-tool-choice", "calls are read wherever the chat template tells their format"),
     _taken("--enable-cache-report --enable-prompt-tokens-details", "every answer's `usage` has its cached tokens"),
     _taken("--enable-request-id-headers", "every answer has the header x-request-id"),
     # logs and figures

@@ -231,6 +231,7 @@ class Launcher:
         self._console.refresh()
 
     def _hear(self, child: ChildProcess) -> None:
+        """Prints its new log lines, and notes its status events. Any other event is progress of loading."""
         for line in child.log_lines():
             if not self._quiet:
                 self._console.log_line(child.name, line)

@@ -26,9 +26,11 @@ from gateway.routing.membership import Membership
 from gateway.routing.retries import RetryRules
 from gateway.serving.admission import Admission
 from gateway.serving.service import ModelNames, Service
+from gateway.text.answer_format import OFF, AnswerFormat, answer_format
 from gateway.text.chat_template import ChatTemplates, read_template, read_template_sources
 from gateway.text.model_folder import model_facts, read_model_folder
 from gateway.text.plain_marks import PlainMarks
+from gateway.text.template_messages import ArgumentsForm
 from gateway.text.tokenizer import TextTokenizer, load_tokenizer
 from gateway.words.limits import Limits
 from protocol.errors import ConfigError, brief
@@ -103,7 +105,11 @@ def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: in
 
 
 def chat_templates(
-    settings: GatewaySettings, basics: ModelBasics, texts: Path, tokenizer: TextTokenizer | None
+    settings: GatewaySettings,
+    basics: ModelBasics,
+    texts: Path,
+    tokenizer: TextTokenizer | None,
+    arguments: ArgumentsForm = "object",
 ) -> ChatTemplates:
     """The templates of a folder of texts. The file of `--chat-template` is the default one."""
     sources, refused = read_template_sources(texts), _refused_chats(basics, settings)
@@ -112,7 +118,25 @@ def chat_templates(
     if tokenizer is None:
         return ChatTemplates(sources, {}, refused=refused)
     plain = PlainMarks(tokenizer.special_texts)
-    return ChatTemplates(sources, tokenizer.special.texts, plain=plain, refused=refused)
+    return ChatTemplates(sources, tokenizer.special.texts, arguments, plain, refused)
+
+
+def find_format(settings: GatewaySettings, templates: ChatTemplates, tokenizer: TextTokenizer | None) -> AnswerFormat:
+    """How answers are read, told in the log. ConfigError if the settings name an unknown format."""
+    answers = answer_format(
+        lambda messages, tools: templates.render(messages, None, {}, tools),
+        lambda text: None if tokenizer is None else tokenizer.added_id(text),
+        settings.tool_call_parser,
+        settings.reasoning_parser,
+    )
+    log.info(
+        "format of answers",
+        tool_calls=answers.calls or OFF,
+        reasoning=answers.reasoning or OFF,
+        arguments=answers.arguments,
+        one_token_markers=" ".join(answers.markers.by_id.values()) or OFF,
+    )
+    return answers
 
 
 class Gateway:
@@ -137,6 +161,9 @@ class Gateway:
             check_tokenizer(tokenizer, texts, basics.vocab_size)
 
         templates = chat_templates(settings, basics, texts, tokenizer)
+        answers = find_format(settings, templates, tokenizer)
+        if answers.arguments != "object":
+            templates = chat_templates(settings, basics, texts, tokenizer, answers.arguments)
         lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)
@@ -187,7 +214,7 @@ class Gateway:
             model=str(folder.path),
             texts=str(texts.absolute()),
             control=self.control,
-            translator=Translator(folder, tokenizer, templates, settings.logprobs_mode),
+            translator=Translator(folder, tokenizer, templates, settings.logprobs_mode, answers),
             metrics=metrics,
             clock=clock,
             started_at=int(datetime.now(UTC).timestamp()),

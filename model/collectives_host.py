@@ -77,14 +77,15 @@ class HostCollectives:
             raise GroupBroken(f"rank {self.rank} has left its group")
         tag = self._calls.enter(operation, given_KPE, step)
         try:
-            return self._pass(given_KPE, part, tag)
+            return self._in_rounds(given_KPE, part, tag)
         except OSError as error:
             raise GroupBroken(f"rank {self.rank}: {tag} has failed: {error}") from error
         finally:
             self._calls.leave()
 
-    def _pass(self, given_KPE: Tensor, part: int, tag: Tag) -> Tensor:
-        """All rounds of a call: as many bytes of each part as fit into a region, and one round without any.
+    def _in_rounds(self, given_KPE: Tensor, part: int, tag: Tag) -> Tensor:
+        """Copies as many bytes of each part as fit a region, in each round. Without bytes there is one empty round, so
+        that ranks still meet. Takes part `part` of each rank.
 
         It copies by address: in a short step, an operation of torch takes as long as waking another rank.
         """

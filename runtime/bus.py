@@ -102,7 +102,7 @@ def send_routed(socket: "zmq.Socket[bytes]", identity: bytes, raw: bytes) -> Rou
 def bind_on_host(socket: "zmq.Socket[Any]", host: str, security: Security = OPEN) -> str:
     """Binds a port that the system chooses on `host`, a name or an IPv4 or IPv6 address of this machine. Returns the
     address that peers dial. ConfigError, with the socket closed, if `host` is not an address of this machine."""
-    suffix = security.guard(socket)
+    suffix = security.prepare_bind(socket)
     try:
         family, *_, where = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0]
         is_v6 = family == sockets.AF_INET6
@@ -188,7 +188,7 @@ class Dealer:
         self.socket = _prepare(self._context.socket(zmq.DEALER))
         self._watch = LinkWatch(self.socket)
         try:
-            self.endpoint = self._security.unlock(self.socket, self._address)
+            self.endpoint = self._security.prepare_dial(self.socket, self._address)
         except WireError:
             self.close()
             raise

@@ -1,7 +1,7 @@
 """CURVE on ZeroMQ sockets: a bound socket accepts only the public keys on a list.
 
-    bound     security.guard(socket)             refuses strangers in the handshake, counts and logs them
-    dialling  security.unlock(socket, address)   requires the peer to hold the key that the address names
+    bound     security.prepare_bind(socket)             refuses strangers in the handshake, counts and logs them
+    dialling  security.prepare_dial(socket, address)   requires the peer to hold the key that the address names
 
 The address of a guarded socket is `tcp://HOST:PORT;KEY`, that of any other `tcp://HOST:PORT`. libzmq and pyzmq do the
 cryptography. Without a list, or without the thread that reads it, a guarded socket accepts no connection.
@@ -40,11 +40,11 @@ class Security:
         call it a few times a second."""
         return {}
 
-    def guard(self, socket: Socket) -> str:
+    def prepare_bind(self, socket: Socket) -> str:
         """Prepares a socket that will be bound. Returns the suffix of its address after the endpoint."""
         return ""
 
-    def unlock(self, socket: Socket, address: str) -> str:
+    def prepare_dial(self, socket: Socket, address: str) -> str:
         """Prepares a socket that will dial `address`. Returns the endpoint. WireError if it may not dial there: without
         keys, to a guarded socket."""
         endpoint, key = split_address(address)
@@ -79,7 +79,7 @@ class Curve(Security):
             self._count(failures)
         return self._refusals.counts
 
-    def guard(self, socket: Socket) -> str:
+    def prepare_bind(self, socket: Socket) -> str:
         """See Security."""
         self._set_pair(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -107,7 +107,7 @@ class Curve(Security):
         failures.connect(address)
         self._failures.append(failures)
 
-    def unlock(self, socket: Socket, address: str) -> str:
+    def prepare_dial(self, socket: Socket, address: str) -> str:
         """See Security. The address must name the gateway's key or one on the list."""
         endpoint, key = split_address(address)
         if not key:
@@ -152,18 +152,18 @@ class AsPeersAsk(Security):
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
 
-    def guard(self, socket: Socket) -> str:
+    def prepare_bind(self, socket: Socket) -> str:
         """See Curve.guard_by_secret."""
         return self._curve.guard_by_secret(socket)
 
-    def unlock(self, socket: Socket, address: str) -> str:
+    def prepare_dial(self, socket: Socket, address: str) -> str:
         """See Security."""
         endpoint, mark, secret = address.partition(PLAIN_MARK)
         if mark:
             socket.setsockopt(zmq.PLAIN_USERNAME, b"kv")
             socket.setsockopt(zmq.PLAIN_PASSWORD, secret.encode())
             return endpoint
-        return (self._curve if split_address(address)[1] else OPEN).unlock(socket, address)
+        return (self._curve if split_address(address)[1] else OPEN).prepare_dial(socket, address)
 
 
 def owner_of(key: str, folder: Path) -> tuple[str | None, str]:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.errors import CheckpointError
-from runtime.families import FAMILIES, find_family
+from runtime.families import find_family
 from runtime.files import JsonFields, read_fields
 from runtime.model_config import ModelConfig, config_facts, read_config
 
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 NUM_FUSED: Final = 3  # features of the target that EAGLE-3 fuses
+_FAMILIES: Final = tuple(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "MiMo", "Qwen3"))
 _UNSUPPORTED: Final = ("add_para_norm", "norm_before_residual", "norm_before_fc", "norm_output", "parallel_drafting")
 
 
@@ -75,12 +76,10 @@ def load_draft_config(folder: Path, algorithm: str, target: ModelConfig) -> Draf
         raise config.refuse("logit_scale", "1 (scaled logits are not supported)")
 
     plain_names = [name.replace("Eagle3", "").replace("Eagle", "") for name in architectures]
-    if not FAMILIES.keys() >= set(plain_names):
-        raise config.refuse("architectures", f"one of {', '.join(FAMILIES)}, also with Eagle or Eagle3 in the name")
+    if not set(plain_names) <= set(_FAMILIES):
+        raise config.refuse("architectures", f"one of {', '.join(_FAMILIES)}, also with Eagle or Eagle3 in the name")
     fields = JsonFields(config.values | {"architectures": plain_names}, config.where)
     layer = read_config(fields, find_family(fields), target.context_length, ())
-    if layer.has_experts:
-        raise config.refuse("architectures", "one without experts, as drafts have")
     if layer.num_layers != 1:
         raise config.refuse("num_hidden_layers", "1, as EAGLE and EAGLE-3 have")
     mixer = replace(layer.attention, qkv_bias=config.boolean("qkv_bias", layer.attention.qkv_bias))

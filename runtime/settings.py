@@ -291,6 +291,13 @@ class GatewaySettings(ProcessSettings):
     model_as_typed: str | None = None  # what --model was given; understood, not listed
     chat_template: Annotated[str | None, _flag("Jinja template that turns the messages of a chat into a prompt",
         group=Group.MODEL, metavar="FILE", unset="the tokenizer's own")] = None
+    tool_call_parser: Annotated[str | None, _flag(
+        "format in which the model's answers call tools, by the name that vLLM or SGLang has for it, such as hermes;"
+        " none: no calls are read",
+        group=Group.MODEL, metavar="NAME", unset="what the chat template writes")] = None
+    reasoning_parser: Annotated[str | None, _flag(
+        "format in which the model's answers have thoughts, by such a name, as qwen3 or deepseek_r1; none: all is text",
+        group=Group.MODEL, metavar="NAME", unset="what the chat template writes")] = None
     host: Annotated[str, _flag("address on which the gateway answers HTTP; 0.0.0.0 for every interface",
         group=Group.ADDRESS, metavar="ADDR")] = "127.0.0.1"
     port: Annotated[Port, _flag("HTTP port; 0 lets the system choose", group=Group.ADDRESS)] = 8000

@@ -12,7 +12,8 @@ from model.inputs import ModelInput
 
 
 def decodes(ids_B: Tensor, positions_B: Tensor, tables_BP: Tensor, page_size: int) -> ModelInput:
-    """A decode row of each token at its position. Rows may share pages."""
+    """A decode row of each token at its position. Rows may share pages. Kernels read the numbers side by side."""
+    ids_B, positions_B = ids_B.contiguous(), positions_B.contiguous()
     return ModelInput(
         input_ids_T=ids_B,
         positions_T=positions_B,

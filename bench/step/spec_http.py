@@ -17,7 +17,7 @@ from models.train.draft_text import HELD_OUT_SEED, prompts
 from runtime.clock import Clock, MonotonicClock
 
 ANSWER: Final = 96  # tokens
-OF_A_CLIENT: Final = 3  # answers in a round
+OF_A_CLIENT: Final = 12  # answers in a round
 WITHOUT, FIXED, ADAPTIVE = "without", "draft", "adaptive"
 DRAFT: Final = ("--speculative-num-steps", "4", "--speculative-adaptive", "false")
 GOALS: Final[Mapping[tuple[str, int | None], float]] = {  # side and clients (None: any number) -> the least ratio

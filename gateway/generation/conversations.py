@@ -40,6 +40,17 @@ def check_format(conversation: Conversation, templates: ChatTemplates, tool_form
                 refuse((*TURNS, index, "parts", position), f"the chat template renders no calls of tools; {HINT}")
 
 
+def refuse_forced(conversation: Conversation) -> None:
+    """Fault for what only a grammar of calls could hold the answer to."""
+    if conversation.choice == "none":
+        return
+    if conversation.choice != "auto":
+        refuse(CHOICE, "got a call that must be made, which is not supported yet: expected auto or none")
+    for index, tool in enumerate(conversation.tools):
+        if tool.strict:
+            refuse((*TOOLS, index, "strict"), "got true, but calls that follow a schema are not supported yet")
+
+
 def _check_tools(tools: Sequence[Tool]) -> None:
     if len(tools) > MAX_TOOLS:
         refuse(TOOLS, f"has {len(tools)} items, expected at most {MAX_TOOLS}")

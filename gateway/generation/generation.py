@@ -46,15 +46,16 @@ class Generation:
         self.error: BatonError | None = None
 
         self._dispatch, self._x_request_id = dispatch, x_request_id
+        of_choices = [prompt for prompt in prompts for _ in range(prompt.num_choices)]
         self._pipelines = [
             Pipeline(
                 new_detokenizer(prompt.token_ids, prompt.skip_special),
                 prompt.stops,
                 prompt.sampling.min_tokens,
                 len(prompt.echo.text) if prompt.echo is not None else 0,
+                None if prompt.channels is None else prompt.channels.channels(response_id, index),
             )
-            for prompt in prompts
-            for _ in range(prompt.num_choices)
+            for index, prompt in enumerate(of_choices)
         ]
         self._echoed: set[int] = set()  # choices whose answer has begun with the prompt
         self._echoes: dict[int, EchoedTokens] = {}  # by place of the prompt
@@ -165,7 +166,8 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """What the request has used until now."""
-        return Usage(self.prompts.num_tokens, self.prompts.num_cached, self.num_tokens)
+        num_reasoning = sum(pipeline.num_reasoning for pipeline in self._pipelines)
+        return Usage(self.prompts.num_tokens, self.prompts.num_cached, self.num_tokens, num_reasoning)
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """The time line of gateway and workers; None unless the client asked for it."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from gateway.http.errors import FAULTS
 from gateway.http.protocol import BACKLOG, STALLED
+from gateway.words.events import Reason
 from protocol.messages_gateway import FinishReason
 
 PREFIX = "baton_"
@@ -25,7 +26,7 @@ FIRST_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 OWN_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
-FINISHES = (str(FinishReason.STOP), str(FinishReason.LENGTH))
+FINISHES = (str(FinishReason.STOP), str(FinishReason.LENGTH), str(Reason.CALLS))
 OUTCOMES = (
     "ok", "cancelled", "bad_request", "context_length_exceeded", "model_not_found", "overloaded", "unavailable",
     "worker_lost", "worker_left", "retracted", "kv_not_delivered", "layout_mismatch", "wire_error", "launch_failed",
@@ -138,7 +139,7 @@ class Metrics:
         )
         self.finished = self._counter(
             "request_success",
-            "Choices that finished, by reason: stop (EOS, a stop token or string) or length.",
+            "Choices that finished, by reason: stop (EOS, a stop token or string), length, calls (stop behind calls).",
             "finished_reason",
             FINISHES,
         )

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
-from gateway.generation.conversations import check_conversation, check_format
+from gateway.generation.conversations import check_conversation, check_format, refuse_forced
 from gateway.generation.logit_rules import rules_of
+from gateway.text.answer_format import PLAIN, AnswerFormat, ChannelRules
+from gateway.text.channels.channels import MAX_CALLS
 from gateway.text.chat_template import ChatTemplates
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo, echo_of
@@ -32,7 +34,7 @@ from gateway.words.places import (
     named,
 )
 from gateway.words.prompt import Prompt
-from gateway.words.request import Ask, Conversation, PromptIds, PromptText, Text
+from gateway.words.request import Ask, Conversation, Grammar, PromptIds, PromptText, Text
 from protocol.grammar import grammar_name
 from protocol.logprobs import LogprobsAsked, PromptLogprobsAsked
 from protocol.messages_gateway import SamplingParams
@@ -41,6 +43,7 @@ from runtime.settings import LogprobsMode
 
 NO_STOPS = StopSet(())
 MAX_TOLD_IDS = 1_000_000  # of one answer of /tokenize
+PROMPT_END = 32  # tokens of a prompt's end; no marker has so many, with line breaks behind it
 MAX_SCORES = 1_000_000  # of prompts, as often as one answer tells them: some 75 MB
 
 
@@ -50,15 +53,15 @@ class PreparedPrompt(Prompt):
 
     stops: StopSet = NO_STOPS
     skip_special: bool = True
+    channels: ChannelRules | None = None  # None: its answers are text alone
     echo: Echo | None = None
     is_echoed_only: bool = False  # its answers have no tokens; workers draw one, which is dropped
     num_scores: int = 0  # log-probabilities of its own tokens, as often as its choices tell them
 
 
 class Translator:
-    """Translates requests for one model. Methods may run in threads, since they change nothing. `tool_format`: the name
-    of the format in which the model's answers call tools; None: none is known, so requests with tools are refused.
-    """
+    """Translates requests for one model. Methods may run in threads, since they change nothing. `answers`: how the
+    model's answers are read; if no format of calls is known, requests with tools are refused."""
 
     def __init__(
         self,
@@ -66,9 +69,9 @@ class Translator:
         tokenizer: TextTokenizer | None,
         templates: ChatTemplates,
         logprobs_mode: LogprobsMode = "raw_logprobs",
-        tool_format: str | None = None,
+        answers: AnswerFormat = PLAIN,
     ) -> None:
-        self._tokenizer, self._templates, self._tool_format = tokenizer, templates, tool_format
+        self._tokenizer, self._templates, self._answers = tokenizer, templates, answers
         self._has_processed_logprobs = logprobs_mode == "processed_logprobs"
         self._defaults = replace(folder.defaults, eos_token_ids=_eos_token_ids(folder.basics, tokenizer))
 
@@ -80,7 +83,7 @@ class Translator:
     @property
     def takes_tools(self) -> bool:
         """Whether calls can be read from the model's answers."""
-        return self._tool_format is not None
+        return self._answers.calls is not None
 
     @property
     def takes_text(self) -> bool:
@@ -96,6 +99,15 @@ class Translator:
     def takes_empty_text(self) -> bool:
         """Whether an empty text is a prompt, because the tokenizer adds special tokens."""
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
+
+    def shape_of(self, ask: Ask) -> Grammar | None:
+        """The grammar that answers follow. One for calls that must be made, or follow a schema, belongs here: as there
+        is none yet, such calls are refused."""
+        prompt = ask.prompts[0]
+        if self.takes_tools and isinstance(prompt, Conversation):
+            with named(ask.origins):
+                refuse_forced(prompt)
+        return ask.shape
 
     def all_prompts(self, asks: Sequence[Ask], limits: Limits, grammars: Sequence[str]) -> list[PreparedPrompt]:
         """Each prompt of asks that are answered together and have as many choices a prompt. `grammars`: the text of the
@@ -186,7 +198,7 @@ class Translator:
         check_conversation(conversation)
         if conversation.choice == "none" and not self.takes_tools:
             conversation = replace(conversation, tools=())  # its answer calls none, whatever the prompt says
-        check_format(conversation, self._templates, self._tool_format)
+        check_format(conversation, self._templates, self._answers.calls)
         return self._templates.render_conversation(conversation)
 
     def _prompt(
@@ -204,6 +216,7 @@ class Translator:
             None if scores is None else PromptLogprobsAsked(scores.num_top, scores.start + 1),
             stops=stops,
             skip_special=not ask.keep_special,
+            channels=self._channels(ask, position, ids),
             echo=self._echo(ask, position, ids) if ask.echo else None,
             is_echoed_only=rules.max_tokens == 0,
             num_scores=0 if scores is None else scores.num_told(len(ids)),
@@ -218,6 +231,20 @@ class Translator:
             return Echo("".join(texts)) if last.role == "assistant" else None
         text = prompt.text if isinstance(prompt, PromptText) else None
         return echo_of(text, ids, self.new_detokenizer((), not ask.keep_special), ask.scores)
+
+    def _channels(self, ask: Ask, position: int, ids: Sequence[int]) -> ChannelRules | None:
+        """How the answers to the prompt at `position` are read. What follows a grammar is text alone."""
+        prompt, markers = ask.prompts[position], self._answers.markers
+        if not isinstance(prompt, Conversation) or ask.shape is not None or self._tokenizer is None:
+            return None
+
+        tools = {} if prompt.choice == "none" else {tool.name: tool.schema for tool in prompt.tools}
+        if not tools and markers.format.reasoning is None:
+            return None
+        end = self._tokenizer.detokenizer((), skip_special=False)
+        text = "".join([*map(end.feed, ids[-PROMPT_END:]), end.flush()])
+        most_calls = MAX_CALLS if prompt.parallel else 1
+        return ChannelRules(markers, tools, markers.is_reasoning_open(text), most_calls)
 
     def new_detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """The detokenizer for one choice of this prompt."""

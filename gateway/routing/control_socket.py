@@ -30,7 +30,7 @@ class ControlSocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._security = open_security(keys, self._context, log)
         self._socket = open_router(self._context, TO_GATEWAY.max_bytes)
-        self._security.guard(self._socket)  # workers know our key already
+        self._security.prepare_bind(self._socket)  # workers know our key already
 
         try:
             self._socket.bind(endpoint)

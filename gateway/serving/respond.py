@@ -21,7 +21,7 @@ from gateway.serving.bodies import check_content, read_body
 from gateway.serving.service import Service
 from gateway.words.limits import Limits
 from gateway.words.places import named
-from gateway.words.request import Ask
+from gateway.words.request import Ask, Grammar
 from gateway.words.router_marks import refuse_marked
 from runtime.settings import HttpLimits
 
@@ -92,17 +92,18 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
 async def _grammars(service: Service, request: Request, asks: Sequence[Ask]) -> list[str]:
     """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
     API key; by its address where none is needed, since many send the same word there, and one may send any."""
-    if not any(ask.shape for ask in asks):
+    shapes = list(map(service.translator.shape_of, asks))
+    if not any(shapes):
         return [""] * len(asks)
     host = request.client.host if request.client is not None else ""
     client = token_of(request.scope).decode("latin-1") if service.api_keys else host
 
-    async def text_of(ask: Ask) -> str:
+    async def text_of(ask: Ask, shape: Grammar | None) -> str:
         with named(ask.origins):
-            return await service.grammars.text_of(ask.shape, client)
+            return await service.grammars.text_of(shape, client)
 
     async def texts() -> list[str]:
-        return [await text_of(ask) for ask in asks]
+        return [await text_of(ask, shape) for ask, shape in zip(asks, shapes, strict=True)]
 
     return await unless_left(request.receive, texts())
 

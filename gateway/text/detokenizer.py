@@ -30,7 +30,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """The text still held back, when no token follows (U+FFFD for an incomplete character)."""
+        """The text still held back (U+FFFD for an incomplete character). Tokens that follow begin another one."""
         return ""
 
     def hidden_text(self, token_id: int) -> str:
@@ -97,6 +97,7 @@ class ByteDetokenizer(Detokenizer):
         """See Detokenizer."""
         if self._prompts_part:
             self._settle(b"")
+        self._is_between = True
         return self._decoder.decode(b"", final=True)
 
     def hidden_text(self, token_id: int) -> str:
@@ -151,7 +152,8 @@ class WindowDetokenizer(Detokenizer):
     def flush(self) -> str:
         """See Detokenizer."""
         before, after = self._texts()
-        self._num_shown = len(self._window)
+        del self._window[self._num_whole() :]  # no later byte belongs to that character
+        self._num_shown, self._prompts_text = len(self._window), ""
         return after[len(before) :]
 
     def hidden_text(self, token_id: int) -> str:

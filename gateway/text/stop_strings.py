@@ -122,7 +122,8 @@ class StopStrings:
         return self._release(len(self._held) - stops.open_lengths[node])
 
     def flush(self) -> str:
-        """The text held back, when the text has ended without a match."""
+        """The text held back, when the text has ended without a match. Text that follows is another one."""
+        self._node = ROOT
         return "" if self.matched is not None else self._release(len(self._held))
 
     def _release(self, num_chars: int) -> str:

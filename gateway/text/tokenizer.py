@@ -97,6 +97,7 @@ class TextTokenizer:
         self.special = special
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self.special_texts = tuple(token.content for token in added.values() if token.special)
         self._token_bytes = None
         if is_byte_level(tokenizer):
@@ -219,6 +220,10 @@ class TextTokenizer:
             return bytes.fromhex(byte[1])
         once, twice = (self._tokenizer.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return twice[len(once) :].encode()  # the first token of a text may lack its space
+
+    def added_id(self, text: str) -> int | None:
+        """The id of the added token with this text, which nothing else in a text becomes; None: there is none."""
+        return self._added_ids.get(text)
 
     def name_of(self, token_id: int) -> str:
         """A token as the vocabulary spells it; "" for an unknown id."""

@@ -58,7 +58,7 @@ class Reason(StrEnum):
 
 
 class Finish(NamedTuple):
-    """The end of a choice. `matched`: the stop string or the token that ended it with STOP."""
+    """The end of a choice. `matched`: the stop string or the token that ended it with STOP or CALLS."""
 
     reason: Reason
     matched: str | int | None = None

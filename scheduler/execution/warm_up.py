@@ -33,16 +33,16 @@ def warm_up(
 ) -> None:
     """Runs one chunk of a prompt and one decode on the forward stream, and copies a page to host memory and back.
 
-    A draft runs behind each. A runner with graphs then captures decodes of up to `max_requests` requests with
-    `max_pages` pages each, with as many tokens of a request as a draft of `shape` needs. All
-    `num_ranks` ranks of a group run the same forwards.
+    With a tree draft there is also a decode with a tree mask. A draft runs behind each. A runner with graphs then
+    captures decodes of up to `max_requests` requests with `max_pages` pages each, with as many tokens of a request as a
+    draft of `shape` needs. All `num_ranks` ranks of a group run the same forwards.
     Blocks until all is done. InternalError when a forward fails, ConfigError as from GraphedRunner.capture.
     Page 0 holds zeros afterwards.
     """
     errors: list[Exception] = []
     trees = shape.is_tree
 
-    def run() -> None:
+    def run_all() -> None:
         try:
             with torch.inference_mode():
                 step = outside_steps(num_ranks, 1)
@@ -68,7 +68,7 @@ def warm_up(
         except Exception as error:  # noqa: BLE001 - segments must not raise; the caller's thread raises it again
             errors.append(error)
 
-    forward.launch([run])
+    forward.launch([run_all])
     forward.record().synchronize()
     if errors and isinstance(errors[0], ConfigError):
         raise errors[0]

@@ -266,7 +266,7 @@ class Planner:
         self._rests = self.speculation.rests
 
     def launch_idle_batch(self) -> bool:
-        """Launches nothing, if other ranks wait for it. The caller has no work. Whether it did."""
+        """Launches a batch without rows, if other ranks wait for this one. True if it did. The caller has no work."""
         if not self.steps.is_called:
             return False
         self.num_idle += 1

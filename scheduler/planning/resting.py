@@ -25,7 +25,6 @@ class Rest:
     """Decides launch by launch. Each method is given what a launch saves in seconds, and a plain one's seconds."""
 
     is_resting: bool = False
-    is_trial: bool = False  # awake though nothing says that proposals would pay
     _balance_s: float = 0.0  # awake: saved; resting: what a draft would have saved
     _has_paid: bool = False
     _rested_s: float = 0.0
@@ -51,5 +50,4 @@ class Rest:
             return
         would_pay = self._balance_s > WORTH * plain_s
         if would_pay or self._rested_s >= RARE * self._due_s:
-            self.is_resting, self.is_trial = False, not would_pay
-            self._balance_s, self._has_paid = 0.0, False
+            self.is_resting, self._balance_s, self._has_paid = False, 0.0, False

@@ -25,6 +25,7 @@ from scheduler.planning.trials import MARGIN, TRIAL, Rates, Trials
 
 FIRST_GUESS: Final = 0.8  # acceptance rate assumed for a position until launches have measured it
 PRIOR: Final = 4  # so many verified proposals weigh as much as the first guess
+SURE: Final = 256  # verified proposals that tell how good a draft is
 MEMORY: Final = 0.98  # the weight of what was known, when one more proposal was verified
 OVERHEAD: Final = 0.02  # of a plain launch: what a quiet one loses at least, though none may be measured
 ENOUGH: Final = 0.5  # the share of rows with a draft whose proposals are tried
@@ -112,7 +113,7 @@ class Adaptive:
             plain_s = self.costs.plain_s(num_rows)
             self._would_save[num_rows] = self._would(num_rows, acceptance(), plain_s), plain_s
         self.rest.rested(*self._would_save[num_rows])
-        if not self.rest.is_resting and self.rest.is_trial:
+        if not self.rest.is_resting:
             for trials in self._trials.values():
                 trials.retry()
 
@@ -164,8 +165,11 @@ class Speculation:
         return list(accumulate((kept / seen for kept, seen in zip(self._kept, self._seen, strict=True)), mul))
 
     def _hoped(self) -> list[float]:
-        """The same while nothing is proposed: what was kept lately, or in all launches, if that was more."""
+        """The same while nothing is proposed: what was kept lately, or in all launches, if that was more. A few texts
+        prove nothing: until SURE proposals were verified, it is the first guess at least."""
         of_all = [kept / max(seen, 1) for kept, seen in zip(self.accepted, self.proposed, strict=True)]
+        if self.proposed[0] < SURE:
+            of_all = [FIRST_GUESS ** (place + 1) for place in range(len(of_all))]
         return list(map(max, self.acceptance, of_all))
 
     def most_tokens(self, num_rows: int) -> int:

@@ -1,6 +1,7 @@
 """Model folders without weights, made on the spot: tokenizers, configurations, chat templates."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ def byte_tokenizer(add_bos: bool = False) -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|bos|>", "<|eos|>", "<|end|>")])
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+    return tokenizer
+
+
+def marked_tokenizer(markers: Iterable[str], *, special: bool = False) -> Tokenizer:
+    """Byte-level, with an added token for each of these texts, as Qwen's tokenizers have for `<tool_call>`."""
+    tokenizer = byte_tokenizer()
+    added = [AddedToken(text, special=special) for text in markers]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     return tokenizer
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.execution.batches import ScheduleBatch
 from scheduler.execution.streams import InlineStream, Stream
 from scheduler.planning.launched import Launched
 from tests.cluster import Worker
@@ -72,4 +73,14 @@ def test_a_prebuilt_batch_is_in_the_launch_of_the_step_in_which_its_kv_was_there
     cluster.assign("r", prompt_of("r", 20), greedy(8))
     drive_to(cluster, "r", Phase.RUNNING)
     assert decoded == ["company", "r"]
+    cluster.close()
+
+
+def test_a_cluster_checks_what_debug_mode_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[ScheduleBatch] = []
+    monkeypatch.setattr(ScheduleBatch, "check_mirrors", lambda batch: checked.append(batch))
+    cluster = make_cluster("1P1D")
+    cluster.assign("r", prompt_of("r", 20), greedy(8))
+    cluster.run()
+    assert checked
     cluster.close()

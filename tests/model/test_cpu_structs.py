@@ -8,7 +8,7 @@ import torch
 
 from model.cpu_draft import CDraft, CpuDraft, DraftParts
 from model.cpu_experts import CMixture, CMlp
-from model.cpu_kernels import load_kernels
+from model.cpu_kernels import CRequests, CScoring, load_kernels
 from model.cpu_layers import CLayer, CpuLayers, _Decodes, _TokenPlaces
 from model.cpu_products import CLinear
 from model.cpu_structs import check_struct, places_in_c, places_in_python
@@ -21,6 +21,8 @@ STRUCTS = {
     "mlp": CMlp,
     "mixture": CMixture,
     "layer": CLayer,
+    "scoring": CScoring,
+    "requests": CRequests,
     "decodes": _Decodes,
     "draft": CDraft,
     "token_places": _TokenPlaces,

@@ -63,7 +63,7 @@ def refused(folder: Path, target: Path, algorithm: str) -> str:
         (
             "eagle",
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
-            "architectures: got ['MixtralForCausalLM'], expected one without experts",
+            "architectures: got ['MixtralForCausalLM'], expected one of Lla",
         ),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: got False, expected true"),
         ("eagle3", {LAYER_IDS: [0, 1, 3]}, "got [0, 1, 3], expected 3 ascending integers from 0 to 2"),

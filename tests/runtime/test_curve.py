@@ -53,14 +53,14 @@ class Net:
     def bound(self, context: Any, curve: Curve, kind: int = zmq.ROUTER, max_bytes: int = -1) -> tuple[Any, str]:
         socket = self._socket(context, kind)
         socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        suffix = curve.guard(socket)
+        suffix = curve.prepare_bind(socket)
         socket.bind("tcp://127.0.0.1:0")
         return socket, socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode() + suffix
 
     def dial(self, context: Any, security: Any, address: str, kind: int = zmq.DEALER) -> Any:
         socket = self._socket(context, kind)
         socket.setsockopt(zmq.RECONNECT_IVL, 600_000)  # one attempt, so that it can be counted
-        socket.connect(security.unlock(socket, address))
+        socket.connect(security.prepare_dial(socket, address))
         with contextlib.suppress(zmq.Again):  # a refusal may come first, and then nobody is there to send to
             socket.send(b"hello", zmq.NOBLOCK)
         return socket
@@ -195,15 +195,15 @@ def test_only_who_is_known_is_dialled(net: Net, tmp_path: Path) -> None:
     context, curve = net.process("a")
     with context.socket(zmq.DEALER) as socket:
         with pytest.raises(WireError, match="'tcp://h:1' names no key, so its socket does not encrypt"):
-            curve.unlock(socket, "tcp://h:1")
+            curve.prepare_dial(socket, "tcp://h:1")
         with pytest.raises(WireError, match=r"names the key .*, which is not among "):
-            curve.unlock(socket, f"tcp://h:1;{KEY}")
+            curve.prepare_dial(socket, f"tcp://h:1;{KEY}")
         with pytest.raises(WireError, match="needs a key, and this process has none"):
-            OPEN.unlock(socket, f"tcp://h:1;{KEY}")
+            OPEN.prepare_dial(socket, f"tcp://h:1;{KEY}")
         for address in ("tcp://h:1;", "tcp://h:1;short", f"tcp://h:1;{KEY};{KEY}"):
             with pytest.raises(WireError, match="expected tcp://HOST:PORT;KEY"):
-                curve.unlock(socket, address)
-        assert OPEN.unlock(socket, "tcp://h:1") == "tcp://h:1"
+                curve.prepare_dial(socket, address)
+        assert OPEN.prepare_dial(socket, "tcp://h:1") == "tcp://h:1"
 
 
 def test_data_may_be_open_beside_a_guarded_control_plane(net: Net) -> None:
@@ -213,12 +213,12 @@ def test_data_may_be_open_beside_a_guarded_control_plane(net: Net) -> None:
     data = security_of_data(curve, encrypt=False)
     assert isinstance(data, AsPeersAsk) and data.refused() == {}
     with context.socket(zmq.PUSH) as socket:
-        assert data.unlock(socket, "tcp://h:1") == "tcp://h:1"
+        assert data.prepare_dial(socket, "tcp://h:1") == "tcp://h:1"
         known = read_keys(net.folder / "b").public
-        assert data.unlock(socket, f"tcp://h:1;{known}") == "tcp://h:1"
+        assert data.prepare_dial(socket, f"tcp://h:1;{known}") == "tcp://h:1"
         assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         with pytest.raises(WireError, match="not among"):
-            data.unlock(socket, f"tcp://h:1;{KEY}")
+            data.prepare_dial(socket, f"tcp://h:1;{KEY}")
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
@@ -251,7 +251,7 @@ def test_a_stranger_at_an_unencrypted_data_socket_delivers_no_part_of_a_message(
     # Who knows it goes on.
     push = there.socket(zmq.PUSH)
     push.setsockopt(zmq.LINGER, 0)
-    push.connect(security_of_data(theirs, encrypt=False).unlock(push, address))
+    push.connect(security_of_data(theirs, encrypt=False).prepare_dial(push, address))
     push.send_multipart([b"header", bytes(5000)])
     assert pull.poll(PATIENCE_MS) and pull.recv_multipart() == [b"header", bytes(5000)]
     assert not pull.poll(0)
@@ -278,5 +278,5 @@ def test_without_keys_nothing_is_done() -> None:
     assert security is OPEN and security.refused() == {}
     context: Any = zmq.Context.instance()
     with context.socket(zmq.ROUTER) as socket:
-        assert security.guard(socket) == ""
+        assert security.prepare_bind(socket) == ""
     security.close()

@@ -41,7 +41,7 @@ class ZmqWire:
 
         watch = LinkWatch(push)
         try:
-            unlocked = self._security.unlock(push, endpoint)
+            unlocked = self._security.prepare_dial(push, endpoint)
             push.setsockopt(zmq.IPV6, int("[" in unlocked))
             push.connect(unlocked)
         except (zmq.ZMQError, WireError) as error:

@@ -162,6 +162,7 @@ def origins_of(messages: Sequence[ChatMessage], conversation: Conversation) -> O
         path = f"tools.{number}.function"
         origins[(*TOOLS, number, "name")] = field(f"{path}.name")
         origins[(*TOOLS, number, "schema")] = field(f"{path}.parameters")
+        origins[(*TOOLS, number, "strict")] = field(f"{path}.strict")
 
     for number, (message, turn) in enumerate(zip(messages, conversation.turns, strict=True)):
         calls = [f"tool_calls.{index}.function" for index in range(len(message.tool_calls or ()))]

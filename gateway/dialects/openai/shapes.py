@@ -14,6 +14,12 @@ class CachedTokens(BaseModel):
     cached_tokens: Annotated[int, told("Prompt tokens whose KV workers had from earlier requests.", 0)]
 
 
+class ReasoningTokens(BaseModel):
+    """How much of the answer were thoughts."""
+
+    reasoning_tokens: Annotated[int, told("Tokens of thoughts, without the markers around them.", 5)]
+
+
 class Usage(BaseModel):
     """Tokens of a whole client request. A prompt counts once, whatever `n` is."""
 
@@ -21,6 +27,9 @@ class Usage(BaseModel):
     completion_tokens: Annotated[int, told("Tokens of all choices.", 8)]
     total_tokens: Annotated[int, told("The sum of both.", 12)]
     prompt_tokens_details: Annotated[CachedTokens, told("Details of the prompt's tokens.")]
+    completion_tokens_details: Annotated[
+        ReasoningTokens, told("Details of the answer's tokens, if it has thoughts.")
+    ] = ReasoningTokens(reasoning_tokens=0)
 
 
 class TextLogprobs(BaseModel):
@@ -81,10 +90,10 @@ class Choice(BaseModel):
 
     index: Annotated[int, told("The number of the choice. Choice c of prompt p has p * n + c.", 0)]
     finish_reason: Annotated[
-        Literal["stop", "length", "abort"],
+        Literal["stop", "length", "tool_calls", "abort"],
         told(
-            "stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full. "
-            "abort: another request has ended it."
+            "stop: EOS, a stop token or a stop text. length: `max_tokens`, or the context is full. tool_calls: "
+            "stop, in a chat's answer that calls tools. abort: another request has ended it."
         ),
     ]
     token_ids: Annotated[list[int], told("The choice's tokens, with `return_token_ids`.", [314, 7])] = []
@@ -98,11 +107,31 @@ class TextChoice(Choice):
     prompt_logprobs: PromptPlaces = []
 
 
+class CalledFunction(BaseModel):
+    """The function of a call, and its arguments."""
+
+    name: Annotated[str, told("The name of one of `tools`.", "weather")]
+    arguments: Annotated[str, told("The text of a JSON object. It is cut if the answer is.", '{"city": "Oslo"}')]
+
+
+class AnsweredCall(BaseModel):
+    """A call of a tool."""
+
+    id: Annotated[str, told("The id that the result names.", "call_1")]
+    type: Annotated[Literal["function"], told("Always function.")]
+    function: Annotated[CalledFunction, told("What is called.")]
+
+
 class AnswerMessage(BaseModel):
     """The message of one choice of a chat."""
 
     role: Annotated[Literal["assistant"], told("Always assistant.")]
-    content: Annotated[str, told("What the model says.", "Once there was a fox.")]
+    content: Annotated[
+        str | None, told("What the model says; null if it calls tools and says nothing.", "Once there was a fox.")
+    ]
+    reasoning_content: Annotated[str, told("The model's thoughts, if it has some.", "They want a story.")] = ""
+    reasoning: Annotated[str, told("The same as `reasoning_content`.", "They want a story.")] = ""
+    tool_calls: Annotated[list[AnsweredCall], told("The tools that the model calls, if it calls some.")] = []
     refusal: Annotated[None, told("Always null.")]
     annotations: Annotated[list[Any], Field(max_length=0), told("Always empty.", [])]
 

@@ -188,7 +188,7 @@ class EventWriter:
         for number, (index, step) in enumerate(batch, start=1):
             timeline = generation.timeline() if is_last and number == len(batch) else None
             self._num_sent += len(step.token_ids)
-            usage = generation.usage._replace(completion=self._num_sent) if self._continuous else None
+            usage = self._usage(generation.usage) if self._continuous else None
             yield from self._event(index, step, usage, timeline)
 
     def _event(self, index: int, step: Step, usage: Usage | None, timeline: Timeline | None) -> Iterator[bytes]:
@@ -203,6 +203,10 @@ class EventWriter:
         yield self._start
         yield from parts_of(choice) if is_long else (orjson.dumps(choice),)
         yield self._rest(usage, timeline)
+
+    def _usage(self, usage: Usage) -> Usage:
+        """The usage up to what was sent."""
+        return usage._replace(completion=self._num_sent, reasoning=min(usage.reasoning, self._num_sent))
 
     def _size(self, step: Step) -> int:
         """As LONG_BATCH counts."""

@@ -45,11 +45,13 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def strict_form(source: str, of_lark: Callable[[str], str], *, compact: bool) -> str:
-    """llguidance's own form, with strict schemas. `of_lark` makes those of a grammar in Lark's spelling strict."""
+    """Reads a grammar in llguidance's own form, and writes it again with each schema made strict. ValueError names the
+    entry. `of_lark` makes the schemas of a grammar in Lark's spelling strict."""
     form = _given(json.loads(source))
     grammars = form.pop("grammars", None)
     if form or not isinstance(grammars, list) or not grammars:
-        raise ValueError(f"expected an object with a list `grammars`{', got ' if form else ''}{', '.join(form)[:40]}")
+        others = f", got {', '.join(form)[:40]}" if form else ""
+        raise ValueError(f"expected an object with a list `grammars`{others}")
     strict: list[dict[str, Any]] = []
     for index, entry in enumerate(grammars):
         grammar = _given(entry)

@@ -66,22 +66,23 @@ def is_recursive(schema: Any) -> bool:
 def _circular(
     schemas: Mapping[int, dict[str, Any]], behind: Callable[[dict[str, Any]], Iterator[Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The schemas behind which they are themselves, or others behind which those are."""
-    waiting = {key: others for key, schema in schemas.items() if (others := {*map(id, behind(schema))})}
-    before: dict[int, list[int]] = {}  # the schemas before another one, by that one
-    for key, others in waiting.items():
+    """The schemas on a cycle of `behind`, and those that lead to one: what is left when schemas with nothing behind
+    them are taken out, again and again."""
+    left_behind = {key: others for key, schema in schemas.items() if (others := {*map(id, behind(schema))})}
+    predecessors: dict[int, list[int]] = {}  # of each schema: those that have it behind them
+    for key, others in left_behind.items():
         for other in others:
-            before.setdefault(other, []).append(key)
+            predecessors.setdefault(other, []).append(key)
 
-    left = [key for key in before if key not in waiting]
-    while left:
-        other = left.pop()
-        for key in before.get(other, ()):
-            waiting[key].discard(other)
-            if not waiting[key]:
-                del waiting[key]
-                left.append(key)
-    return (schemas[key] for key in waiting)
+    ready = [key for key in predecessors if key not in left_behind]
+    while ready:
+        other = ready.pop()
+        for key in predecessors.get(other, ()):
+            left_behind[key].discard(other)
+            if not left_behind[key]:
+                del left_behind[key]
+                ready.append(key)
+    return (schemas[key] for key in left_behind)
 
 
 def _schemas(root: Any) -> dict[int, dict[str, Any]]:

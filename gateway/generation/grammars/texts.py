@@ -29,7 +29,8 @@ _LARK: Final = re.compile(r"%llguidance\b|[?!]?start(\.-?\d+)?\s*:(?!:=)")  # a 
 
 
 def text_of(asked: Grammar) -> str:
-    """The grammar in the form that workers compile. GrammarRefused if it is none."""
+    """The grammar in the form that workers compile. GrammarRefused if no answer can follow it, or if its text is too
+    long."""
     try:
         text = _text(asked)
     except GrammarRefused:

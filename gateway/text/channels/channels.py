@@ -30,12 +30,19 @@ class Channels:
     """The channels of one choice. The ids of its calls are the same whenever the same answer is read."""
 
     def __init__(
-        self, markers: Markers, *, tools: Tools, is_reasoning_open: bool, response_id: str, choice: int
+        self,
+        markers: Markers,
+        *,
+        tools: Tools,
+        is_reasoning_open: bool,
+        response_id: str,
+        choice: int,
+        most_calls: int = MAX_CALLS,
     ) -> None:
         self._markers, self._in_text = markers, TextMarkers(markers)
         self._calls = markers.format.calls if tools else None
         self._reasoning = markers.format.reasoning
-        self._tools, self._answer = tools, f"{response_id} {choice}"
+        self._tools, self._answer, self._most_calls = tools, f"{response_id} {choice}", most_calls
 
         self._home = _Home.THINK if is_reasoning_open else _Home.TEXT
         self._drops_breaks = is_reasoning_open  # line breaks that come next
@@ -53,6 +60,15 @@ class Channels:
         """What comes next is of the thoughts, unless a marker ends them."""
         return self._home is _Home.THINK
 
+    @property
+    def is_text(self) -> bool:
+        """What comes next is text of the answer, unless a marker changes that."""
+        return self._home is _Home.TEXT and self._reader is None
+
+    def is_marker(self, token_id: int) -> bool:
+        """The token is a marker by itself."""
+        return token_id in self._markers.by_id
+
     def text(self, text: str) -> list[Event]:
         """What the choice gains by this text."""
         for plain, marker in self._in_text.split(text):
@@ -65,6 +81,14 @@ class Channels:
         """What the choice gains by a token that is a marker."""
         self._take(self._in_text.end())
         self._mark(self._markers.by_id[token_id], has_id=True)
+        return self._told()
+
+    def settle(self) -> list[Event]:
+        """A special token that is not shown stands here: what was held before it becomes no marker and no call."""
+        self._take(self._in_text.end())
+        if self._reader is None and not self._is_behind_call:
+            self._tell("".join(self._held))
+            self._held = []
         return self._told()
 
     def end(self) -> list[Event]:
@@ -159,7 +183,7 @@ class Channels:
         """Tells that the call has begun, if it was not told. Returns whether it was: it is not one too many."""
         if self._is_begun:
             return True
-        if self._calls is None or self._num_calls == MAX_CALLS:
+        if self._calls is None or self._num_calls == self._most_calls:
             return False
 
         digest = hashlib.sha256(f"{self._answer} {self._num_calls}".encode()).hexdigest()[:24]
@@ -200,11 +224,16 @@ class Channels:
             self._events.append(ReasoningDelta(text) if self.is_reasoning else TextDelta(text))
 
     def _told(self) -> list[Event]:
-        """The events of this text or marker; neighbours of one kind as one."""
+        """The events of this text or marker."""
         events, self._events = self._events, []
-        if len(events) < 2:
-            return events
-        return [event for _, neighbours in groupby(events, key=type) for event in _as_one(list(neighbours))]
+        return joined(events)
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """The events with neighbours of one kind as one."""
+    if len(events) < 2:
+        return events
+    return [event for _, neighbours in groupby(events, key=type) for event in _as_one(list(neighbours))]
 
 
 def _as_one(events: list[Event]) -> list[Event]:

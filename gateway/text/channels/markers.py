@@ -1,7 +1,7 @@
 """The markers of a format for one tokenizer: those that are one token each, and those that are found in text. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from gateway.text.channels.held import Ends, beginnings
@@ -24,23 +24,13 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, in_text)) or "(?!)")
         self.held = Ends(beginnings(in_text), max(map(len, in_text), default=0))
 
-    def is_reasoning_open(self, prompt: str, prompt_ids: Sequence[int]) -> bool:
-        """Whether an answer to this prompt begins with thoughts: the prompt's last marker of them has opened them.
-
-        Markers without an id count at the prompt's end alone, because a user may have written them elsewhere.
-        """
-        tags = self.format.reasoning
+    def is_reasoning_open(self, prompt: str) -> bool:
+        """Whether an answer to this prompt begins with thoughts: a marker at the prompt's end has opened them. Markers
+        elsewhere do not count, because a user may have written them."""
+        tags, text = self.format.reasoning, prompt.rstrip()
         if tags is None:
             return False
-
-        for token_id in reversed(prompt_ids):
-            marker = self.by_id.get(token_id)
-            if marker in (tags.opening, tags.closing):
-                return marker == tags.opening
-        text = prompt.rstrip()
-        if tags.opening in self.in_text and text.endswith(tags.opening):
-            return True
-        return tags.is_assumed and not (tags.closing in self.in_text and text.endswith(tags.closing))
+        return text.endswith(tags.opening) or (tags.is_assumed and not text.endswith(tags.closing))
 
 
 class TextMarkers:

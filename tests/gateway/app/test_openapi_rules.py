@@ -24,6 +24,7 @@ from gateway.dialects.shared.sampling_fields import KEYWORDS
 from gateway.generation.translate import Translator
 from gateway.routing.pairing import Need
 from gateway.serving.service import ModelNames
+from gateway.text.answer_format import PLAIN, AnswerFormat
 from gateway.text.chat_template import ChatTemplates
 from gateway.text.model_folder import ModelFolder
 from gateway.text.tokenizer import SpecialTokens, TextTokenizer
@@ -54,7 +55,9 @@ class World:
         tokenizer = TextTokenizer(byte_tokenizer(add_bos), special) if has_tokenizer else None
         folder = ModelFolder(Path("story"), ModelBasics(64, 262, (EOS,)), SamplingParams(max_tokens=1))
         sources = {"default": TEMPLATE if tool_format is None else WITH_TOOLS, "plain": TEMPLATE, "broken": "{% if"}
-        self.translator = Translator(folder, tokenizer, ChatTemplates(sources, {}), tool_format=tool_format)
+        self.translator = Translator(
+            folder, tokenizer, ChatTemplates(sources, {}), answers=AnswerFormat(PLAIN.markers, tool_format)
+        )
         self.limits = limits
         self.bounds = Bounds(
             names=NAMES.all,
@@ -81,6 +84,7 @@ class World:
         try:
             asks = self._native(body) if name == "GenerateRequest" else [self._openai(name, body)]
             NAMES.check(asks[0].model)
+            assert [self.translator.shape_of(ask) for ask in asks] == [ask.shape for ask in asks]
             prompts = self.translator.all_prompts(asks, self.limits, [""] * len(asks))
         except BadRequest as error:
             return error.message
@@ -239,8 +243,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"tools": [TOOL]}, False, True),
         ({"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}, False, True),
         ({"tools": [TOOL], "tool_choice": "none"}, True, True),
-        ({"tools": [TOOL], "tool_choice": "required"}, False, True),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, False, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, False, False),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, False, False),
+        ({"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, False, False),
+        ({"tools": [{**TOOL, "function": {"name": "f", "strict": True}}], "tool_choice": "none"}, True, True),
         ({"tools": [], "tool_choice": "required"}, False, False),
         ({"tools": [{}], "tool_choice": "none"}, False, False),
         ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, False, False),

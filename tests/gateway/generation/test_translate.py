@@ -9,6 +9,7 @@ from tokenizers import Encoding
 from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, parse
 from gateway.dialects.openai.read import ask_of_chat, ask_of_completion
 from gateway.generation.translate import PreparedPrompt, Translator
+from gateway.text.answer_format import PLAIN, AnswerFormat
 from gateway.text.chat_template import ChatTemplates, read_template_sources
 from gateway.text.model_folder import read_model_folder
 from gateway.text.plain_marks import PlainMarks
@@ -268,7 +269,7 @@ def tooled(path: Path, tool_format: str | None) -> Translator:
     tokenizer = load_tokenizer(path)
     assert tokenizer is not None
     templates = ChatTemplates(read_template_sources(path), {}, plain=PlainMarks(tokenizer.special_texts))
-    return Translator(read_model_folder(path), tokenizer, templates, tool_format=tool_format)
+    return Translator(read_model_folder(path), tokenizer, templates, answers=AnswerFormat(PLAIN.markers, tool_format))
 
 
 def test_tools_are_refused_as_long_as_no_format_of_calls_is_known(tmp_path: Path) -> None:

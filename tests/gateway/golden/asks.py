@@ -96,6 +96,36 @@ OF_CHATS: Final[tuple[Fields, ...]] = (
     {"logprobs": True, "top_logprobs": 2, "stop": "fox", "return_token_ids": True},
 )
 WHOLE_ONLY: Final[tuple[Fields, ...]] = ({"prompt_logprobs": 0}, {"prompt_logprobs": 2, "max_tokens": 2, "n": 2})
+TOOLS: Final[list[Fields]] = [
+    {"type": "function", "function": {"name": name, "description": "It helps.", "parameters": {"type": "object"}}}
+    for name in ("add", "look_up")
+]
+CALLED: Final[Fields] = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "They want a sum.",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+}
+RESULT: Final[Fields] = {"role": "tool", "tool_call_id": "1", "content": "5"}
+WITH_TOOLS: Final[tuple[Fields, ...]] = (
+    {},
+    {"n": 2},
+    {"max_tokens": 45},
+    {"max_tokens": 12},
+    {"tool_choice": "auto", "stop": ["fox", "17"]},
+    {"stop": "I add", "n": 2},
+    {"tool_choice": "none"},
+    {"parallel_tool_calls": False},
+    {"tools": None},
+    {"return_token_ids": True, "max_tokens": 60},
+    {"logprobs": True, "top_logprobs": 1, "max_tokens": 40},
+    {"skip_special_tokens": False, "n": 3},
+    {"messages": [*MESSAGES, CALLED, RESULT], "n": 2},
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+    {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]},
+    {"response_format": {"type": "json_object"}},
+)
 STREAM_OPTIONS: Final[tuple[Fields, ...]] = (
     {"include_usage": True},
     {"include_usage": True, "continuous_usage_stats": True},
@@ -234,7 +264,7 @@ OTHER_ROUTES: Final[tuple[tuple[str, str, Fields | None], ...]] = (
     ("POST", "/abort_request", {"abort_all": "yes"}),
     ("POST", "/v1/models", {}),
 )
-FLEETS: Final = ("one", "none", "fails at once", "fails in the middle")
+FLEETS: Final = ("one", "none", "fails at once", "fails in the middle", "calls")
 
 
 @dataclass(frozen=True)
@@ -248,7 +278,7 @@ class Ask:
 
 def all_asks() -> list[Ask]:
     """All of them; each name once."""
-    found = [*_answered(), *_refused(), *_failing(), *_others(), *_tokenized()]
+    found = [*_answered(), *_refused(), *_failing(), *_others(), *_tokenized(), *_calling()]
     assert len({each.name for each in found}) == len(found), "two asks have one name"
     return found
 
@@ -299,7 +329,7 @@ def _refused() -> Iterator[Ask]:
 
 
 def _failing() -> Iterator[Ask]:
-    for fleet in FLEETS[1:]:
+    for fleet in FLEETS[1:4]:
         for stream in (False, True):
             yield _posted(COMPLETIONS, {"prompt": TEXT, "max_tokens": 8, "stream": stream}, fleet)
             yield _posted(CHAT, {"messages": MESSAGES, "max_tokens": 8, "stream": stream, "n": 2}, fleet)
@@ -319,3 +349,15 @@ def _tokenized() -> Iterator[Ask]:
     for path, bodies_of_path in (("/tokenize", TOKENIZE), ("/detokenize", DETOKENIZE)):
         for body in bodies_of_path:
             yield _posted(path, body)
+
+
+def _calling() -> Iterator[Ask]:
+    base: Fields = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 400}
+    for asked in WITH_TOOLS:
+        yield _posted(CHAT, base | asked, "calls")
+        yield _posted(CHAT, base | asked | {"stream": True, "stream_options": {"include_usage": True}}, "calls")
+    every = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    yield _posted(CHAT, base | every | {"max_tokens": 30}, "calls")
+    yield _posted("/tokenize", {"messages": [*MESSAGES, CALLED, RESULT], "tools": TOOLS}, "calls")
+    yield _posted(GENERATE, {"text": TEXT, "sampling_params": {"max_new_tokens": 30}}, "calls")
+    yield _posted(COMPLETIONS, {"prompt": TEXT, "max_tokens": 30}, "calls")

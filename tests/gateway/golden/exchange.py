@@ -23,6 +23,7 @@ from tests.gateway.golden.asks import Ask, all_asks
 ROOT: Final = Path(__file__).resolve().parents[3]
 FOLDER: Final = ROOT / "models/story"
 KEPT: Final = Path(__file__).with_name("answers.jsonl")
+WITH_TOOLS: Final = Path(__file__).with_name("tools.jinja")  # a chat template
 EOS: Final = 2
 TURNS: Final = 50  # of the loop, between a step that was read and its event, which the client has then
 # Ids of the bundled model: words, parts of characters, special tokens among them.
@@ -30,7 +31,15 @@ TOLD: Final = (
     'Once upon a time, a caf\u00e9 \U0001f600 had a fox.\nThe "fox" said:\t<b>\u20ac5 & a'
     ' {"a": 1}</b> \U0001f468\u200d\U0001f469 end'
 )
+# What the fleet "calls" says: thoughts, text and calls, then one that is cut by EOS.
+CALLING: Final = (
+    "<think>\nThey ask me to add.\n</think>\n\nI add.\n"
+    '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": [2, "caf\u00e9 \U0001f600"]}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look_up", "arguments": {"word": "fox"}}\n</tool_call>',
+    '<tool_call>\n{"name": "unknown"}\n</tool_call> <tool_call>\n{"name": "add", "arguments": {"a": "</tool_call>',
+)
 VARIES: Final = (
+    (re.compile(rb"call_[0-9a-f]{24}"), b"call_ID"),
     (re.compile(rb"\b(cmpl|chatcmpl|gen)-[0-9a-f]{32}"), rb"\1-ID"),
     (re.compile(re.escape(str(ROOT)).encode()), b"ROOT"),
     (re.compile(rb'"created": ?\d+'), b'"created":0'),
@@ -52,6 +61,16 @@ class Story:
         return [*self._ids[start:], 0, 1, EOS, 300, 301, EOS, *self._ids, *self._ids]
 
 
+class Calling:
+    """The tokens of CALLING, each choice another text."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts = texts
+
+    def __call__(self, assign: Assign, choice: int) -> list[int]:
+        return [*self._texts[choice % len(self._texts)], EOS]
+
+
 class Fleet:
     """A gateway of the bundled model with one worker at most, which waits for it after each step."""
 
@@ -60,10 +79,13 @@ class Fleet:
         self._worker: FakeWorker | None = None
         self._num_steps = 0
 
-    async def add_worker(self, fail_after: int | None) -> None:
-        """A unified worker. It fails each request that has so many tokens."""
-        ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(TOLD, add_special_tokens=False).ids
-        behaviour = Behaviour(Story(ids), fail_after=fail_after, after_step=self._dealt_with, cached=4)
+    async def add_worker(self, fail_after: int | None, *, calls: bool) -> None:
+        """A unified worker. It fails each request that has so many tokens. `calls`: it says CALLING."""
+        tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        texts = CALLING if calls else (TOLD,)
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        script = Calling(ids) if calls else Story(ids[0])
+        behaviour = Behaviour(script, fail_after=fail_after, after_step=self._dealt_with, cached=4)
         shape = {"vocab_size": 1024, "context_length": 2048, "max_total_tokens": 8192}
         self._worker = await self.setting.add(Role.UNIFIED, "worker-0", behaviour=behaviour, **shape)
 
@@ -87,10 +109,11 @@ class Fleet:
 @asynccontextmanager
 async def fleet(name: str) -> AsyncIterator[Fleet]:
     """The gateway and the workers that the name stands for."""
-    async with running(FOLDER) as setting:
+    calls = name == "calls"
+    async with running(FOLDER, chat_template=str(WITH_TOOLS) if calls else None) as setting:
         found = Fleet(setting)
         if name != "none":
-            await found.add_worker({"fails at once": 0, "fails in the middle": 3}.get(name))
+            await found.add_worker({"fails at once": 0, "fails in the middle": 3}.get(name), calls=calls)
         yield found
 
 

@@ -57,7 +57,7 @@ def test_old_savings_pay_for_little() -> None:
 def test_a_rest_pays_for_what_was_lost_then_ends_when_proposals_would_pay(lost_s: float) -> None:
     rest = Rest()
     lost = launched(rest, -lost_s, 1000) * lost_s
-    assert rested(rest, 1.0) == pytest.approx(lost / ALLOWED, abs=1.1) and not rest.is_trial
+    assert rested(rest, 1.0) == pytest.approx(lost / ALLOWED, abs=1.1)
 
 
 def test_a_rest_ends_soon_after_loads_have_changed() -> None:
@@ -72,7 +72,6 @@ def test_where_proposals_would_not_pay_they_are_tried_ever_more_rarely() -> None
     for _ in range(8):
         losses.append(launched(rest, -0.5, 1000) * 0.5)
         waits.append(rested(rest, -0.1))
-        assert rest.is_trial
     factors = [min(1 << number, LONGEST) for number in range(8)]
     assert losses == [pytest.approx(LOST * factor, abs=0.6) for factor in factors]
     expected = [RARE * factor * lost / ALLOWED for factor, lost in zip(factors, losses, strict=True)]

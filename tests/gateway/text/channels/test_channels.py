@@ -178,6 +178,15 @@ def test_calls_beyond_so_many_are_text(name: str) -> None:
     assert len(whole.calls) == MAX_CALLS and whole.text == call * 2
 
 
+@every_format
+def test_an_unfinished_call_behind_another_is_shown(name: str) -> None:
+    form = FORMATS[name]
+    assert form.calls is not None
+    for rest in (form.calls.opening, f"\n{form.calls.opening}\n", f"{form.calls.opening}<func"):
+        whole = read(form, [FIRST_CALL[name] + rest])
+        assert (len(whole.calls), whole.text) == (1, rest)
+
+
 def test_ids_of_calls_are_those_of_their_answer() -> None:
     whole = read(JSON, [FIRST_CALL["json"] * 2])
     assert whole == read(JSON, single([FIRST_CALL["json"] * 2]))

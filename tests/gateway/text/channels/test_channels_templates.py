@@ -61,7 +61,7 @@ def test_what_was_read_is_written_again(name: str, data: Any, content: str, reas
 
     prompt = render([USER], [])
     written = render([USER, assistant(content, reasoning, calls)], [])
-    is_open = markers(FORMATS[name]).is_reasoning_open(prompt, [])
+    is_open = markers(FORMATS[name]).is_reasoning_open(prompt)
     answer = answer_of(written, render([USER, assistant("", "", [])], []))
     whole = read(FORMATS[name], cut([answer], places), opened=is_open and answer.startswith("<think>"))
 
