@@ -18,6 +18,7 @@ from gateway.words.request import Choice, Named, Tool
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from tests.doubles.clock import VirtualClock
 from tests.gateway.generation.call_walks import Model, asked_of, drawn, model_of, random_tools, read, text_of
+from tests.gateway.text.channels.templates import GLM, HERMES, MINIMAX, QWEN_CODER, SEED, assistant, renderer
 
 FORMATS = ("hermes", "minimax", "qwen3_coder", "minimax_m2", "seed_oss", "glm")
 STRING = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -182,3 +183,34 @@ def test_answers_of_each_tool_are_walked_by_themselves_the_longest_schema_first(
     refused = Trials(model.vocabulary, Slow()).of(asked)
     assert isinstance(refused, GrammarRefused) and "one token takes 0.30 s of work" in refused.what
     assert refused.at == ("prompts", 0, "tools", 1, "schema")
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [("hermes", HERMES), ("qwen3_coder", QWEN_CODER), ("minimax_m2", MINIMAX), ("seed_oss", SEED), ("glm", GLM)],
+)
+def test_calls_are_written_as_the_template_writes_them(name: str, template: str) -> None:
+    """So the next prompt begins with the tokens of this answer, whose pages are cached."""
+    model, render = model_of(name, True), renderer(template)
+    value: dict[str, Any] = {
+        "type": "object",
+        "properties": {"x": {"enum": ['é \\ "', 7, None]}, "y": {"type": "boolean"}},
+    }
+    value = {**value, "required": ["x", "y"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "maxLength": 9},
+            "list": {"type": "array", "items": value, "minItems": 2, "maxItems": 3},
+        },
+        "required": ["text", "list"],
+        "additionalProperties": False,
+    }
+    for seed in range(8):
+        rng = Random(f"{name} {seed}")
+        tools = [Tool("f", schema=schema), Tool("fg", schema=schema)]
+        whole, text = answered(model, tools, rng, "required")
+        calls = [(call.name, json.loads(call.arguments)) for call in whole.calls]
+        rendered = render([assistant("", "", calls)], [])
+        body = text.partition("</think>")[2] or text
+        assert body.strip() in rendered, (body, rendered)
