@@ -4,6 +4,7 @@ A vocabulary has one token more than the model, the end: llguidance allows it wh
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,11 @@ Encode = Callable[[str], Sequence[int]]
 SPACE: Final = "\u2581"  # SentencePiece's spelling of a space
 FORCED_CHARS: Final = 256  # of a forced text are tokenised: its first token lies far within
 _END: Final = b"<|the end of the answer|>"
+_MARK: Final = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # an added token of this form is no text, as <tool_call>
 
 
 class Vocabulary:
-    """The bytes of each token of a model; `special` have no text, and stand in an answer only if its grammar names
+    """The bytes of each token of a model; `special` are no text, and stand in an answer only if its grammar names
     them. `encode`: the tokens that the model's tokenizer makes of a text; None: the longest ones first."""
 
     def __init__(self, tokens: Sequence[bytes], special: frozenset[int], encode: Encode | None = None) -> None:
@@ -83,7 +85,8 @@ def load_vocabulary(folder: Path, num_tokens: int) -> Vocabulary:
             continue
         own = added.get(token_id)
         tokens[token_id] = spelling(token) if own is None else own.content.encode()
-        if (own is None or not own.special) and tokens[token_id]:
+        is_text = own is None or not (own.special or _MARK.fullmatch(own.content))
+        if is_text and tokens[token_id]:
             special.discard(token_id)
 
     def encode(text: str) -> Sequence[int]:

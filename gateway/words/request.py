@@ -125,7 +125,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer follows. `kind`: json, regex, choice, ebnf or tags."""
+    """What an answer follows. `kind`: json, regex, choice, ebnf, tags or calls."""
 
     kind: str
     source: Any

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llguidance import LLMatcher
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from models.train.train import STORY_FOLDER
 from runtime.grammars import Matching, compile_grammar
@@ -137,3 +137,24 @@ def test_tokens_of_the_tokenizer_that_the_model_lacks_write_no_forced_text(tmp_p
     vocabulary = load_vocabulary(tmp_path, 256)
     assert vocabulary._encode_text is not None and max(vocabulary._encode_text("he")) >= 256
     assert vocabulary._encode("he") == [ord("h"), ord("e")]
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
+def test_added_tokens_in_brackets_stand_in_no_text_and_others_do(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    """Many models add `<tool_call>` as a token that is not special, and runs of spaces, too."""
+    tokenizer = make()
+    marks, texts = ["<tool_call>", "</think>", "[TOOL_CALLS]"], ["    ", "< a >", "a<b>"]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*marks, *texts)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load_vocabulary(tmp_path, tokenizer.get_vocab_size())
+    ids = {text: tokenizer.token_to_id(text) for text in (*marks, *texts)}
+    anything = compile_grammar(LLMatcher.grammar_from_lark(r"start: /(?s:.*)/"), vocabulary).begin((0,))
+    assert set(allowed(anything)) & set(ids.values()) == {ids[text] for text in texts}
+
+    named = LLMatcher.grammar_from_lark('start: "a" <tool_call> "b" </think>')
+    matching = compile_grammar(named, vocabulary).begin((0,))
+    drawn: list[int] = []
+    while not matching.matcher.is_accepting():
+        drawn += allowed(matching)[:1]
+        matching.read(drawn[-1:])
+    assert drawn[1::2] == [ids["<tool_call>"], ids["</think>"]] and not matching.fault

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.refused import GrammarRefused, place_of
 from gateway.generation.turns import Turns
 from gateway.words.request import Grammar
 from protocol.errors import Overloaded
@@ -62,9 +62,10 @@ class GrammarChecks:
         known = self._known[digest]
         self._known.move_to_end(digest)
         if isinstance(known, GrammarRefused):
-            raise GrammarRefused(known.what)
+            raise known.anew()
         if self._is_bad(known):
-            raise GrammarRefused("workers have ended while they followed this grammar, so it is not followed")
+            what = "workers have ended while they followed this grammar, so it is not followed"
+            raise GrammarRefused(what, place_of(wanted))
         return known
 
     def blame(self, name: str) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Final
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from gateway.generation.grammars.calls import lark_of_calls
 from gateway.generation.grammars.embedded import strict_form
 from gateway.generation.grammars.lark import strict_lark
-from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.refused import GrammarRefused, place_of
 from gateway.generation.grammars.schemas import strict_schema
 from gateway.words.request import Grammar
 from protocol.grammar import MAX_GRAMMAR_CHARS
@@ -32,10 +33,13 @@ def text_of(asked: Grammar) -> str:
     long."""
     try:
         text = _text(asked)
+    except GrammarRefused:
+        raise
     except Exception as error:
-        raise GrammarRefused(f"cannot be followed: {_line(error)}") from error
+        raise GrammarRefused(f"cannot be followed: {_line(error)}", place_of(asked)) from error
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise GrammarRefused(f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}")
+        what = f"has {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARS}"
+        raise GrammarRefused(what, place_of(asked))
     return text
 
 
@@ -58,6 +62,8 @@ def _text(asked: Grammar) -> str:
         if source.lstrip().startswith("{"):  # llguidance's own form; neither GBNF nor Lark begins so
             return strict_form(source, of_lark, compact=asked.compact)
         return LLMatcher.grammar_from_lark(of_lark(_lark(source)))
+    if asked.kind == "calls":
+        return LLMatcher.grammar_from_lark(lark_of_calls(source))
     tags = _tags(json.loads(source) if isinstance(source, str) else source, compact=asked.compact)
     grammar = StructTag.to_grammar(tags, assume_special=False)
     return LLMatcher.grammar_from_lark(grammar.replace("\x7f", "\\u007f"))  # in texts, as Lark has it

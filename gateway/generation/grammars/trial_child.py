@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.refused import GrammarRefused, place_of
 from gateway.generation.grammars.trial_frames import HEAD_BYTES, MAX_WORK_S, framed
 from gateway.words.request import Grammar
 from protocol.errors import Overloaded
@@ -79,16 +79,16 @@ class TrialChild:
             if told is not None:
                 outcome = json.loads(told)
                 if "refused" in outcome:
-                    return GrammarRefused(outcome["refused"])
+                    return GrammarRefused(outcome["refused"], tuple(outcome["at"]))
                 return str(outcome["text"])
 
             died_of = self._bury()
             if died_of not in NOT_THE_JOB:
                 log.warning("a grammar has ended the process that tries them", kind=asked.kind, signal=died_of)
-                return GrammarRefused(f"{FAULT}: {_what_it_did(died_of)}")
+                return GrammarRefused(f"{FAULT}: {_what_it_did(died_of)}", place_of(asked))
         if died_of:
             raise Overloaded("two processes that tried the grammar were killed; try again")
-        return GrammarRefused(f"{FAULT}: two processes that tried it have ended")
+        return GrammarRefused(f"{FAULT}: two processes that tried it have ended", place_of(asked))
 
     def stop(self) -> None:
         """Kills the process and starts no other. Any thread may call it; the one that calls `check` then closes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import BinaryIO, Final
 
-from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.refused import GrammarRefused, place_of
 from gateway.generation.grammars.trial_frames import MAX_WORK_S, framed, read_frame
 from gateway.generation.grammars.trials import Trials
 from gateway.words.request import Grammar
@@ -41,8 +41,8 @@ def answer(job: bytes, tried: Try) -> bytes:
         outcome = tried(asked)
     except MemoryError:
         most = MAX_MEMORY_BYTES >> 20
-        outcome = GrammarRefused(f"cannot be followed: it takes more than {most} MiB to try")
-    told = {"text": outcome} if isinstance(outcome, str) else {"refused": outcome.what}
+        outcome = GrammarRefused(f"cannot be followed: it takes more than {most} MiB to try", place_of(asked))
+    told = {"text": outcome} if isinstance(outcome, str) else {"refused": outcome.what, "at": outcome.at}
     return json.dumps(told).encode()
 
 
@@ -77,7 +77,7 @@ def tries_of(folder: Path, num_tokens: int) -> Try:
         vocabulary: Vocabulary = load_vocabulary(folder, num_tokens)
     except GrammarFault as fault:
         reason = fault.message
-        return lambda _: GrammarRefused(reason)
+        return lambda asked: GrammarRefused(reason, place_of(asked))
     return Trials(vocabulary, ThreadWorkClock()).of
 
 

@@ -7,13 +7,14 @@ Shapes: V tokens of the model, A tokens that may follow.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gateway.generation.grammars.refused import GrammarRefused
+from gateway.generation.grammars.calls import for_each_tool
+from gateway.generation.grammars.refused import GrammarRefused, place_of
 from gateway.generation.grammars.sentences import in_words
 from gateway.generation.grammars.texts import text_of
 from gateway.words.complaints import short
@@ -26,6 +27,7 @@ from runtime.vocabulary import Vocabulary
 
 MAX_STEPS: Final = 64  # tokens of a walk
 WALKS_S: Final = 0.2  # of work, after which no further walk begins
+TOOLS_S: Final = 1.5  # of work, after which no further tool is tried by itself
 MAX_CALL_S: Final = 0.25  # of work for one token: as long as other answers may have to wait for it at a worker
 MAX_SHOWN: Final = 40  # bytes of an answer in a refusal
 _NO_EOS: Final = (1 << 62,)  # no token: a walk ends where nothing else may follow
@@ -47,9 +49,15 @@ def compiled(asked: Grammar, vocabulary: Vocabulary) -> tuple[str, CompiledGramm
         raise _refusal(asked, fault) from fault
 
 
+def _alone(asked: Grammar) -> Iterator[Grammar]:
+    """The grammar of each tool by itself, which else stand behind text and thoughts."""
+    if asked.kind == "calls":
+        yield from (Grammar("calls", source) for source in for_each_tool(asked.source) if source != asked.source)
+
+
 def _refusal(asked: Grammar, fault: GrammarFault) -> GrammarRefused:
     what = fault.message.removeprefix("the grammar ")
-    return GrammarRefused(in_words(what) if asked.kind in ("json", "tags") else what)
+    return GrammarRefused(in_words(what) if asked.kind in ("json", "tags", "calls") else what, place_of(asked))
 
 
 class Trials:
@@ -61,6 +69,15 @@ class Trials:
 
     def of(self, asked: Grammar) -> str | GrammarRefused:
         """The grammar's text; or why no answer can follow it."""
+        began = self._clock.now()
+        for alone in _alone(asked):
+            if self._clock.now() - began > TOOLS_S:
+                break
+            if isinstance(outcome := self._tried(alone), GrammarRefused):
+                return outcome
+        return self._tried(asked)
+
+    def _tried(self, asked: Grammar) -> str | GrammarRefused:
         try:
             text, grammar = compiled(asked, self._vocabulary)
             self._walk_all(grammar, random.Random(grammar_name(text)))

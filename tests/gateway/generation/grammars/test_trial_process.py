@@ -38,7 +38,7 @@ def test_a_refusal_and_memory_that_runs_out_are_told() -> None:
     def grows(asked: Grammar) -> str:
         raise MemoryError
 
-    assert json.loads(answer(JOB, refuses)) == {"refused": "no"}
+    assert json.loads(answer(JOB, refuses)) == {"refused": "no", "at": ["shape", "source"]}
     told = json.loads(answer(JOB, grows))["refused"]
     assert told == "cannot be followed: it takes more than 1024 MiB to try"
 
