@@ -30,7 +30,9 @@ class Vocabulary:
         self.num_tokens = len(tokens)
         self.num_words = self.num_tokens // 32 + 1
         self.tokens, self._encode_text, self._special = tokens, encode, special
-        self._wrapped = _Wrapped([*tokens, _END], [*sorted(special), self.num_tokens], self._encode)
+        # llguidance names an id without bytes as it spells the ids that a grammar names, and would mix them up
+        named = [token or b"<|no token %d|>" % token_id for token_id, token in enumerate(tokens)]
+        self._wrapped = _Wrapped([*named, _END], [*sorted(special), self.num_tokens], self._encode)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._wrapped))
 
     def _encode(self, text: str) -> list[int]:

@@ -189,11 +189,8 @@ def _add_conversation_rules(schema: Schema, bounds: Bounds) -> None:
     rules = schema.setdefault("allOf", [])
     some_tools = {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}}
     free = {"properties": {"tool_choice": {"enum": [None, "none", "auto"]}}}
-    rules.append(free if bounds.takes_tools else _either(free, some_tools))
-    if bounds.takes_tools:
-        not_strict = {"properties": {"function": {"properties": {"strict": {"enum": [None, False]}}}}}
-        rules.append(_either(_is_forbidden("tools"), {"properties": {"tools": {"items": not_strict}}}))
-    else:
+    rules.append(_either(free, some_tools))
+    if not bounds.takes_tools:
         rules.append(_either(_is_forbidden("tools"), {"properties": {"tools": {"maxItems": 0}}}))
 
 

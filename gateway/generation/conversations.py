@@ -40,15 +40,17 @@ def check_format(conversation: Conversation, templates: ChatTemplates, tool_form
                 refuse((*TURNS, index, "parts", position), f"the chat template renders no calls of tools; {HINT}")
 
 
-def refuse_forced(conversation: Conversation) -> None:
-    """Fault for what only a grammar of calls could hold the answer to."""
-    if conversation.choice == "none":
-        return
+def is_bound(conversation: Conversation) -> bool:
+    """Whether only a grammar can hold the answer to it: a call that must be made, or that follows a schema."""
+    if not conversation.tools or conversation.choice == "none":
+        return False
+    return conversation.choice != "auto" or any(tool.strict for tool in conversation.tools)
+
+
+def refuse_both(conversation: Conversation) -> None:
+    """Fault for a call that must be made in an answer which follows a grammar of the client's: it could not be made."""
     if conversation.choice != "auto":
-        refuse(CHOICE, "got a call that must be made, which is not supported yet: expected auto or none")
-    for index, tool in enumerate(conversation.tools):
-        if tool.strict:
-            refuse((*TOOLS, index, "strict"), "got true, but calls that follow a schema are not supported yet")
+        refuse(CHOICE, "got a call that must be made, beside a grammar of the whole answer: expected one of both")
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

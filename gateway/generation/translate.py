@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
-from gateway.generation.conversations import check_conversation, check_format, refuse_forced
+from gateway.generation.conversations import check_conversation, check_format, is_bound, refuse_both
 from gateway.generation.logit_rules import rules_of
+from gateway.generation.tool_grammars import grammar_of_calls
 from gateway.text.answer_format import PLAIN, AnswerFormat, ChannelRules
 from gateway.text.channels.channels import MAX_CALLS
 from gateway.text.chat_template import ChatTemplates
@@ -101,13 +102,17 @@ class Translator:
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
     def shape_of(self, ask: Ask) -> Grammar | None:
-        """The grammar that answers follow. One for calls that must be made, or follow a schema, belongs here: as there
-        is none yet, such calls are refused."""
+        """The grammar that answers follow: what is asked for, or that of calls that must be made or follow a schema."""
         prompt = ask.prompts[0]
-        if self.takes_tools and isinstance(prompt, Conversation):
-            with named(ask.origins):
-                refuse_forced(prompt)
-        return ask.shape
+        if not self.takes_tools or not isinstance(prompt, Conversation) or not is_bound(prompt):
+            return ask.shape
+        with named(ask.origins):
+            if ask.shape is not None:
+                refuse_both(prompt)
+                return ask.shape
+            markers, text = self._answers.markers, self._rendered(prompt)
+            tokens, is_open = set(markers.by_id.values()), markers.is_reasoning_open(text)
+            return grammar_of_calls(markers.format, tokens, prompt, is_reasoning_open=is_open)
 
     def all_prompts(self, asks: Sequence[Ask], limits: Limits, grammars: Sequence[str]) -> list[PreparedPrompt]:
         """Each prompt of asks that are answered together and have as many choices a prompt. `grammars`: the text of the

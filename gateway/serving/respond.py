@@ -78,7 +78,7 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
         service.names.check(asks[0].model)
         num_prompts = sum(len(ask.prompts) for ask in asks)
         with service.admission.entering(asks[0].num_choices * num_prompts):  # each prompt has as many
-            grammars = await _grammars(service, request, asks)
+            grammars = await _grammars(service, request, asks, is_long=work > LONG_BODY_BYTES)
             translate = service.translator.all_prompts
             if work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS:
                 async with service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text:
@@ -89,10 +89,11 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
     return call.answer(service, generation)
 
 
-async def _grammars(service: Service, request: Request, asks: Sequence[Ask]) -> list[str]:
+async def _grammars(service: Service, request: Request, asks: Sequence[Ask], *, is_long: bool) -> list[str]:
     """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
     API key; by its address where none is needed, since many send the same word there, and one may send any."""
-    shapes = list(map(service.translator.shape_of, asks))
+    shape_of = service.translator.shape_of  # it may render a conversation
+    shapes = [await asyncio.to_thread(shape_of, ask) if is_long else shape_of(ask) for ask in asks]
     if not any(shapes):
         return [""] * len(asks)
     host = request.client.host if request.client is not None else ""

@@ -58,6 +58,11 @@ class Pipeline:
             self._last_id = token_ids[0]
             text = self._detokenizer.feed(token_ids[0])
             return Step((TextDelta(text),) if text else (), token_ids)
+        if finish is None and token_ids and self._is_plain and not logprobs:  # the same with drafts
+            self.num_tokens += len(token_ids)
+            self._last_id = token_ids[-1]
+            text = "".join(map(self._detokenizer.feed, token_ids))
+            return Step((TextDelta(text),) if text else (), token_ids)
 
         events: list[Event] = []
         num_used, last = 0, len(token_ids) - 1
@@ -83,9 +88,11 @@ class Pipeline:
             self._held.read(token_id, scored, _num_chars(told), is_whole=self._detokenizer.is_whole)
 
         events = self._without_stops(told)
-        if self._has_stops and not is_stop_token and not self.is_cut and self._is_text:
-            hidden = self._stop(self._detokenizer.hidden_text(token_id), is_hidden=True)
-            events += [TextDelta(hidden)] if hidden else []
+        if not self._has_stops or is_stop_token or self.is_cut:
+            return events
+        hidden = self._detokenizer.hidden_text(token_id)
+        if hidden and self._is_text and (text := self._stop(hidden, is_hidden=True)):
+            events.append(TextDelta(text))
         return events
 
     def _read(self, token_id: int) -> list[Event]:

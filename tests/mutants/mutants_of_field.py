@@ -30,7 +30,7 @@ FIELD = (
     ),
     Mutant(
         "a grammar is compiled and not walked",
-        "Trials.of",
+        "Trials._tried",
         "self._walk_all(grammar, __rng)",
         "",
         "an answer would end in its middle, or the first token kill a worker",

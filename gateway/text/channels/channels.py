@@ -233,6 +233,8 @@ def joined(events: list[Event]) -> list[Event]:
     """The events with neighbours of one kind as one."""
     if len(events) < 2:
         return events
+    if len(set(map(type, events))) == 1:
+        return _as_one(events)
     return [event for _, neighbours in groupby(events, key=type) for event in _as_one(list(neighbours))]
 
 

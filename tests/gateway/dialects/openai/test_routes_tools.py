@@ -113,18 +113,39 @@ async def test_one_call_is_read_where_several_are_forbidden(tmp_path: Path) -> N
         assert LOOK_UP.removeprefix("<tool_call>").removesuffix("</tool_call>") in choice["content"]
 
 
-async def test_calls_that_would_have_to_be_forced_are_refused(tmp_path: Path) -> None:
-    strict = {"type": "function", "function": {"name": "add", "strict": True}}
+async def test_calls_that_must_be_made_or_follow_a_schema_are_forced_by_a_grammar(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    strict = {"type": "function", "function": {"name": "add", "strict": True, "parameters": schema}}
     named = {"type": "function", "function": {"name": "add"}}
     async with serving(tmp_path) as setting:
-        for fields, param in (
-            ({"tool_choice": "required"}, "tool_choice"),
-            ({"tool_choice": named}, "tool_choice"),
-            ({"tools": [TOOLS[1], strict]}, "tools.1.function.strict"),
-        ):
+        [worker] = setting.workers
+        asked: list[dict[str, Any]] = [
+            {"tool_choice": "required"},
+            {"tool_choice": named},
+            {"tools": [TOOLS[1], strict]},
+        ]
+        for fields in asked:
             answer = await ask(setting, **fields)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+        grammars = [assign.grammar for assign in worker.assigned]
+        assert all(grammars) and len(set(grammars)) == 3
+        assert (await ask(setting)).status_code == 200 and not worker.assigned[-1].grammar, "drafts go on"
         assert (await ask(setting, tools=[strict], tool_choice="none")).status_code == 200
+        assert not worker.assigned[-1].grammar
+
+
+async def test_a_call_that_must_be_made_beside_a_grammar_of_the_whole_answer_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as setting:
+        answer = await ask(setting, tool_choice="required", response_format={"type": "json_object"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(tmp_path: Path) -> None:
+    strict = {"type": "function", "function": {"name": "add", "strict": True, "parameters": {"not": {}}}}
+    async with serving(tmp_path) as setting:
+        answer = await ask(setting, tools=[TOOLS[1], strict])
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.1.function.parameters")
 
 
 async def test_length_within_arguments(tmp_path: Path) -> None:
