@@ -2,7 +2,7 @@
 
 auto        none, so that drafts go on; with a strict tool: text, and calls anywhere in it
 required    one call or more      a name: one call of that tool
-none        none: the channels of such an answer know no tools, and its sampling bans the marker that opens calls
+none        none: the channels of such an answer know no tools, so what looks like a call is text
 
 A budget of reasoning tokens needs a grammar in any case.
 """
