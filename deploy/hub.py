@@ -2,19 +2,32 @@
 
 Only files that Baton reads are downloaded, and the package shows how far it is. HF_ENDPOINT, HF_TOKEN, HF_HOME and
 HF_HUB_OFFLINE mean what they mean elsewhere.
+
+Without the hub the package may return a folder that a download left half-filled. Such a folder is refused if it lacks
+config.json, or a file of weights: each that model.safetensors.index.json names, or model.safetensors. If the package
+kept no list of the hub's files, a download that has begun in this cache must have ended, too.
 """
 
 import re
 from pathlib import Path
 from typing import Final
 
-from protocol.errors import ConfigError, brief
+from protocol.errors import CheckpointError, ConfigError, brief, brief_name
+from runtime.files import read_fields
 
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Weights that are there twice have names of their own, or lie in folders.
 READ: Final = ("*.json", "*.safetensors", "*.jinja")
 NOT_READ: Final = ("*/*.json", "*/*.safetensors", "consolidated*.safetensors")
 MAX_REASON: Final = 200  # characters
+MAX_LACKING: Final = 3  # files that a sentence names
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+BEGUN: Final = ".incomplete"  # ends the names of files whose download has not ended
+URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S*)")
+HOST: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?")
+QUERY: Final = re.compile(r"\?[^\s?]*=\S*")
+MISSING: Final = re.compile(r"file\(s\) are missing \((.+?)\)\. ")  # as the package words it
 
 
 def is_hub_name(wanted: str) -> bool:
@@ -34,9 +47,11 @@ def download(name: str, revision: str | None) -> Path:
         RevisionNotFoundError,
     )
 
-    hub, shown, elsewhere = constants.ENDPOINT, brief(name), "download it elsewhere, and name its folder with --model"
+    hub, shown = shown_hub(constants.ENDPOINT), brief(name)
+    if "..." in hub:
+        raise ConfigError("--model: HF_ENDPOINT is no address of a hub: expected http://HOST:PORT", param="model")
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*READ], ignore_patterns=[*NOT_READ]))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*READ], ignore_patterns=[*NOT_READ]))
     except GatedRepoError as error:
         what = f"{shown} needs its terms accepted at {hub}, and the token of who has accepted them in HF_TOKEN"
         raise ConfigError(f"--model: {what}", param="model") from error
@@ -48,9 +63,75 @@ def download(name: str, revision: str | None) -> Path:
             f"--revision: got {revision!r}, which {shown} does not have at {hub}", param="revision"
         ) from error
     except LocalEntryNotFoundError as error:
-        forbidden = "HF_HUB_OFFLINE forbids to ask a hub" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
-        what = f"{shown} is no folder here and not whole in the hub's cache, and {forbidden}; {elsewhere}"
-        raise ConfigError(f"--model: {what}", param="model") from error
+        missing = MISSING.search(str(error))
+        raise _not_whole(name, brief_name(missing[1]) if missing else "") from error
     except (OSError, ValueError, RuntimeError, HTTPError) as error:  # of the disk, the name, the connection
-        reason = str(error).partition("\n")[0][:MAX_REASON]
+        text = str(error).replace(constants.ENDPOINT, hub)
+        reason = without_secrets(text.partition("\n")[0])[:MAX_REASON]
         raise ConfigError(f"--model: cannot download {shown} from {hub}: {reason}", param="model") from error
+
+    lacking = lacking_files(folder)
+    if lacking and not _is_as_at_hub(name, folder.name, lacking):
+        raise _not_whole(name, ", ".join(map(brief_name, lacking[:MAX_LACKING])))
+    return folder
+
+
+def lacking_files(folder: Path) -> list[str]:
+    """The names of files without which this folder of the cache is not taken, unless the hub lacks them, too."""
+    names = ["config.json", INDEX if (folder / INDEX).is_file() else WEIGHTS]
+    if names[1] == INDEX:
+        try:
+            shards = read_fields(folder / INDEX).nested("weight_map").values.values()
+        except CheckpointError:
+            return []  # whoever reads the weights says what is wrong with it
+        names += sorted({shard for shard in shards if isinstance(shard, str)})
+    lacking = [name for name in names if not (folder / name).is_file()]
+
+    cache = folder.parent.parent
+    if lacking or (cache / "trees" / f"{folder.name}.json").is_file():  # the package has compared it with this list
+        return lacking
+    begun = sorted((cache / "blobs").glob(f"*{BEGUN}"))
+    return [f"blobs/{path.name}" for path in begun if not path.with_name(path.name.partition(".")[0]).exists()]
+
+
+def shown_hub(endpoint: str) -> str:
+    """The address of a hub for a sentence."""
+    return without_secrets(endpoint) if URL.fullmatch(endpoint) else "the hub of HF_ENDPOINT"
+
+
+def without_secrets(text: str) -> str:
+    """A text whose URLs have scheme, host and port alone: names, passwords, signatures and paths are cut."""
+    return QUERY.sub("", URL.sub(_shown_url, text))
+
+
+def _shown_url(url: re.Match[str]) -> str:
+    authority, *rest = re.split(r"[/?#]", url[2], maxsplit=1)
+    host = HOST.match(authority.rpartition("@")[2])
+    is_clear = host is not None and "@" not in "".join(rest)  # else a password may hold a slash
+    return f"{url[1]}://{host[0] if host is not None and is_clear else '...'}"
+
+
+def _is_as_at_hub(name: str, commit: str, lacking: list[str]) -> bool:
+    """Whether the hub answers, and has none of these files."""
+    from huggingface_hub import HfApi  # noqa: PLC0415  # takes half a second
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    try:
+        files = (
+            HfApi().model_info(name, revision=commit).siblings or []
+        )  # one request, without tries that take a minute
+        return not set(lacking) & {file.rfilename for file in files}
+    except (OSError, HTTPError):
+        return False
+
+
+def _not_whole(name: str, lacking: str) -> ConfigError:
+    """The cache lacks these files, or does not have the model at all, and no hub tells."""
+    from huggingface_hub import constants  # noqa: PLC0415  # takes half a second
+
+    hub = shown_hub(constants.ENDPOINT)
+    asked = "HF_HUB_OFFLINE forbids to ask a hub" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+    lacks = f" (it lacks {lacking})" if lacking else ""
+    what = f"{brief(name)} is no folder here and not whole in the hub's cache{lacks}"
+    todo = "download it elsewhere, and name its folder with --model"
+    return ConfigError(f"--model: {what}, and {asked}; {todo}", param="model")

@@ -5,7 +5,7 @@ import contextlib
 import resource
 import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -104,17 +104,21 @@ def check_tokenizer(tokenizer: TextTokenizer | None, texts: Path, vocab_size: in
         )
 
 
-def chat_templates(
-    settings: GatewaySettings,
-    basics: ModelBasics,
-    texts: Path,
-    tokenizer: TextTokenizer | None,
-    arguments: ArgumentsForm = "object",
-) -> ChatTemplates:
-    """The templates of a folder of texts. The file of `--chat-template` is the default one."""
-    sources, refused = read_template_sources(texts), _refused_chats(basics, settings)
+def template_sources(settings: GatewaySettings, texts: Path) -> dict[str, str]:
+    """The texts of the templates of a folder, by name. The file of `--chat-template` is the default one."""
+    sources = read_template_sources(texts)
     if settings.chat_template is not None:
         sources["default"] = read_template(Path(settings.chat_template))
+    return sources
+
+
+def chat_templates(
+    sources: Mapping[str, str],
+    tokenizer: TextTokenizer | None,
+    refused: str | None,
+    arguments: ArgumentsForm = "object",
+) -> ChatTemplates:
+    """The templates that have these texts. `refused`, `arguments`: see ChatTemplates."""
     if tokenizer is None:
         return ChatTemplates(sources, {}, refused=refused)
     plain = PlainMarks(tokenizer.special_texts)
@@ -160,10 +164,11 @@ class Gateway:
         if settings.tokenizer is not None:
             check_tokenizer(tokenizer, texts, basics.vocab_size)
 
-        templates = chat_templates(settings, basics, texts, tokenizer)
+        sources, refused = template_sources(settings, texts), _refused_chats(basics, settings)
+        templates = chat_templates(sources, tokenizer, refused)
         answers = find_format(settings, templates, tokenizer)
         if answers.arguments != "object":
-            templates = chat_templates(settings, basics, texts, tokenizer, answers.arguments)
+            templates = chat_templates(sources, tokenizer, refused, answers.arguments)
         lengths = [length for length in (settings.context_length, basics.context_length) if length is not None]
         if tokenizer is None:
             log.warning("the model folder has no tokenizer.json: only token ids can be served", model=settings.model)

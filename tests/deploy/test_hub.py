@@ -1,5 +1,6 @@
 """A model by its name at a hub, against a stub of the hub on a loopback port."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from deploy.hub import download, is_hub_name
+from deploy.hub import INDEX, download, is_hub_name, shown_hub
 from deploy.model_folder import find_model, is_at_hub, is_checkpoint, model_elsewhere, model_name
 from protocol.errors import ConfigError
 from tests.deploy.hub_stub import COMMIT, OLD_COMMIT, StubHub, running_hub
@@ -133,7 +134,137 @@ def test_without_a_hub_the_cache_is_enough_or_a_sentence_says_what_to_do(
 
     (folder / "config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "not whole in the hub's cache" in refusal("org/tiny").message
+    assert "not whole in the hub's cache (it lacks config.json), and" in refusal("org/tiny").message
+
+
+def half_filled(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    """The cache of org/tiny as a package without lists of files leaves it. Returns the snapshot."""
+    cache = tmp_path / "cache/models--org--tiny"
+    snapshot = cache / "snapshots" / COMMIT
+    for name, raw in {f"refs/{b}": COMMIT.encode() for b in ("main", "v1")}.items():
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(raw)
+    (cache / "blobs").mkdir()
+    for name, raw in files.items():
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).write_bytes(raw)
+    return snapshot
+
+
+SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+SHARDED = {"config.json": b"{}", INDEX: json.dumps({"weight_map": dict(zip("abc", SHARDS * 2, strict=False))}).encode()}
+NO_HUB = [("HF_HUB_OFFLINE", True), ("ENDPOINT", "http://127.0.0.1:9")]
+
+
+@pytest.mark.parametrize(("setting", "value"), NO_HUB)
+@pytest.mark.parametrize("revision", [None, "v1"])
+@pytest.mark.parametrize(
+    ("files", "lacking"),
+    [
+        ({"config.json": b"{}"}, "model.safetensors"),
+        ({"model.safetensors": b"w"}, "config.json"),
+        (SHARDED, ", ".join(SHARDS)),
+        (SHARDED | {SHARDS[0]: b"w"}, SHARDS[1]),
+        (SHARDED | {"model.safetensors": b"w", SHARDS[1]: b"w"}, SHARDS[0]),
+    ],
+)
+def test_without_a_hub_a_half_filled_cache_is_refused_until_its_files_are_there(
+    hub: StubHub,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: dict[str, bytes],
+    lacking: str,
+    revision: str | None,
+    setting: str,
+    value: object,
+) -> None:
+    snapshot = half_filled(tmp_path, files)
+    monkeypatch.setattr(constants, setting, value)
+    message = refusal("org/tiny", revision).message
+    assert f"not whole in the hub's cache (it lacks {lacking}), and" in message
+    assert "name its folder with --model" in message and not hub.asked
+    for name in lacking.split(", "):
+        (snapshot / name).write_bytes(b"{}")
+    assert find_model("org/tiny", revision) == snapshot
+
+
+def test_without_a_hub_a_download_that_has_begun_must_have_ended(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = half_filled(tmp_path, {"config.json": b"{}", "model.safetensors": b"w"})
+    blobs = snapshot.parents[1] / "blobs"
+    (blobs / "abc.12.incomplete").write_bytes(b"t")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "(it lacks blobs/abc.12.incomplete)" in refusal("org/tiny").message
+    (blobs / "abc").write_bytes(b"tok")  # a later try has ended
+    assert find_model("org/tiny") == snapshot
+
+
+def test_what_a_package_has_compared_with_a_list_needs_no_other_sign(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_model("org/tiny")
+    (folder.parents[1] / "blobs/of-another-revision.incomplete").write_bytes(b"t")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert (folder.parents[1] / "trees").is_dir() and find_model("org/tiny") == folder
+
+
+def test_the_hub_fills_a_half_filled_cache_and_its_word_is_enough(hub: StubHub, tmp_path: Path) -> None:
+    snapshot = half_filled(tmp_path, {"config.json": NEEDED["config.json"]})
+    assert find_model("org/tiny") == snapshot and (snapshot / SHARDS[0]).is_file()
+    hub.models = {"org/other": {"config.json": b"{}", "pytorch_model.bin": b"w"}}
+    assert find_model("org/other").name == COMMIT, "the sentence about formats is the loader's"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://user:secret@127.0.0.1:9",
+        "http://secret@127.0.0.1:9/secret",
+        "http://127.0.0.1:9/?token=secret#secret",
+        "http://user:se/secret@127.0.0.1:9",
+        "http://user:secret?secret@127.0.0.1:9",
+        "http://user:sec@secret@127.0.0.1:9",
+        "user:secret@127.0.0.1:9",
+    ],
+)
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_refusal_names_a_hub_without_secrets(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch, address: str, is_offline: bool
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    message = refusal("org/tiny").message
+    assert "secret" not in message and "se/" not in message and "user" not in message
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError, RuntimeError])
+def test_a_reason_is_told_without_signatures(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind(
+            "403 for url 'https://me:secret@cdn.org:8443/blob?X-Sig=secret&a=b#secret'"
+            f" after https://[::1]:9/secret?{'secret' * 99} and url: /blob?X-Sig=secret\nsecret"
+        )
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    message = refusal("org/tiny").message
+    assert message.endswith(": 403 for url 'https://cdn.org:8443 after https://[::1]:9 and url: /blob")
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://huggingface.co", "https://huggingface.co"),
+        ("http://me:secret@hub.example:8080/sub", "http://hub.example:8080"),
+        ("http://[::1]:80", "http://[::1]:80"),
+        ("http://me:a/b@hub", "http://..."),
+        ("hub.example", "the hub of HF_ENDPOINT"),
+    ],
+)
+def test_the_address_of_a_hub_in_sentences(address: str, shown: str) -> None:
+    assert shown_hub(address) == shown
 
 
 def test_a_cache_that_cannot_be_written(hub: StubHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

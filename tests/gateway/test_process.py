@@ -5,8 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from deploy.keys import new
 from gateway.__main__ import main
 from gateway.process import Gateway
+from gateway.text.chat_template import ChatTemplates, read_template, read_template_sources
 from protocol.errors import CheckpointError, ConfigError
 from protocol.messages_gateway import Heartbeat, Role
 from runtime.clock import MonotonicClock
@@ -23,6 +25,7 @@ from runtime.settings import GatewaySettings
 from testkit.fake_worker import PATIENCE_S, STATS, FakeWorker
 from tests.gateway.conftest import connect, running, wait_until
 from tests.gateway.folders import BOS, byte_tokenizer, write_folder
+from tests.gateway.text.channels.templates import QWEN_OF_TEXT
 
 
 def settings(folder: Path, **fields: Any) -> GatewaySettings:
@@ -203,6 +206,31 @@ async def test_a_template_of_its_own_leaves_the_tokenizer_where_it_is(folder: Pa
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         assert (await setting.client.post("/v1/chat/completions", json=body)).status_code == 200
         assert [assign.prompt_ids for assign in worker.assigned] == [(BOS, *b"Hi")]
+
+
+async def test_templates_are_read_once_even_if_calls_are_rendered_in_a_second_form(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This template takes the arguments of calls as text, which the gateway finds out with templates for objects."""
+    template = tmp_path / "chat.jinja"
+    template.write_text(QWEN_OF_TEXT)
+    read: list[Path] = []
+    made: list[tuple[Any, ...]] = []
+
+    def counted(reads: Callable[[Path], Any], path: Path) -> Any:
+        read.append(path)
+        return reads(path)
+
+    def make(*given: Any) -> ChatTemplates:
+        made.append(given)
+        return ChatTemplates(*given)
+
+    monkeypatch.setattr("gateway.process.read_template", partial(counted, read_template))
+    monkeypatch.setattr("gateway.process.read_template_sources", partial(counted, read_template_sources))
+    monkeypatch.setattr("gateway.process.ChatTemplates", make)
+    async with running(folder, chat_template=str(template)):
+        assert [given[2] for given in made] == ["object", "text"], "the form of the arguments was found out"
+        assert sorted(read) == sorted([folder, template])
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
