@@ -33,8 +33,8 @@ def folded(body: str) -> dict[int, dict[str, Any]]:
             choice["reasoning_content"] += delta.get("reasoning_content", "")
             for call in delta.get("tool_calls", ()):
                 if call["index"] == len(choice["tool_calls"]):
-                    assert (call["type"], call["function"]["arguments"]) == ("function", "")
-                    choice["tool_calls"].append({"id": call["id"], "name": call["function"]["name"], "arguments": ""})
+                    assert call["type"] == "function"
+                    choice["tool_calls"].append({"id": call["id"], **call["function"]})
                 else:
                     choice["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
             choice["finish_reason"] = part["finish_reason"] or choice.get("finish_reason")
