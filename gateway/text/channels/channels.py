@@ -137,14 +137,15 @@ class Channels:
             self._plain(marker)
 
     def _plain(self, text: str) -> None:
-        """Text of no call. White space at its end is held: a call may follow."""
+        """Text of no call. White space is held where a marker may follow that drops it."""
         if self._drops_breaks:
             text = text.lstrip(LINE_BREAKS)
         if not text:
             return
 
         self._drops_breaks = False
-        shown = text.rstrip()
+        may_drop = self._calls is not None or self.is_reasoning or (self._is_start and text.isspace())
+        shown = text.rstrip() if may_drop else text
         if shown:
             held, self._held = self._held, []
             self._tell("".join(held) + shown)

@@ -36,12 +36,17 @@ def tokenizer_of(name: str, kind: str) -> TextTokenizer:
 
 
 def pipeline(
-    name: str, kind: str = "text", *stops: str, opened: bool = False, keep_special: bool = False, min_tokens: int = 0
+    name: str,
+    kind: str = "text",
+    *stops: str,
+    opened: bool = False,
+    keep_special: bool = False,
+    has_tools: bool = True,
 ) -> Pipeline:
     tokenizer = tokenizer_of(name, kind)
-    markers = Markers(FORMATS[name], tokenizer.added_id)
-    channels = Channels(markers, tools=TOOLS, is_reasoning_open=opened, response_id="answer", choice=0)
-    return Pipeline(tokenizer.detokenizer((), not keep_special), StopSet(stops), min_tokens, channels=channels)
+    markers, tools = Markers(FORMATS[name], tokenizer.added_id), TOOLS if has_tools else {}
+    channels = Channels(markers, tools=tools, is_reasoning_open=opened, response_id="answer", choice=0)
+    return Pipeline(tokenizer.detokenizer((), not keep_special), StopSet(stops), 0, channels=channels)
 
 
 def ids_of(name: str, kind: str, pieces: Sequence[Piece]) -> list[int]:
@@ -181,6 +186,25 @@ def test_text_held_for_a_stop_string_is_told_before_the_call_that_follows() -> N
     events = [event for step in steps for event in step.events]
     assert events[0] == TextDelta("st") and isinstance(events[1], CallBegin)
     assert whole_of(steps).text == "stop" and not choice.is_cut, "it is no one text"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@given(
+    text=st.text("a \n\t", max_size=8),
+    stop=st.text("a \n\t", min_size=1, max_size=3),
+    lengths=DELIVERIES,
+)
+def test_without_tools_a_stop_string_ends_text_as_soon_as_without_channels(
+    opened: bool, text: str, stop: str, lengths: list[int]
+) -> None:
+    """White space counts at once. Only at the start it waits, because thoughts may follow it."""
+    thoughts, ids = b"b</think>" if opened else b"", f"b{text}".encode()
+    plain = Pipeline(tokenizer_of("json", "text").detokenizer((), True), StopSet([stop]), 0)
+    choice = pipeline("json", "text", stop, opened=opened, has_tools=False)
+    wanted = whole_of(steps_of(plain, ids, lengths, FinishReason.LENGTH)).text
+    whole = whole_of(steps_of(choice, [*thoughts, *ids], lengths, FinishReason.LENGTH))
+    assert (whole.text, choice.num_tokens - len(thoughts)) == (wanted, plain.num_tokens)
+    assert choice.finish == plain.finish
 
 
 @pytest.mark.parametrize("kind", ["text", "added", "special"])
