@@ -1,7 +1,7 @@
 """Tells of each text and marker of a choice whether it is text, reasoning, or of a call of a tool. Pure.
 
     THINK --closing marker--> TEXT          a call may begin in both, and ends the thoughts
-      ^-----opening marker------'
+      ^-----opening marker------'           only at the start and directly behind a call; elsewhere it is text
 
 A call that is not whole up to its arguments, or calls no known tool, was none: it is shown where it stands. White space
 beside calls, and line breaks around thoughts, are of no channel.
@@ -74,13 +74,13 @@ class Channels:
         for plain, marker in self._in_text.split(text):
             self._take(plain)
             if marker:
-                self._mark(marker, has_id=False)
+                self._mark(marker)
         return self._told()
 
     def marker(self, token_id: int) -> list[Event]:
         """What the choice gains by a token that is a marker."""
         self._take(self._in_text.end())
-        self._mark(self._markers.by_id[token_id], has_id=True)
+        self._mark(self._markers.by_id[token_id])
         return self._told()
 
     def settle(self) -> list[Event]:
@@ -114,7 +114,7 @@ class Channels:
                 return
             text = self._read_call(self._reader, text)
 
-    def _mark(self, marker: str, has_id: bool) -> None:
+    def _mark(self, marker: str) -> None:
         """A marker: within an argument it is text, else it ends the call that is being read, and then counts."""
         calls, tags = self._calls, self._reasoning
         if self._reader is not None and self._reader.takes_markers:
@@ -131,7 +131,7 @@ class Channels:
             self._reader, self._is_begun, self._has_called = calls.reader(self._tools), False, False
         elif tags is not None and marker == tags.closing and self.is_reasoning:
             self._end_reasoning()
-        elif tags is not None and marker == tags.opening and (self._is_start or (has_id and not self.is_reasoning)):
+        elif tags is not None and marker == tags.opening and self._may_begin_reasoning:
             self._begin_reasoning()
         else:
             self._plain(marker)
@@ -153,9 +153,12 @@ class Channels:
         if len(shown) < len(text):
             self._held.append(text[len(shown) :])
 
+    @property
+    def _may_begin_reasoning(self) -> bool:
+        """Elsewhere an answer only tells of the marker."""
+        return self._is_start or (self._is_behind_call and not self.is_reasoning)
+
     def _begin_reasoning(self) -> None:
-        if not (self._is_start or self._is_behind_call):
-            self._tell("".join(self._held))
         self._held = []
         self._home, self._drops_breaks = _Home.THINK, True
 

@@ -78,7 +78,8 @@ def test_a_marker_that_is_one_token_counts_by_its_id_alone(name: str) -> None:
     reader = channels(form, with_ids=True)
     text = f"<think>no thought</think> {call} end"
     assert deliver(reader, single([text]))[-1] == []
-    assert read(form, [text, ids_of(form)["<think>"], "a thought"]) == Whole(text, "a thought", ())
+    ids = ids_of(form)
+    assert read(form, [ids["<think>"], "a thought", ids["</think>"], text]) == Whole(text, "a thought", ())
 
 
 @every_format
@@ -242,15 +243,27 @@ class TestReasoning:
     def test_only_line_breaks_around_it_are_dropped(self) -> None:
         assert read(JSON, ["<think>\n\n  Hm. \n\n</think>\n\n  Yes. \n"]) == Whole("  Yes. \n", "  Hm. ", ())
 
-    def test_tags_in_text_count_at_the_start_alone(self) -> None:
-        text = "Write <think> and </think>."
-        assert read(JSON, [text]) == Whole(text, "", ())
-        assert read(JSON, [" \n<think>a</think>b"]) == Whole("b", "a", ())
+    @pytest.mark.parametrize("name", FORMATS)
+    @with_and_without_ids
+    def test_markers_in_the_middle_of_text_are_text(self, name: str, pieces_of: Any) -> None:
+        form, call = FORMATS[name], FIRST_CALL[name]
+        quoted = "Write <think> and\n</think> <think>."
+        for answer, text, thoughts in (
+            (quoted, quoted, ""),
+            (f"<think>a</think>{quoted}", quoted, "a"),
+            (f"<think>a</think> <think>{quoted}", f" <think>{quoted}", "a"),
+            (f"{call}\nb{quoted}", f"\nb{quoted}", ""),
+        ):
+            whole = read(form, pieces_of(form, answer))
+            assert (whole.text, whole.reasoning) == (text, thoughts)
 
-    def test_a_token_opens_it_again(self) -> None:
-        pieces = by_ids(JSON, "<think>a</think>b <think>\nc</think>d")
-        assert read(JSON, pieces) == Whole("b d", "ac", ())
-        assert read(JSON, by_ids(JSON, f"{FIRST_CALL['json']}\n<think>a</think>")).text == ""
+    @pytest.mark.parametrize("name", FORMATS)
+    @with_and_without_ids
+    def test_begins_at_the_start_and_directly_behind_a_call(self, name: str, pieces_of: Any) -> None:
+        form, call = FORMATS[name], FIRST_CALL[name]
+        assert read(form, pieces_of(form, " \n<think>a</think>b")) == Whole("b", "a", ())
+        whole = read(form, pieces_of(form, f"<think>a</think>b{call}\n<think>\nc</think>\nd{call}<think>e"))
+        assert told(whole) == ("bd", "ace", [("f", '{"text": "a"}')] * 2)
 
     def test_a_format_without_it_shows_its_tags(self) -> None:
         form = Format(JSON.calls, None)
