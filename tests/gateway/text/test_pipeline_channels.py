@@ -180,6 +180,18 @@ def test_a_stop_string_cuts_text_but_no_thought_and_no_argument(kind: str) -> No
     assert finish == Finish(Reason.CALLS, "stop") and choice.is_cut
 
 
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("a</think>b", ""), ("</think>b", "a"), ("</think></think>", None), ("k>b", "a</thin"), ("k></think>b", None)],
+)
+def test_stop_strings_read_a_marker_that_is_shown_once(kind: str, stop: str, shown: str | None) -> None:
+    """A marker that stands where it means nothing is text, as if it were no special token."""
+    whole, finish = fed(pipeline("json", kind, stop), "a</think>b.", FinishReason.LENGTH, kind=kind)
+    assert whole.text == ("a</think>b." if shown is None else shown)
+    assert finish == (Finish(Reason.LENGTH) if shown is None else Finish(Reason.STOP, stop))
+
+
 def test_text_held_for_a_stop_string_is_told_before_the_call_that_follows() -> None:
     choice = pipeline("json", "text", "stop")
     steps = steps_of(choice, [*f"st{CALL}op".encode()], (), FinishReason.LENGTH)
