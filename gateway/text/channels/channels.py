@@ -15,7 +15,7 @@ from gateway.text.channels.markers import Markers, TextMarkers
 from gateway.text.channels.readers import CallReader, Tools
 from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
 
-MAX_CALLS = 128  # of a choice; further ones are text
+MAX_CALLS = 128  # of a choice; further ones are left out
 LINE_BREAKS = "\r\n"
 
 
@@ -184,15 +184,15 @@ class Channels:
         return rest
 
     def _begin_call(self, name: str) -> bool:
-        """Tells that the call has begun, if it was not told. Returns whether it was: it is not one too many."""
+        """Tells that the call has begun, if it was not told. Returns whether it has begun."""
         if self._is_begun:
             return True
-        if self._calls is None or self._num_calls == self._most_calls:
+        if self._calls is None:
             return False
 
         digest = hashlib.sha256(f"{self._answer} {self._num_calls}".encode()).hexdigest()[:24]
         call_id = self._calls.id_shape.format(digest=digest, name=name, index=self._num_calls)
-        self._events.append(CallBegin(self._num_calls, call_id, name))
+        self._tell_call(CallBegin(self._num_calls, call_id, name))
 
         self._held = []
         self._home, self._drops_breaks, self._is_start = _Home.TEXT, False, False
@@ -201,10 +201,10 @@ class Channels:
 
     def _add_arguments(self, json: str) -> None:
         if json:
-            self._events.append(CallDelta(self._num_calls, json))
+            self._tell_call(CallDelta(self._num_calls, json))
 
     def _end_call(self) -> None:
-        self._events.append(CallEnd(self._num_calls))
+        self._tell_call(CallEnd(self._num_calls))
         self._num_calls += 1
         self._reader, self._is_begun, self._is_behind_call = None, False, True
 
@@ -226,6 +226,11 @@ class Channels:
     def _tell(self, text: str) -> None:
         if text:
             self._events.append(ReasoningDelta(text) if self.is_reasoning else TextDelta(text))
+
+    def _tell_call(self, event: CallBegin | CallDelta | CallEnd) -> None:
+        """Calls beyond the most that a choice may have are read, but not told."""
+        if self._num_calls < self._most_calls:
+            self._events.append(event)
 
     def _told(self) -> list[Event]:
         """The events of this text or marker."""

@@ -110,7 +110,7 @@ async def test_one_call_is_read_where_several_are_forbidden(tmp_path: Path) -> N
     async with serving(tmp_path) as setting:
         [choice] = same(whole((await ask(setting, parallel_tool_calls=False)).json()))
         assert [call["name"] for call in choice["tool_calls"]] == ["add"]
-        assert LOOK_UP.removeprefix("<tool_call>").removesuffix("</tool_call>") in choice["content"]
+        assert choice["content"] == "Well.", "the second call is left out"
 
 
 async def test_calls_that_must_be_made_or_follow_a_schema_are_forced_by_a_grammar(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.text.channels.channels import MAX_CALLS, Channels
-from gateway.text.channels.fold import Whole, WholeCall
+from gateway.text.channels.fold import Whole, WholeCall, fold
 from gateway.text.channels.formats import HERMES
 from gateway.text.channels.readers import MAX_HEADER, Format
 from gateway.words.events import CallBegin, CallDelta, CallEnd, ReasoningDelta, TextDelta
@@ -173,10 +173,19 @@ def test_text_that_follows_calls(name: str, pieces_of: Any) -> None:
 
 
 @every_format
-def test_calls_beyond_so_many_are_text(name: str) -> None:
-    call = FIRST_CALL[name]
-    whole = read(FORMATS[name], [call * (MAX_CALLS + 2)])
-    assert len(whole.calls) == MAX_CALLS and whole.text == call * 2
+@pytest.mark.parametrize("most", [1, 2, MAX_CALLS])
+def test_calls_beyond_so_many_are_left_out(name: str, most: int) -> None:
+    form, call = FORMATS[name], FIRST_CALL[name]
+    for answer, text in (
+        (call * (most + 2), ""),
+        (call * (most - 1) + f"a\n{call}\n{call}\nb\n{call}", "a\nb"),
+        (call * most + call[: call.index("text") + 6], ""),
+    ):
+        reader = Channels(
+            markers(form), tools=TOOLS, is_reasoning_open=False, response_id="answer", choice=0, most_calls=most
+        )
+        whole = fold(event for events in deliver(reader, single([answer])) for event in events)
+        assert told(whole) == (text, "", [("f", '{"text": "a"}')] * most)
 
 
 @every_format
