@@ -90,7 +90,7 @@ class Pipeline:
         events = self._without_stops(told)
         if not self._has_stops or is_stop_token or self.is_cut:
             return events
-        hidden = self._detokenizer.hidden_text(token_id)
+        hidden = "" if self._shows_marker(token_id, told) else self._detokenizer.hidden_text(token_id)
         if hidden and self._is_text and (text := self._stop(hidden, is_hidden=True)):
             events.append(TextDelta(text))
         return events
@@ -110,6 +110,13 @@ class Pipeline:
             events += channels.settle()
         self.num_reasoning += channels.is_reasoning
         return events
+
+    def _shows_marker(self, token_id: int, told: list[Event]) -> bool:
+        """The token is a marker that stands where it means nothing, so that its text is shown. That comes last."""
+        if self._channels is None or not self._channels.is_marker(token_id) or not told:
+            return False
+        last, marker = told[-1], self._detokenizer.hidden_text(token_id)
+        return isinstance(last, TextDelta) and last.text.endswith(marker)
 
     @property
     def _is_text(self) -> bool:

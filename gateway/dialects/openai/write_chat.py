@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gateway.serving.gathered import Gathered, GatheredCall, GatheredText
 from gateway.serving.parts import Later, text_json
-from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, Step, TextDelta
+from gateway.words.events import CallBegin, CallDelta, ReasoningDelta, Step
 
 Fields = dict[str, Any]
 # OpenAI's messages always have these. Clients with strict types fail without them.
@@ -70,19 +70,13 @@ def _thoughts_of(step: Step) -> str:
 
 
 def _calls_of(step: Step) -> list[Fields]:
-    """The field `tool_calls` of a delta: an item for each event of a call."""
-    return [item for event in step.events if (item := _call_item(event)) is not None]
-
-
-def _call_item(event: Event) -> Fields | None:
-    if isinstance(event, CallBegin):
-        return {
-            "index": event.call,
-            "id": event.id,
-            "type": "function",
-            "function": {"name": event.name, "arguments": ""},
-        }
-    if isinstance(event, CallDelta):
-        return {"index": event.call, "function": {"arguments": event.json}}
-    assert isinstance(event, CallEnd | TextDelta | ReasoningDelta), "no other event"
-    return None
+    """The field `tool_calls` of a delta: one item for each call. A second one of a call would confuse clients."""
+    items: dict[int, Fields] = {}
+    for event in step.events:
+        if isinstance(event, CallBegin):
+            function = {"name": event.name, "arguments": ""}
+            items[event.call] = {"index": event.call, "id": event.id, "type": "function", "function": function}
+        elif isinstance(event, CallDelta):
+            item = items.setdefault(event.call, {"index": event.call, "function": {"arguments": ""}})
+            item["function"]["arguments"] += event.json
+    return list(items.values())

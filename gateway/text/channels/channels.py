@@ -1,7 +1,7 @@
 """Tells of each text and marker of a choice whether it is text, reasoning, or of a call of a tool. Pure.
 
     THINK --closing marker--> TEXT          a call may begin in both, and ends the thoughts
-      ^-----opening marker------'
+      ^-----opening marker------'           only at the start and directly behind a call; elsewhere it is text
 
 A call that is not whole up to its arguments, or calls no known tool, was none: it is shown where it stands. White space
 beside calls, and line breaks around thoughts, are of no channel.
@@ -15,7 +15,7 @@ from gateway.text.channels.markers import Markers, TextMarkers
 from gateway.text.channels.readers import CallReader, Tools
 from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
 
-MAX_CALLS = 128  # of a choice; further ones are text
+MAX_CALLS = 128  # of a choice; further ones are left out
 LINE_BREAKS = "\r\n"
 
 
@@ -74,13 +74,13 @@ class Channels:
         for plain, marker in self._in_text.split(text):
             self._take(plain)
             if marker:
-                self._mark(marker, has_id=False)
+                self._mark(marker)
         return self._told()
 
     def marker(self, token_id: int) -> list[Event]:
         """What the choice gains by a token that is a marker."""
         self._take(self._in_text.end())
-        self._mark(self._markers.by_id[token_id], has_id=True)
+        self._mark(self._markers.by_id[token_id])
         return self._told()
 
     def settle(self) -> list[Event]:
@@ -114,7 +114,7 @@ class Channels:
                 return
             text = self._read_call(self._reader, text)
 
-    def _mark(self, marker: str, has_id: bool) -> None:
+    def _mark(self, marker: str) -> None:
         """A marker: within an argument it is text, else it ends the call that is being read, and then counts."""
         calls, tags = self._calls, self._reasoning
         if self._reader is not None and self._reader.takes_markers:
@@ -131,20 +131,21 @@ class Channels:
             self._reader, self._is_begun, self._has_called = calls.reader(self._tools), False, False
         elif tags is not None and marker == tags.closing and self.is_reasoning:
             self._end_reasoning()
-        elif tags is not None and marker == tags.opening and (self._is_start or (has_id and not self.is_reasoning)):
+        elif tags is not None and marker == tags.opening and self._may_begin_reasoning:
             self._begin_reasoning()
         else:
             self._plain(marker)
 
     def _plain(self, text: str) -> None:
-        """Text of no call. White space at its end is held: a call may follow."""
+        """Text of no call. White space is held where a marker may follow that drops it."""
         if self._drops_breaks:
             text = text.lstrip(LINE_BREAKS)
         if not text:
             return
 
         self._drops_breaks = False
-        shown = text.rstrip()
+        may_drop = self._calls is not None or self.is_reasoning or (self._is_start and text.isspace())
+        shown = text.rstrip() if may_drop else text
         if shown:
             held, self._held = self._held, []
             self._tell("".join(held) + shown)
@@ -152,9 +153,12 @@ class Channels:
         if len(shown) < len(text):
             self._held.append(text[len(shown) :])
 
+    @property
+    def _may_begin_reasoning(self) -> bool:
+        """Elsewhere an answer only tells of the marker."""
+        return self._is_start or (self._is_behind_call and not self.is_reasoning)
+
     def _begin_reasoning(self) -> None:
-        if not (self._is_start or self._is_behind_call):
-            self._tell("".join(self._held))
         self._held = []
         self._home, self._drops_breaks = _Home.THINK, True
 
@@ -180,15 +184,15 @@ class Channels:
         return rest
 
     def _begin_call(self, name: str) -> bool:
-        """Tells that the call has begun, if it was not told. Returns whether it was: it is not one too many."""
+        """Tells that the call has begun, if it was not told. Returns whether it has begun."""
         if self._is_begun:
             return True
-        if self._calls is None or self._num_calls == self._most_calls:
+        if self._calls is None:
             return False
 
         digest = hashlib.sha256(f"{self._answer} {self._num_calls}".encode()).hexdigest()[:24]
         call_id = self._calls.id_shape.format(digest=digest, name=name, index=self._num_calls)
-        self._events.append(CallBegin(self._num_calls, call_id, name))
+        self._tell_call(CallBegin(self._num_calls, call_id, name))
 
         self._held = []
         self._home, self._drops_breaks, self._is_start = _Home.TEXT, False, False
@@ -197,10 +201,10 @@ class Channels:
 
     def _add_arguments(self, json: str) -> None:
         if json:
-            self._events.append(CallDelta(self._num_calls, json))
+            self._tell_call(CallDelta(self._num_calls, json))
 
     def _end_call(self) -> None:
-        self._events.append(CallEnd(self._num_calls))
+        self._tell_call(CallEnd(self._num_calls))
         self._num_calls += 1
         self._reader, self._is_begun, self._is_behind_call = None, False, True
 
@@ -222,6 +226,11 @@ class Channels:
     def _tell(self, text: str) -> None:
         if text:
             self._events.append(ReasoningDelta(text) if self.is_reasoning else TextDelta(text))
+
+    def _tell_call(self, event: CallBegin | CallDelta | CallEnd) -> None:
+        """Calls beyond the most that a choice may have are read, but not told."""
+        if self._num_calls < self._most_calls:
+            self._events.append(event)
 
     def _told(self) -> list[Event]:
         """The events of this text or marker."""

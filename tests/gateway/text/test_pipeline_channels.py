@@ -36,12 +36,17 @@ def tokenizer_of(name: str, kind: str) -> TextTokenizer:
 
 
 def pipeline(
-    name: str, kind: str = "text", *stops: str, opened: bool = False, keep_special: bool = False, min_tokens: int = 0
+    name: str,
+    kind: str = "text",
+    *stops: str,
+    opened: bool = False,
+    keep_special: bool = False,
+    has_tools: bool = True,
 ) -> Pipeline:
     tokenizer = tokenizer_of(name, kind)
-    markers = Markers(FORMATS[name], tokenizer.added_id)
-    channels = Channels(markers, tools=TOOLS, is_reasoning_open=opened, response_id="answer", choice=0)
-    return Pipeline(tokenizer.detokenizer((), not keep_special), StopSet(stops), min_tokens, channels=channels)
+    markers, tools = Markers(FORMATS[name], tokenizer.added_id), TOOLS if has_tools else {}
+    channels = Channels(markers, tools=tools, is_reasoning_open=opened, response_id="answer", choice=0)
+    return Pipeline(tokenizer.detokenizer((), not keep_special), StopSet(stops), 0, channels=channels)
 
 
 def ids_of(name: str, kind: str, pieces: Sequence[Piece]) -> list[int]:
@@ -175,12 +180,43 @@ def test_a_stop_string_cuts_text_but_no_thought_and_no_argument(kind: str) -> No
     assert finish == Finish(Reason.CALLS, "stop") and choice.is_cut
 
 
+@pytest.mark.parametrize("kind", ["text", "added", "special"])
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("a</think>b", ""), ("</think>b", "a"), ("</think></think>", None), ("k>b", "a</thin"), ("k></think>b", None)],
+)
+def test_stop_strings_read_a_marker_that_is_shown_once(kind: str, stop: str, shown: str | None) -> None:
+    """A marker that stands where it means nothing is text, as if it were no special token."""
+    whole, finish = fed(pipeline("json", kind, stop), "a</think>b.", FinishReason.LENGTH, kind=kind)
+    assert whole.text == ("a</think>b." if shown is None else shown)
+    assert finish == (Finish(Reason.LENGTH) if shown is None else Finish(Reason.STOP, stop))
+
+
 def test_text_held_for_a_stop_string_is_told_before_the_call_that_follows() -> None:
     choice = pipeline("json", "text", "stop")
     steps = steps_of(choice, [*f"st{CALL}op".encode()], (), FinishReason.LENGTH)
     events = [event for step in steps for event in step.events]
     assert events[0] == TextDelta("st") and isinstance(events[1], CallBegin)
     assert whole_of(steps).text == "stop" and not choice.is_cut, "it is no one text"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@given(
+    text=st.text("a \n\t", max_size=8),
+    stop=st.text("a \n\t", min_size=1, max_size=3),
+    lengths=DELIVERIES,
+)
+def test_without_tools_a_stop_string_ends_text_as_soon_as_without_channels(
+    opened: bool, text: str, stop: str, lengths: list[int]
+) -> None:
+    """White space counts at once. Only at the start it waits, because thoughts may follow it."""
+    thoughts, ids = b"b</think>" if opened else b"", f"b{text}".encode()
+    plain = Pipeline(tokenizer_of("json", "text").detokenizer((), True), StopSet([stop]), 0)
+    choice = pipeline("json", "text", stop, opened=opened, has_tools=False)
+    wanted = whole_of(steps_of(plain, ids, lengths, FinishReason.LENGTH)).text
+    whole = whole_of(steps_of(choice, [*thoughts, *ids], lengths, FinishReason.LENGTH))
+    assert (whole.text, choice.num_tokens - len(thoughts)) == (wanted, plain.num_tokens)
+    assert choice.finish == plain.finish
 
 
 @pytest.mark.parametrize("kind", ["text", "added", "special"])

@@ -39,9 +39,11 @@ def folded(steps: Iterable[Step]) -> Fields:
         assert ("role" in delta) == (number == 0)
         for name in ("content", "reasoning_content", "reasoning"):
             message[name] += delta.get(name, "")
+        indices = [told["index"] for told in delta.get("tool_calls", ())]
+        assert indices == sorted(set(indices)), "no delta has an index twice"
         for told in delta.get("tool_calls", ()):
             if "id" in told:
-                assert told["index"] == len(message["tool_calls"]) and told["function"]["arguments"] == ""
+                assert told["index"] == len(message["tool_calls"])
                 message["tool_calls"].append({name: told[name] for name in ("id", "type", "function")})
             else:
                 message["tool_calls"][told["index"]]["function"]["arguments"] += told["function"]["arguments"]
@@ -76,18 +78,16 @@ def test_a_whole_message_is_the_fold_of_its_deltas(gained: list[Event], drawn: s
     assert folded(steps) == whole(steps) == whole([Step((event,)) for event in gained])
 
 
-def test_each_event_of_a_call_is_an_item() -> None:
-    begin = CallBegin(1, "call_x", "look_up")
-    step = Step((begin, CallDelta(1, '{"a":'), CallDelta(1, "1}"), CallEnd(1)))
-    assert as_json(FORM.added(step, is_first=False)) == {
-        "delta": {
-            "tool_calls": [
-                {"index": 1, "id": "call_x", "type": "function", "function": {"name": "look_up", "arguments": ""}},
-                {"index": 1, "function": {"arguments": '{"a":'}},
-                {"index": 1, "function": {"arguments": "1}"}},
-            ]
-        }
-    }
+def test_a_delta_has_one_item_for_each_call() -> None:
+    """Clients of OpenAI's take a second item with the index of the first for another call."""
+    first = (CallDelta(0, '{"a":'), CallDelta(0, "1}"), CallEnd(0))
+    second = (CallBegin(1, "call_x", "look_up"), CallDelta(1, "{"), TextDelta("a"), CallDelta(1, "}"), CallEnd(1))
+    third = (CallBegin(2, "call_y", "add"),)
+    assert as_json(FORM.added(Step((*first, *second, *third)), is_first=False))["delta"]["tool_calls"] == [
+        {"index": 0, "function": {"arguments": '{"a":1}'}},
+        {"index": 1, "id": "call_x", "type": "function", "function": {"name": "look_up", "arguments": "{}"}},
+        {"index": 2, "id": "call_y", "type": "function", "function": {"name": "add", "arguments": ""}},
+    ]
 
 
 def test_a_delta_without_text_has_an_empty_one_unless_it_has_something_else() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.text.channels.channels import MAX_CALLS, Channels
-from gateway.text.channels.fold import Whole, WholeCall
+from gateway.text.channels.fold import Whole, WholeCall, fold
 from gateway.text.channels.formats import HERMES
 from gateway.text.channels.readers import MAX_HEADER, Format
 from gateway.words.events import CallBegin, CallDelta, CallEnd, ReasoningDelta, TextDelta
@@ -78,7 +78,8 @@ def test_a_marker_that_is_one_token_counts_by_its_id_alone(name: str) -> None:
     reader = channels(form, with_ids=True)
     text = f"<think>no thought</think> {call} end"
     assert deliver(reader, single([text]))[-1] == []
-    assert read(form, [text, ids_of(form)["<think>"], "a thought"]) == Whole(text, "a thought", ())
+    ids = ids_of(form)
+    assert read(form, [ids["<think>"], "a thought", ids["</think>"], text]) == Whole(text, "a thought", ())
 
 
 @every_format
@@ -172,10 +173,19 @@ def test_text_that_follows_calls(name: str, pieces_of: Any) -> None:
 
 
 @every_format
-def test_calls_beyond_so_many_are_text(name: str) -> None:
-    call = FIRST_CALL[name]
-    whole = read(FORMATS[name], [call * (MAX_CALLS + 2)])
-    assert len(whole.calls) == MAX_CALLS and whole.text == call * 2
+@pytest.mark.parametrize("most", [1, 2, MAX_CALLS])
+def test_calls_beyond_so_many_are_left_out(name: str, most: int) -> None:
+    form, call = FORMATS[name], FIRST_CALL[name]
+    for answer, text in (
+        (call * (most + 2), ""),
+        (call * (most - 1) + f"a\n{call}\n{call}\nb\n{call}", "a\nb"),
+        (call * most + call[: call.index("text") + 6], ""),
+    ):
+        reader = Channels(
+            markers(form), tools=TOOLS, is_reasoning_open=False, response_id="answer", choice=0, most_calls=most
+        )
+        whole = fold(event for events in deliver(reader, single([answer])) for event in events)
+        assert told(whole) == (text, "", [("f", '{"text": "a"}')] * most)
 
 
 @every_format
@@ -242,15 +252,27 @@ class TestReasoning:
     def test_only_line_breaks_around_it_are_dropped(self) -> None:
         assert read(JSON, ["<think>\n\n  Hm. \n\n</think>\n\n  Yes. \n"]) == Whole("  Yes. \n", "  Hm. ", ())
 
-    def test_tags_in_text_count_at_the_start_alone(self) -> None:
-        text = "Write <think> and </think>."
-        assert read(JSON, [text]) == Whole(text, "", ())
-        assert read(JSON, [" \n<think>a</think>b"]) == Whole("b", "a", ())
+    @pytest.mark.parametrize("name", FORMATS)
+    @with_and_without_ids
+    def test_markers_in_the_middle_of_text_are_text(self, name: str, pieces_of: Any) -> None:
+        form, call = FORMATS[name], FIRST_CALL[name]
+        quoted = "Write <think> and\n</think> <think>."
+        for answer, text, thoughts in (
+            (quoted, quoted, ""),
+            (f"<think>a</think>{quoted}", quoted, "a"),
+            (f"<think>a</think> <think>{quoted}", f" <think>{quoted}", "a"),
+            (f"{call}\nb{quoted}", f"\nb{quoted}", ""),
+        ):
+            whole = read(form, pieces_of(form, answer))
+            assert (whole.text, whole.reasoning) == (text, thoughts)
 
-    def test_a_token_opens_it_again(self) -> None:
-        pieces = by_ids(JSON, "<think>a</think>b <think>\nc</think>d")
-        assert read(JSON, pieces) == Whole("b d", "ac", ())
-        assert read(JSON, by_ids(JSON, f"{FIRST_CALL['json']}\n<think>a</think>")).text == ""
+    @pytest.mark.parametrize("name", FORMATS)
+    @with_and_without_ids
+    def test_begins_at_the_start_and_directly_behind_a_call(self, name: str, pieces_of: Any) -> None:
+        form, call = FORMATS[name], FIRST_CALL[name]
+        assert read(form, pieces_of(form, " \n<think>a</think>b")) == Whole("b", "a", ())
+        whole = read(form, pieces_of(form, f"<think>a</think>b{call}\n<think>\nc</think>\nd{call}<think>e"))
+        assert told(whole) == ("bd", "ace", [("f", '{"text": "a"}')] * 2)
 
     def test_a_format_without_it_shows_its_tags(self) -> None:
         form = Format(JSON.calls, None)
