@@ -17,6 +17,7 @@ from gateway.text.chat_template import ChatTemplates
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo, echo_of
 from gateway.text.model_folder import ModelFolder
+from gateway.text.plain_marks import MARK
 from gateway.text.stop_strings import StopSet
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
@@ -270,13 +271,14 @@ class Translator:
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer: got text, expected token ids")
 
-        least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
+        shown = text.replace(MARK, "") if is_rendered else text
+        least = self._tokenizer.least_tokens(shown)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
-            raise too_long(where, (where, f" has {len(text)} characters, at least {least} tokens"), limits)
+            raise too_long(where, (where, f" has {len(shown)} characters, at least {least} tokens"), limits)
 
         ids = _ids_of(self._tokenizer, text, limits.longest_prompt, add_special, is_rendered=is_rendered)
         if ids is None:
-            raise prompt_too_long(where, len(text), limits)
+            raise prompt_too_long(where, len(shown), limits)
         return ids
 
     def _stops(self, ask: Ask, known: dict[tuple[str, ...], StopSet]) -> StopSet:
