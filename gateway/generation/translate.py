@@ -22,6 +22,7 @@ from gateway.text.stop_strings import StopSet
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
 from gateway.words.places import (
+    CHOICE,
     FIRST_PROMPT,
     MAX_TOKENS,
     MIN_TOKENS,
@@ -32,6 +33,7 @@ from gateway.words.places import (
     STOP_TOKEN_IDS,
     STOPS,
     TOKENS,
+    TOOLS,
     Place,
     named,
 )
@@ -306,17 +308,27 @@ class Translator:
             grammar=grammar_name(grammar),
         )
         if grammar:
-            self._check_grammar(params)
+            self._check_grammar(params, _place_of_grammar(ask))
         rules = rules_of(ask.sampling, params, self._tokenizer, limits.vocab_size)
         logprobs = None if ask.scores is None else LogprobsAsked(ask.scores, self._has_processed_logprobs)
         return replace(params, rules=rules, logprobs=logprobs)
 
-    def _check_grammar(self, params: SamplingParams) -> None:
-        """Refuses a grammar if this model cannot follow any."""
+    def _check_grammar(self, params: SamplingParams, where: Place) -> None:
+        """Refuses a grammar if this model cannot follow any. `where`: what asks for it."""
         if self._tokenizer is None:
-            refuse(SHAPE, "this model has no tokenizer, so its answers follow no grammar")
+            refuse(where, "this model has no tokenizer, so its answers follow no grammar")
         if not params.eos_token_ids:
-            refuse(SHAPE, "this model has no EOS token, with which an answer in a grammar ends")
+            refuse(where, "this model has no EOS token, with which an answer in a grammar ends")
+
+
+def _place_of_grammar(ask: Ask) -> Place:
+    """What asks for the grammar of the answer: a shape, a choice of tools, or the first strict tool."""
+    prompt = ask.prompts[0]
+    if ask.shape is not None or not isinstance(prompt, Conversation):
+        return SHAPE
+    if prompt.choice != "auto":
+        return CHOICE
+    return (*TOOLS, [tool.strict for tool in prompt.tools].index(True), "strict")
 
 
 def _ids_of(
