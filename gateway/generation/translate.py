@@ -6,6 +6,7 @@ Pure, except that it draws a seed for a request without one.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
 from gateway.generation.conversations import check_conversation, check_format, is_bound, refuse_both
@@ -107,7 +108,7 @@ class Translator:
     def shape_of(self, ask: Ask) -> Grammar | None:
         """The grammar that answers follow: what is asked for, or that of calls that must be made or follow a schema."""
         prompt = ask.prompts[0]
-        if not self.takes_tools or not isinstance(prompt, Conversation) or not is_bound(prompt):
+        if not self._needs_calls(prompt):
             return ask.shape
         with named(ask.origins):
             if ask.shape is not None:
@@ -116,6 +117,14 @@ class Translator:
             markers, text = self._answers.markers, self._rendered(prompt)
             tokens, is_open = set(markers.by_id.values()), markers.is_reasoning_open(text)
             return grammar_of_calls(markers.format, tokens, prompt, is_reasoning_open=is_open)
+
+    def renders_for_shape(self, ask: Ask) -> bool:
+        """Whether `shape_of` renders its conversation, which takes as long as it has text."""
+        return ask.shape is None and self._needs_calls(ask.prompts[0])
+
+    def _needs_calls(self, prompt: PromptText | PromptIds | Conversation) -> TypeGuard[Conversation]:
+        """Whether only a grammar of calls can hold its answer."""
+        return self.takes_tools and isinstance(prompt, Conversation) and is_bound(prompt)
 
     def all_prompts(self, asks: Sequence[Ask], limits: Limits, grammars: Sequence[str]) -> list[PreparedPrompt]:
         """Each prompt of asks that are answered together and have as many choices a prompt. `grammars`: the text of the
