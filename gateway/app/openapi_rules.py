@@ -113,7 +113,8 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
         prompt |= {"anyOf": prompt["anyOf"][2:], "examples": [[1, 2, 3]]}  # without text and lists of texts
     for name in ("ChatRequest", "TokenizeRequest"):
         _add_conversation_rules(schemas[name], bounds)
-    schemas["FunctionFields"]["properties"]["name"]["pattern"] = TOOL_NAME
+    for name in ("FunctionFields", "FunctionCall"):
+        schemas[name]["properties"]["name"]["pattern"] = TOOL_NAME
     _add_neutral(schemas["TokenizeRequest"], UNSUPPORTED)
     by_prompt = {**_given("prompt", "string"), "not": _given("messages", "array")}
     by_messages = {**_given("messages", "array"), "not": _given("prompt", "string")}

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.generation.checks import refuse
 from gateway.text.chat_template import ChatTemplates
 from gateway.words.complaints import short
-from gateway.words.places import CHOICE, TOOLS, TURNS
+from gateway.words.places import CHOICE, TOOLS, TURNS, Place
 from gateway.words.request import Call, Conversation, Named, Result, Tool, Turn
 
 MAX_TOOLS: Final = 1024
@@ -18,9 +18,10 @@ HINT: Final = "--chat-template can give another"
 
 
 def check_conversation(conversation: Conversation) -> None:
-    """Fault if its tools, its choice or its results make no sense, whatever the model is."""
+    """Fault if its tools, its choice, its calls or its results make no sense, whatever the model is."""
     _check_tools(conversation.tools)
     _check_choice(conversation)
+    _check_calls(conversation.turns)
     _check_results(conversation.turns)
 
 
@@ -60,8 +61,7 @@ def _check_tools(tools: Sequence[Tool]) -> None:
     known, num_chars = set[str](), 0
     for index, tool in enumerate(tools):
         where = (*TOOLS, index, "name")
-        if not re.fullmatch(TOOL_NAME, tool.name):
-            refuse(where, f"got {short(tool.name)}, expected 1 to 128 letters, digits, '_', '-' or '.'")
+        _check_name(tool.name, where)
         if tool.name in known:
             refuse(where, f"got {short(tool.name)} twice, expected each name once")
         known.add(tool.name)
@@ -70,6 +70,18 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         if num_chars > MAX_SCHEMA_CHARS:
             what = "its schema and those before have more than"
             refuse((*TOOLS, index, "schema"), f"{what} {MAX_SCHEMA_CHARS} characters, expected at most so many")
+
+
+def _check_name(name: str, where: Place) -> None:
+    if not re.fullmatch(TOOL_NAME, name):
+        refuse(where, f"got {short(name)}, expected 1 to 128 letters, digits, '_', '-' or '.'")
+
+
+def _check_calls(turns: Sequence[Turn]) -> None:
+    for index, turn in enumerate(turns):
+        for position, part in enumerate(turn.parts):
+            if isinstance(part, Call):
+                _check_name(part.name, (*TURNS, index, "parts", position, "name"))
 
 
 def _check_choice(conversation: Conversation) -> None:

@@ -6,6 +6,7 @@ Pure, except that it draws a seed for a request without one.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
 from gateway.generation.conversations import check_conversation, check_format, is_bound, refuse_both
@@ -17,10 +18,12 @@ from gateway.text.chat_template import ChatTemplates
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.echo import Echo, echo_of
 from gateway.text.model_folder import ModelFolder
+from gateway.text.plain_marks import MARK
 from gateway.text.stop_strings import StopSet
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits, too_long
 from gateway.words.places import (
+    CHOICE,
     FIRST_PROMPT,
     MAX_TOKENS,
     MIN_TOKENS,
@@ -31,6 +34,7 @@ from gateway.words.places import (
     STOP_TOKEN_IDS,
     STOPS,
     TOKENS,
+    TOOLS,
     Place,
     named,
 )
@@ -104,7 +108,7 @@ class Translator:
     def shape_of(self, ask: Ask) -> Grammar | None:
         """The grammar that answers follow: what is asked for, or that of calls that must be made or follow a schema."""
         prompt = ask.prompts[0]
-        if not self.takes_tools or not isinstance(prompt, Conversation) or not is_bound(prompt):
+        if not self._needs_calls(prompt):
             return ask.shape
         with named(ask.origins):
             if ask.shape is not None:
@@ -113,6 +117,14 @@ class Translator:
             markers, text = self._answers.markers, self._rendered(prompt)
             tokens, is_open = set(markers.by_id.values()), markers.is_reasoning_open(text)
             return grammar_of_calls(markers.format, tokens, prompt, is_reasoning_open=is_open)
+
+    def renders_for_shape(self, ask: Ask) -> bool:
+        """Whether `shape_of` renders its conversation, which takes as long as it has text."""
+        return ask.shape is None and self._needs_calls(ask.prompts[0])
+
+    def _needs_calls(self, prompt: PromptText | PromptIds | Conversation) -> TypeGuard[Conversation]:
+        """Whether only a grammar of calls can hold its answer."""
+        return self.takes_tools and isinstance(prompt, Conversation) and is_bound(prompt)
 
     def all_prompts(self, asks: Sequence[Ask], limits: Limits, grammars: Sequence[str]) -> list[PreparedPrompt]:
         """Each prompt of asks that are answered together and have as many choices a prompt. `grammars`: the text of the
@@ -270,13 +282,14 @@ class Translator:
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer: got text, expected token ids")
 
-        least = self._tokenizer.least_tokens(text)  # tokenising a long text would take seconds
+        shown = text.replace(MARK, "") if is_rendered else text
+        least = self._tokenizer.least_tokens(shown)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
-            raise too_long(where, (where, f" has {len(text)} characters, at least {least} tokens"), limits)
+            raise too_long(where, (where, f" has {len(shown)} characters, at least {least} tokens"), limits)
 
         ids = _ids_of(self._tokenizer, text, limits.longest_prompt, add_special, is_rendered=is_rendered)
         if ids is None:
-            raise prompt_too_long(where, len(text), limits)
+            raise prompt_too_long(where, len(shown), limits)
         return ids
 
     def _stops(self, ask: Ask, known: dict[tuple[str, ...], StopSet]) -> StopSet:
@@ -304,17 +317,27 @@ class Translator:
             grammar=grammar_name(grammar),
         )
         if grammar:
-            self._check_grammar(params)
+            self._check_grammar(params, _place_of_grammar(ask))
         rules = rules_of(ask.sampling, params, self._tokenizer, limits.vocab_size)
         logprobs = None if ask.scores is None else LogprobsAsked(ask.scores, self._has_processed_logprobs)
         return replace(params, rules=rules, logprobs=logprobs)
 
-    def _check_grammar(self, params: SamplingParams) -> None:
-        """Refuses a grammar if this model cannot follow any."""
+    def _check_grammar(self, params: SamplingParams, where: Place) -> None:
+        """Refuses a grammar if this model cannot follow any. `where`: what asks for it."""
         if self._tokenizer is None:
-            refuse(SHAPE, "this model has no tokenizer, so its answers follow no grammar")
+            refuse(where, "this model has no tokenizer, so its answers follow no grammar")
         if not params.eos_token_ids:
-            refuse(SHAPE, "this model has no EOS token, with which an answer in a grammar ends")
+            refuse(where, "this model has no EOS token, with which an answer in a grammar ends")
+
+
+def _place_of_grammar(ask: Ask) -> Place:
+    """What asks for the grammar of the answer: a shape, a choice of tools, or the first strict tool."""
+    prompt = ask.prompts[0]
+    if ask.shape is not None or not isinstance(prompt, Conversation):
+        return SHAPE
+    if prompt.choice != "auto":
+        return CHOICE
+    return (*TOOLS, [tool.strict for tool in prompt.tools].index(True), "strict")
 
 
 def _ids_of(

@@ -78,10 +78,12 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
         service.names.check(asks[0].model)
         num_prompts = sum(len(ask.prompts) for ask in asks)
         with service.admission.entering(asks[0].num_choices * num_prompts):  # each prompt has as many
-            grammars = await _grammars(service, request, asks, is_long=work > LONG_BODY_BYTES)
+            is_long = work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS
+            lane = (service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text) if is_long else None
+            grammars = await _grammars(service, request, asks, lane)
             translate = service.translator.all_prompts
-            if work > LONG_BODY_BYTES or num_prompts > MANY_PROMPTS:
-                async with service.one_huge_text if work > HUGE_BODY_BYTES else service.one_long_text:
+            if lane is not None:
+                async with lane:
                     prompts = await asyncio.to_thread(translate, asks, service.control.limits, grammars)
             else:
                 prompts = translate(asks, service.control.limits, grammars)
@@ -89,11 +91,11 @@ async def respond(service: Service, request: Request, parse_body: Parse) -> Resp
     return call.answer(service, generation)
 
 
-async def _grammars(service: Service, request: Request, asks: Sequence[Ask], *, is_long: bool) -> list[str]:
-    """The text of each request's grammar. A client, whose new ones take turns with those of others, is known by its
-    API key; by its address where none is needed, since many send the same word there, and one may send any."""
-    shape_of = service.translator.shape_of  # it may render a conversation
-    shapes = [await asyncio.to_thread(shape_of, ask) if is_long else shape_of(ask) for ask in asks]
+async def _grammars(service: Service, request: Request, asks: Sequence[Ask], lane: asyncio.Lock | None) -> list[str]:
+    """The text of each request's grammar. `lane`: where long texts take turns; None: these are short. A client, whose
+    new grammars take turns with those of others, is known by its API key; by its address where none is needed, since
+    many send the same word there, and one may send any."""
+    shapes = await _shapes(service, asks, lane)
     if not any(shapes):
         return [""] * len(asks)
     host = request.client.host if request.client is not None else ""
@@ -107,6 +109,14 @@ async def _grammars(service: Service, request: Request, asks: Sequence[Ask], *, 
         return [await text_of(ask, shape) for ask, shape in zip(asks, shapes, strict=True)]
 
     return await unless_left(request.receive, texts())
+
+
+async def _shapes(service: Service, asks: Sequence[Ask], lane: asyncio.Lock | None) -> list[Grammar | None]:
+    shape_of, renders = service.translator.shape_of, service.translator.renders_for_shape
+    if lane is None or not any(map(renders, asks)):
+        return [shape_of(ask) for ask in asks]
+    async with lane:
+        return await asyncio.to_thread(lambda: [shape_of(ask) for ask in asks])
 
 
 def work_of(raw: bytes, asks: Sequence[Ask], growth: int) -> int:

@@ -88,7 +88,7 @@ class ChatTemplates:
         no object, or carries the template's complaint."""
         put = self._plain.put
         messages = [
-            put(message)
+            put(message) | {"role": message["role"]}  # the role is one of ours, and some templates make a token of it
             for index, turn in enumerate(conversation.turns)
             for message in messages_of(turn, (*TURNS, index), self._arguments)
         ]

@@ -173,6 +173,7 @@ def origins_of(messages: Sequence[ChatMessage], conversation: Conversation) -> O
                 origins[(*where, "call_id")] = field(f"messages.{number}.tool_call_id")
             elif isinstance(part, Call):
                 origins[where] = field(path := f"messages.{number}.{next(paths)}")
+                origins[(*where, "name")] = field(f"{path}.name")
                 origins[(*where, "arguments")] = field(f"{path}.arguments")
     return origins
 

@@ -32,6 +32,8 @@ def result(call_id: str) -> Turn:
 def test_names_that_no_tool_may_have(name: str) -> None:
     fault = fault_of(Conversation([USER], tools=[ADD, Tool(name)]))
     assert fault.at == (*TOOLS, 1, "name") and "expected 1 to 128 letters, digits" in fault.message
+    fault = fault_of(Conversation([USER, Turn("assistant", (Text("a"), Call("1", name, "{}")))]))
+    assert fault.at == (*TURNS, 1, "parts", 1, "name") and "expected 1 to 128 letters, digits" in fault.message
 
 
 def test_names_that_tools_may_have() -> None:

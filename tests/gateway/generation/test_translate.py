@@ -21,7 +21,7 @@ from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason
 from runtime.settings import LogprobsMode
 from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
-from tests.gateway.tool_templates import TAGGED_JSON
+from tests.gateway.tool_templates import TAGGED_ARGUMENTS, TAGGED_JSON
 
 LIMITS = Limits(context_length=64, vocab_size=300)
 
@@ -312,6 +312,8 @@ CALL: dict[str, Any] = {"id": "1", "function": {"name": "add", "arguments": "[5]
         ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages.0.tool_calls.0.function.arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "1", "function": {"name": "a>b", "arguments": "{}"}}]}]}, "messages.0.tool_calls.0.function.name"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "function_call": CALL["function"]}]},
          "messages.1.function_call.arguments"),
     ],
@@ -330,3 +332,41 @@ def test_special_tokens_of_a_client_are_plain_text_in_a_chat_and_special_in_a_pr
     [ids] = found.token_ids(chat("a<|end|>b"), Limits())
     assert ids == [*b"<user>a<|end|>b", END, *b"<assistant>"]
     assert found.token_ids(completion(prompt="a<|end|>b"), Limits()) == [[*b"a", END, *b"b"]]
+
+
+def test_a_key_of_a_call_becomes_no_special_token_with_the_brackets_that_the_template_writes_around_it(
+    tmp_path: Path,
+) -> None:
+    found = tooled(write_folder(tmp_path, byte_tokenizer(), template=TAGGED_ARGUMENTS), None)
+    call = {"id": "1", "function": {"name": "add", "arguments": {"a<|end|": 1, "|end|": 2}}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    [ids] = found.token_ids(ask_of_chat(parse(ChatRequest, {"messages": messages})), Limits())
+    assert b"=a<|end|>" in bytes(token_id for token_id in ids if token_id < 256) and END not in ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "b", "strict": True}}]}, "tools.1.function.strict"),
+        ({"tools": None, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_a_grammar_on_a_model_without_eos_is_refused_at_what_asks_for_it(
+    tmp_path: Path, fields: dict[str, Any], param: str
+) -> None:
+    path = write_folder(
+        tmp_path, byte_tokenizer(), {"eos_token": None}, config={"eos_token_id": None}, template=TAGGED_JSON
+    )
+    request = parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], **fields})
+    with pytest.raises(BadRequest, match="no EOS token") as caught:
+        tooled(path, "hermes").prompts(ask_of_chat(request), Limits(), "start: /a/")
+    assert caught.value.param == param and caught.value.message.startswith(f"{param}: ")
+
+
+def test_marks_are_no_characters_of_a_prompt_that_is_too_long(tmp_path: Path) -> None:
+    found = tooled(write_folder(tmp_path, byte_tokenizer(), template="{{ messages[0].content }}"), None)
+    text = "<|end|>" * 100
+    with pytest.raises(BadRequest, match=f" has {len(text)} characters"):
+        found.token_ids(chat(text), Limits(context_length=8))

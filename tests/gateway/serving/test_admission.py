@@ -9,13 +9,16 @@ import pytest
 from gateway.routing.control import Control
 from gateway.serving.admission import BODIES, Admission
 from gateway.serving.respond import HUGE_BODY_BYTES, LONG_BODY_BYTES
+from gateway.text.chat_template import ChatTemplates
 from gateway.text.tokenizer import TextTokenizer
 from gateway.words.limits import Limits
+from gateway.words.request import Conversation
 from protocol.errors import Overloaded
 from protocol.messages_gateway import Role
 from runtime.settings import HttpLimits
 from testkit.fake_worker import Behaviour
 from tests.gateway.conftest import running, wait_until
+from tests.gateway.tool_answers import TOOLS, serving
 
 
 def test_choices_in_flight_and_entering_are_bounded() -> None:
@@ -144,3 +147,30 @@ async def test_one_long_text_is_tokenised_at_a_time(
         go_on.release(3)
         answers = [(await each).status_code for each in waiting]
     assert (answers, most) == ([200] * 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "lane"), [(LONG_BODY_BYTES, "one_long_text"), (HUGE_BODY_BYTES, "one_huge_text")]
+)
+async def test_a_long_conversation_is_rendered_for_its_grammar_in_turn_with_long_texts(
+    tmp_path: Path, num_bytes: int, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered, render = list[int](), ChatTemplates.render_conversation
+
+    def noted(self: ChatTemplates, conversation: Conversation) -> str:
+        rendered.append(threading.get_ident())
+        return render(self, conversation)
+
+    monkeypatch.setattr(ChatTemplates, "render_conversation", noted)
+    async with serving(tmp_path) as setting:
+        messages = [{"role": "user", "content": "Hi"}]
+        body = {"messages": messages, "tools": TOOLS, "tool_choice": "required", "user": "y" * num_bytes}
+        taken = getattr(setting.gateway.service, lane)
+        await taken.acquire()
+        rendered.clear()  # those of the start
+        asking = asyncio.create_task(setting.client.post("/v1/chat/completions", json=body))
+        await wait_until(lambda: bool(taken._waiters))
+        assert not rendered
+        taken.release()
+        assert (await asking).status_code == 200
+    assert len(rendered) >= 2 and threading.get_ident() not in rendered
