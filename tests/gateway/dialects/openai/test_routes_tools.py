@@ -13,7 +13,7 @@ from protocol.messages_gateway import Role
 from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, chunks_of, wait_until
 from tests.gateway.text.channels import templates
-from tests.gateway.tool_answers import ADD, ANSWER, ARGUMENTS, LENGTHS, LOOK_UP, MARKERS, TOOLS, Script, serving
+from tests.gateway.tool_answers import ADD, ANSWER, ARGUMENTS, LENGTHS, MARKERS, TOOLS, Script, serving
 
 
 async def ask(setting: Setting, **fields: Any) -> Any:
