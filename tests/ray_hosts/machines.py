@@ -14,7 +14,7 @@ import psutil
 from loadtest.tied import tied
 from tests.faults.deployment import wait_until
 from tests.network.hosts import HERE, Hosts
-from tests.processes import has_ended, python_path
+from tests.processes import command_line, has_ended, python_path
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOME = "/tmp/home"  # of each machine
@@ -82,7 +82,7 @@ class Machines(Hosts):
     def _hold(self, name: str) -> "subprocess.Popen[bytes]":
         apart = ("unshare", "-n", "-m", "-p", "-u", "--fork", "--kill-child", "--mount-proc")
         holder = subprocess.Popen(tied((*apart, "sh", "-c", f"hostname {name} && {_BOOT}")), env=self.variables())
-        assert wait_until(lambda: any("sleep" in child.cmdline() for child in _children(holder.pid))), "no machine"
+        assert wait_until(lambda: any("sleep" in command_line(child) for child in _children(holder.pid))), "no machine"
         return holder
 
     def _first(self, name: str) -> int:

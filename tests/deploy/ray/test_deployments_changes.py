@@ -16,6 +16,7 @@ from testkit.reference import Reference, reference
 from testkit.roles import role_of
 from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, streamed, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.broad]
 
@@ -54,7 +55,7 @@ class Deployed:
     def pids(self) -> dict[str, set[int]]:
         """The processes of each role."""
         roles = ("gateway", "prefill", "decode")
-        role_of_pid = {process.pid: role_of(process.cmdline()) for process in self.cluster.ours()}
+        role_of_pid = {process.pid: role_of(command_line(process)) for process in self.cluster.ours()}
         return {role: {pid for pid, its in role_of_pid.items() if its == role} for role in roles}
 
     def joined(self, **counts: int) -> bool:
@@ -191,7 +192,9 @@ def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, kno
 def test_serves_controller_may_die(pair: Deployed, known: Reference) -> None:
     before = pair.pids()
     node = psutil.Process(pair.cluster.process.pid)
-    (controller,) = [child for child in node.children(recursive=True) if "ServeController" in " ".join(child.cmdline())]
+    (controller,) = [
+        child for child in node.children(recursive=True) if "ServeController" in " ".join(command_line(child))
+    ]
     controller.kill()
     psutil.wait_procs([controller], PATIENCE_S)
     check_tokens(pair.url, known)
@@ -206,7 +209,7 @@ def no_model(_pair: Deployed, wrong: Deployed) -> str:
 
 def unknown_argument(_pair: Deployed, wrong: Deployed) -> str:
     wrong.application["args"]["modell"] = "x"
-    return "args: unknown key 'modell', expected one of model, roles"
+    return "args: unknown key 'modell', expected one of model, revision, roles"
 
 
 def unknown_flag(_pair: Deployed, wrong: Deployed) -> str:

@@ -10,6 +10,7 @@ import pytest
 from testkit.roles import role_of
 from tests.fuzz.served.campaign import Options, Window, bound_s, run
 from tests.fuzz.served.client import Done
+from tests.processes import command_line
 
 SEED = 11  # of which the first requests have no finding
 LONG_S = 1e5  # numbers of requests and windows end a campaign, also on a busy machine
@@ -54,7 +55,7 @@ def test_a_process_that_ends_ends_the_campaign_and_its_requests_are_stored(tmp_p
 
         def is_set(self) -> bool:
             others = (each for each in psutil.Process().children(recursive=True) if each.pid not in before)
-            victim = next(each for each in others if role_of(each.cmdline()) == "decode")
+            victim = next(each for each in others if role_of(command_line(each)) == "decode")
             victim.kill()
             victim.wait()
             return False
