@@ -104,7 +104,7 @@ soak: $(READY) ## 20 minutes of mixed load and a fault every 20 s; no answer may
 
 # ---- gates ----
 
-check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: four minutes on two idle cores
+check: $(READY) ## format, lint, lists of files, strict types, import contracts, unit tests: three and a half minutes on two idle cores
 	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target \
 	  $(UNIT) check-types check-format check-lint check-pages check-measured check-imports
 
@@ -141,7 +141,7 @@ check-unit-served:
 check-unit-others:
 	@$(PYTEST) -n 0 $(addprefix --ignore ,$(GATEWAY) $(COMPUTE) $(SERVED))
 
-test: check ## check, then slow tests (real processes), those that find what no other does: eleven minutes in all on two idle cores
+test: check ## check, then slow tests (real processes), those that find what no other does: ten minutes in all on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
 test-slow: $(READY) $(SUITE) ## the other slow tests: more cases of what make test holds; some 15 minutes
