@@ -115,7 +115,7 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
 
 
 class Rope(NamedTuple):
-    """What angles are made of: the angle per position of each pair of dimensions, and a factor of cosines and sines."""
+    """The numbers of a rope: each pair's angle per position, and the factor of all cosines and sines."""
 
     inv_freq_F: Tensor
     factor: float = 1.0

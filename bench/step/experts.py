@@ -49,7 +49,7 @@ Run = Callable[[], object]
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    """What may be asked for."""
+    """The flags of this part."""
     parser.add_argument("--layers", type=count, default=2, help="(default 2)")
     parser.add_argument("--experts", type=count, default=EXPERTS, help=f"of a layer (default {EXPERTS})")
     parser.add_argument("--context", type=count, default=256, help="tokens of each request (default 256)")

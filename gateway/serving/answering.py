@@ -67,7 +67,7 @@ class Chunks(Protocol):
         ...
 
     def failed(self, error: BatonError) -> bytes:
-        """What follows the last Step of a generation that has failed."""
+        """The events that end the stream of a generation that has failed."""
         ...
 
 

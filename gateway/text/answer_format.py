@@ -62,7 +62,7 @@ def _name(formats: Mapping[str, T], form: T | None) -> str | None:
 
 @dataclass(frozen=True)
 class ChannelRules:
-    """What the channels of all answers to one prompt share."""
+    """The rules by which the channels of each answer to one prompt are made."""
 
     markers: Markers
     tools: Tools

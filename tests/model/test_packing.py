@@ -79,7 +79,7 @@ def alone(runner: ModelRunner, tokens: list[int], page_size: int) -> tuple[Tenso
 def test_any_split_of_texts_into_launches_gives_equal_bits(
     runner: ModelRunner, page_size: int, threads: int, seed: int
 ) -> None:
-    """A launch has chunks of some texts and decodes of others, of any size. Threads differ, too."""
+    """Each launch mixes chunks of some texts, of any size, with decodes of others. The number of threads varies."""
     chance = Random(seed)
     texts = [random_prompt(length, VOCAB, length) for length in LENGTHS]
     expected = [alone(runner, text, page_size) for text in texts]

@@ -141,7 +141,7 @@ def test_tokens_of_the_tokenizer_that_the_model_lacks_write_no_forced_text(tmp_p
 
 @pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
 def test_added_tokens_in_brackets_stand_in_no_text_and_others_do(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
-    """Many models add `<tool_call>` as a token that is not special, and runs of spaces, too."""
+    """Many models add `<tool_call>` and runs of spaces as tokens that are not special."""
     tokenizer = make()
     marks, texts = ["<tool_call>", "</think>", "[TOOL_CALLS]"], ["    ", "< a >", "a<b>"]
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*marks, *texts)])

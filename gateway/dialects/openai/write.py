@@ -52,7 +52,7 @@ class Form(Protocol):
 
     @property
     def around_text(self) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a choice, in an event that only adds text."""
+        """The bytes before and after the text of a choice, in an event that only adds text."""
         ...
 
     def whole(self, gathered: Gathered) -> Fields:

@@ -53,7 +53,7 @@ def _marks(tokens: Sequence[str]) -> Callable[[str], str]:
 def _thoughts(
     reasoning: Mapping[str, Any] | None, mark: Callable[[str], str], rules: list[str], *, is_forced: bool
 ) -> str:
-    """What stands before the body. Adds the rule `think`, which ends with its marker."""
+    """The text of the grammar before the body. Adds the rule `think`, which ends with its marker."""
     if reasoning is None:
         return ""
     opening, closing = mark(reasoning["opening"]), mark(reasoning["closing"])

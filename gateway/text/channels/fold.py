@@ -15,7 +15,7 @@ class WholeCall(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What a choice was, when all its events are there."""
+    """The text, the thoughts and the calls of one choice that is over."""
 
     text: str
     reasoning: str

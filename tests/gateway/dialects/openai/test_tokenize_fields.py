@@ -1,4 +1,4 @@
-"""What /tokenize and /detokenize take."""
+"""The gateway reads bodies of /tokenize and /detokenize, and refuses bad ones by field."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What completions and chats write alike."""
+"""Completions and chats write reasons of ends and counts of thoughts alike."""
 
 import pytest
 

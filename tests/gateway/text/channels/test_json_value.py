@@ -70,7 +70,7 @@ def test_cutting_the_text_changes_nothing(text: str, lengths: list[int]) -> None
 
 @given(texts_like_json)
 def test_what_is_broken_begins_no_json(text: str) -> None:
-    """Where reading stops, no further text makes a value of it; before that, some text does."""
+    """Reading stops at the first character that no JSON value can have there, and never earlier."""
     told, rest, reader = read([text])
     if reader.is_broken:
         assert text.endswith(rest) and rest
