@@ -257,7 +257,7 @@ def qwen3_moe_windows(config: JsonFields) -> Windows:
 
 
 def gemma3_windows(config: JsonFields) -> Windows:
-    """The window of each layer that layer_types names; without layer_types, of all layers but every sixth."""
+    """The window of each layer. layer_types says which layers have one; without it, all but every sixth."""
     pattern, indices = config.integer("sliding_window_pattern", 6), range(num_layers_of(config))
     types = layer_types(config) or tuple(SLIDING if (index + 1) % pattern else FULL for index in indices)
     window = _window(config) if SLIDING in types else 0
@@ -265,7 +265,7 @@ def gemma3_windows(config: JsonFields) -> Windows:
 
 
 def gpt_oss_windows(config: JsonFields) -> Windows:
-    """The window of each layer that layer_types names; without layer_types, of every second layer from the first on."""
+    """The window of each layer. layer_types says which layers have one; without it, every second, the first included."""
     types = layer_types(config) or tuple((SLIDING, FULL)[index % 2] for index in range(num_layers_of(config)))
     window = _window(config, 128) if SLIDING in types else 0
     return tuple(window if kind == SLIDING else 0 for kind in types)
