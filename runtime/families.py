@@ -265,7 +265,7 @@ def gemma3_windows(config: JsonFields) -> Windows:
 
 
 def gpt_oss_windows(config: JsonFields) -> Windows:
-    """The window of each layer. layer_types says which layers have one; without it, every second, the first included."""
+    """The window of each layer. layer_types says which layers have one; without it, every second from the first on."""
     types = layer_types(config) or tuple((SLIDING, FULL)[index % 2] for index in range(num_layers_of(config)))
     window = _window(config, 128) if SLIDING in types else 0
     return tuple(window if kind == SLIDING else 0 for kind in types)
