@@ -221,14 +221,26 @@ class CreditWindow:
     def give_back(self, reservation: int, num_bytes: int) -> None:
         """The peer has returned credit. Credit for more than is in flight is ignored."""
         while num_bytes > 0 and self._num_frames[reservation]:
-            oldest, size = self._frames.popleft()
-            self.in_flight -= size
-            self._num_frames[oldest] -= 1
-            if not self._num_frames[oldest]:
-                del self._num_frames[oldest]
-                self._ended.discard(oldest)
+            oldest, size = self._forget(0)
             if oldest == reservation:
                 num_bytes -= size
+
+    def withdraw(self, reservation: int, num_frames: int) -> None:
+        """The last `num_frames` frames of a transfer never leave, so no credit comes for those not yet written off."""
+        numbers = [number for number, (owner, _) in enumerate(self._frames) if owner == reservation]
+        for number in reversed(numbers[max(0, len(numbers) - num_frames) :]):
+            self._forget(number)
+
+    def _forget(self, number: int) -> tuple[int, int]:
+        """Takes a frame out of those in flight. Returns (reservation, bytes)."""
+        reservation, size = self._frames[number]
+        del self._frames[number]
+        self.in_flight -= size
+        self._num_frames[reservation] -= 1
+        if not self._num_frames[reservation]:
+            del self._num_frames[reservation]
+            self._ended.discard(reservation)
+        return reservation, size
 
     def end(self, reservation: int) -> None:
         """The transfer has ended. Its bytes in flight block no other transfer."""
@@ -319,9 +331,10 @@ class PeerQueue:
 
     def drop(self, transfer: SendTransfer) -> None:
         """Removes every frame of a transfer that has ended. Waits for the device: its work cannot be called back, and
-        the receiver of a stop gives the pages to other requests."""
+        the receiver of a stop gives the pages to other requests. The headers of what was moved never leave."""
         self._waiting.pop(transfer, None)
         ended = [moving for moving in self._moving if moving.transfer is transfer]
         if ended:
             ended[-1].moving.wait()
+            self.credit.withdraw(transfer.destination.reservation, len(ended))
         self._moving = deque(moving for moving in self._moving if moving.transfer is not transfer)

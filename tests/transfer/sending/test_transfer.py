@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +98,40 @@ def test_lost_bytes_of_transfers_that_have_ended_block_nobody() -> None:
     assert not credit.fits(1)  # one frame at a time, until it is known how much has arrived
     credit.give_back(3, 10)
     assert credit.in_flight == 0 and credit.fits(100)
+
+
+def test_what_never_leaves_gives_its_credit_back() -> None:
+    """A frame may be older than what was written off, so fewer may be in flight than are withdrawn."""
+    credit = CreditWindow(100)
+    for reservation, num_bytes in ((1, 10), (1, 20), (2, 30), (1, 40)):
+        credit.take(reservation, num_bytes)
+    credit.withdraw(1, 2)
+    assert credit.in_flight == 40 and credit.going_on == 2
+    credit.give_back(1, 10)
+    assert credit.in_flight == 30 and credit.going_on == 1
+    credit.take(3, 5)
+    credit.give_back(3, 5)  # writes off the frame of 2, which has not left yet
+    credit.withdraw(2, 1)
+    assert credit.in_flight == credit.going_on == 0 and credit.fits(500)
+
+
+@pytest.mark.parametrize("num_moved", [0, 1, 3])
+def test_a_transfer_that_ends_while_a_device_moves_its_frames_owes_what_has_left(num_moved: int) -> None:
+    queue, moving = PeerQueue(window=10_000), Mock(done=True)
+    transfer, frames = computed()
+    for frame in frames:
+        queue.push(transfer, frame)
+    queue.begin(transfer, queue.pop_together(), moving)
+    assert queue.credit.in_flight == 3 * transfer.payload_bytes(frames[0])
+    for _ in range(num_moved):
+        assert queue.moved() is not None
+        queue.pop_moved()
+    queue.drop(transfer)
+    assert moving.wait.call_count == (num_moved < 3)
+    assert queue.moved() is None and len(queue) == 0
+    assert queue.credit.in_flight == num_moved * transfer.payload_bytes(frames[0])
+    queue.credit.end(TARGET.reservation)
+    assert queue.credit.going_on == 0
 
 
 def test_dropping_a_transfer_leaves_the_others_in_order() -> None:
