@@ -161,6 +161,12 @@ class Groups:
         if (group := self._group_of(executor)) is not None:
             group.watch(executor)
 
+    def wake(self) -> None:
+        """No rank takes a nap from now on: each takes what has come for it."""
+        self._naps = 0.0
+        for group in self.by_kind.values():
+            group.naps_until.clear()
+
     def check_rest(self) -> None:
         """At rest all ranks have launched the same steps, and entered the same collectives."""
         for kind, group in self.by_kind.items():

@@ -279,6 +279,7 @@ class Run:
                         self._check(arrival, choice)
             if self.groups is not None:
                 self.groups.check_rest()
+                self.groups.wake()
             expect_rest(self.cluster)
         except AssertionError as error:
             raise self._violation(f"wrong: {error}") from error

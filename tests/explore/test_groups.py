@@ -26,6 +26,12 @@ def test_groups_change_no_token(seed: int, strategy: Strategy) -> None:
     assert run.groups is not None and run.groups.num_idle > 0
 
 
+def test_a_rank_that_naps_when_all_is_at_rest_takes_what_has_come() -> None:
+    """Frames of a cancelled transfer lay before it, and their credit was still due."""
+    run = explored(456, Strategy.RANDOM)
+    assert run.groups is not None and not any(any(group.naps_until.values()) for group in run.groups.by_kind.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_groups_that_notice_every_mutant_change_no_token(strategy: Strategy) -> None:
