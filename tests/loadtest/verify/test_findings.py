@@ -35,8 +35,8 @@ def test_a_run_that_judged_nothing_is_not_clean() -> None:
 
 
 def test_near_ties_and_a_stop_are_doubts() -> None:
-    assert result(Verdict.EXACT, *[Verdict.TIED] * 3, num_tokens=100).exit == Exit.CANNOT_JUDGE
-    assert result(Verdict.EXACT, *[Verdict.TIED] * 3).exit == Exit.CLEAN
+    assert result(Verdict.EXACT, *[Verdict.TIED] * 8, num_tokens=100).exit == Exit.CANNOT_JUDGE
+    assert result(Verdict.EXACT, *[Verdict.TIED] * 3, num_tokens=100).exit == Exit.CLEAN
     outcome = result(Verdict.EXACT)
     outcome.stopped = "its TTFT went up"
     assert outcome.exit == Exit.CANNOT_JUDGE and outcome.sentence == "cannot judge: its TTFT went up"

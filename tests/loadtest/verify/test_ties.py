@@ -71,4 +71,7 @@ def test_what_the_server_contradicts_alone_is_no_noise() -> None:
 
 
 def test_many_near_ties_are_suspect() -> None:
-    assert too_many_ties(3, 100) and not too_many_ties(2, 10) and not too_many_ties(3, 150)
+    assert too_many_ties(8, 100) and not too_many_ties(7, 100)
+    assert too_many_ties(16, 336) and not too_many_ties(15, 336)
+    assert too_many_ties(154, 6000) and not too_many_ties(153, 6000)  # 2.6%: a long run leaves chance less room
+    assert not too_many_ties(1, 0) and not too_many_ties(0, 0)
