@@ -169,7 +169,8 @@ def _pipe(undo: contextlib.ExitStack, its_ends: contextlib.ExitStack) -> tuple[i
 
 
 def child_environment(spec: ProcessSpec) -> dict[str, str]:
-    """The launcher's environment, with PROJECT first in PYTHONPATH and the variables of `spec`."""
+    """The launcher's environment, with PROJECT first in PYTHONPATH, output without a buffer, the launcher's pid (see
+    die_with_parent), and the variables of `spec`, which win."""
     path = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,

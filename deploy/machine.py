@@ -101,7 +101,7 @@ def count_gpus(device: str, root: Path = Path("/")) -> int:
 
 def check_port_free(host: str, port: int) -> None:
     """Raises ConfigError if `host`:`port` cannot be listened on now. Port 0 is always free."""
-    listen(host, port, 1, host_name="--host", port_name="--port").close()
+    listen(host, port, 1, host_flag="--host", port_flag="--port").close()
 
 
 def address_facing(endpoint: str) -> str:

@@ -85,7 +85,9 @@ class LoadedDraft:
         *,
         attends: bool = True,
     ) -> Tensor:
-        """Hidden states (T, E) of all slots from layer `index` alone; see Draft.run_layer."""
+        """Hidden states (T, E) of all slots from layer `index` alone, whose K and V it writes; see Draft.run_layer.
+
+        One call of C if all tokens are decodes, else operation by operation."""
         at = self.first_layer + index
         if attends and (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
             return self.at_once[index].run(inp, hidden_TE, kv, plan)

@@ -54,8 +54,11 @@ def is_loopback(host: str) -> bool:
     return bool(addresses) and all(address.is_loopback for address in addresses)
 
 
-def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_name: str = "port") -> socket.socket:
-    """A socket that listens there. For port 0 the system chooses one. ConfigError if no socket can listen there."""
+def listen(host: str, port: int, backlog: int, *, host_flag: str = "host", port_flag: str = "port") -> socket.socket:
+    """A socket that listens at `host` and `port`; for port 0 the system chooses one.
+
+    AddressInUse if another process has the port, ConfigError if no socket can listen there for another reason. The
+    message names `host_flag` or `port_flag`."""
     try:
         if not host:
             raise OSError("it is empty")
@@ -65,7 +68,7 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host_name}: got {host[:80]!r}, expected an address of this machine ({error})", param="host"
+            f"{host_flag}: got {host[:80]!r}, expected an address of this machine ({error})", param="host"
         ) from error
 
     try:
@@ -74,14 +77,14 @@ def listen(host: str, port: int, backlog: int, *, host_name: str = "host", port_
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        raise _cannot_listen(host, port, error, host_name, port_name) from error
+        raise _cannot_listen(host, port, error, host_flag, port_flag) from error
     return listener
 
 
-def _cannot_listen(host: str, port: int, error: OSError, host_name: str, port_name: str) -> ConfigError:
+def _cannot_listen(host: str, port: int, error: OSError, host_flag: str, port_flag: str) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         advice = "choose another port (0 lets the system choose)"
-        return AddressInUse(f"{port_name}: {port} on {host} is in use by another process; {advice}", param="port")
+        return AddressInUse(f"{port_flag}: {port} on {host} is in use by another process; {advice}", param="port")
     if error.errno == errno.EACCES:
-        return ConfigError(f"{port_name}: {port} needs privileges; choose one above 1023", param="port")
-    return ConfigError(f"{host_name}: cannot listen on {host}:{port}: {error.strerror or error}", param="host")
+        return ConfigError(f"{port_flag}: {port} needs privileges; choose one above 1023", param="port")
+    return ConfigError(f"{host_flag}: cannot listen on {host}:{port}: {error.strerror or error}", param="host")

@@ -83,7 +83,7 @@ class Curve(Security):
         """See Security."""
         self._set_pair(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._ask_for(socket, _DOMAIN, _FAILURES)
+        self._guard(socket, _DOMAIN, _FAILURES)
         return MARK + self._keys.public
 
     def guard_by_secret(self, socket: Socket) -> str:
@@ -92,11 +92,11 @@ class Curve(Security):
         secret = secrets.token_hex(16)
         self._doorkeeper.secrets.add(secret)
         socket.setsockopt(zmq.PLAIN_SERVER, 1)
-        self._ask_for(socket, _DATA_DOMAIN, _FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._guard(socket, _DATA_DOMAIN, _FAILURES | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
         return PLAIN_MARK + secret
 
-    def _ask_for(self, socket: Socket, domain: str, events: int) -> None:
-        """Makes libzmq ask the thread about each connection, in `domain`, and counts the `events` of handshakes."""
+    def _guard(self, socket: Socket, domain: str, events: int) -> None:
+        """Lets the doorkeeper decide, in `domain`, about each connection; monitors the `events` that _count() reads."""
         socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # otherwise, without the thread, any process would be accepted
         address = f"inproc://failed-handshakes-{id(self)}-{len(self._failures)}"

@@ -89,19 +89,19 @@ class Prompts(Generic[A]):
         return admitted
 
     def _is_too_early(self, request: A, budget: int | None) -> bool:
-        """Whether a prompt should be admitted later, since more of it will be cached then. A launch takes at most
-        `budget` tokens.
+        """Whether `request` should stay in line: the prompts that are being computed fill a launch without it, or one
+        of them is about to cache much of it.
 
-        It waits as long as launches are full without it, and as long as a prompt that is computed has a quarter or more
-        of what it would have to compute. Each of these is computed before long, or ends. It does not wait for one whose
-        answer is still being read.
+        `budget`: the most tokens of a launch; None: a launch takes one whole prompt. "Much" is all that is cached of
+        this prompt now and a quarter of the rest, at least a page. The wait is short: each such prompt is soon done, or
+        ends. Prompts whose earlier answers are still being read do not count.
         """
         chunk_size, kv_manager = self._policies.chunk_size, self._planner.kv_manager
         computing = self._going_on(self.computing)
         num_tokens = sum(min(other.prompt_left, chunk_size or other.prompt_left) for other in computing)
-        if num_tokens >= (budget or 1):
+        if num_tokens >= (budget or 1):  # without a budget any prompt fills a launch
             return True
-        if not computing or not kv_manager.caches or request.wanted_cached is None:
+        if not computing or not kv_manager.caches or request.wanted_cached is None:  # it can use no cached KV
             return False
 
         key, num_cached = request.cache_key, kv_manager.num_cached(request.cache_key)

@@ -62,7 +62,7 @@ def check_token(node: str) -> None:
 
 
 def facts_of(arguments: Arguments) -> Facts:
-    """What of this node must be as at the gateway. ConfigError if the model's folder is not there."""
+    """Versions and model of this node, which must equal the gateway's. Downloads a hub's model. ConfigError: none."""
     model = find_model(arguments.model, arguments.revision)
     return Facts(
         baton=baton_version(),

@@ -101,7 +101,7 @@ def bounds_of(service: Service) -> Bounds:
 
 
 def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
-    """Makes the schemas of requests as strict as the gateway is."""
+    """Adds to `schemas`, in place, the bounds and rules that the gateway checks and that a schema can tell."""
     _fill_in(schemas, bounds)
     for name in ("CompletionRequest", "ChatRequest"):
         _add_unsupported(schemas[name], NEUTRAL if name == "ChatRequest" else IN_COMPLETIONS)
@@ -126,16 +126,18 @@ def add_rules(schemas: dict[str, Schema], bounds: Bounds) -> None:
     by_ids = {**_given("input_ids", "array"), "not": _given("text", "string", "array")}
     schemas["GenerateRequest"] |= _either(by_text, by_ids)
 
-    one = {"required": ["rid"], "properties": {"rid": {"type": "string", "minLength": 1}}}
-    schemas["AbortRequest"] |= _either(one, {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}})
+    has_rid = {"required": ["rid"], "properties": {"rid": {"type": "string", "minLength": 1}}}
+    schemas["AbortRequest"] |= _either(
+        has_rid, {"required": ["abort_all"], "properties": {"abort_all": {"const": True}}}
+    )
 
-    silent = {"properties": {"role": {"enum": sorted(set(get_args(KnownRole)) - set(NEED_CONTENT))}}}
-    nothing = {"function_call": NULL, "tool_calls": {"enum": [None, []]}}
-    nothing |= {name: {"enum": [None, ""]} for name in ("reasoning_content", "reasoning")}
+    may_lack_content = {"properties": {"role": {"enum": sorted(set(get_args(KnownRole)) - set(NEED_CONTENT))}}}
+    no_assistant_fields = {"function_call": NULL, "tool_calls": {"enum": [None, []]}}
+    no_assistant_fields |= {name: {"enum": [None, ""]} for name in ("reasoning_content", "reasoning")}
     is_assistant = {"properties": {"role": {"const": "assistant"}}}
     schemas["ChatMessage"]["allOf"] = [
-        _either(silent, _given("content", "string", "array")),
-        _either(is_assistant, {"properties": nothing}),
+        _either(may_lack_content, _given("content", "string", "array")),
+        _either(is_assistant, {"properties": no_assistant_fields}),
     ]
 
 

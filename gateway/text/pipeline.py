@@ -91,7 +91,7 @@ class Pipeline:
         if not self._has_stops or is_stop_token or self.is_cut:
             return events
         hidden = "" if self._shows_marker(token_id, told) else self._detokenizer.hidden_text(token_id)
-        if hidden and self._is_text and (text := self._stop(hidden, is_hidden=True)):
+        if hidden and self._is_text and (text := self._scan(hidden, is_hidden=True)):
             events.append(TextDelta(text))
         return events
 
@@ -146,12 +146,15 @@ class Pipeline:
         return Reason.CALLS if ends_with_calls(Reason.STOP, self._num_calls) else Reason.STOP
 
     def _without_stops(self, events: Iterable[Event]) -> list[Event]:
-        """The last stage: what may be shown now of what the choice gains."""
+        """The last stage, which finds stop strings: what may be shown now of `events`.
+
+        Events behind a stop string are dropped. One that is no text ends a run of text: a stop string lies within one
+        run, so text that was held back comes before it."""
         shown: list[Event] = []
         for event in events:
             if self.is_cut:
                 break
-            text = self._stop(event.text) if isinstance(event, TextDelta) else self._stops.flush()
+            text = self._scan(event.text) if isinstance(event, TextDelta) else self._stops.flush()
             if text:
                 shown.append(TextDelta(text))
             if not isinstance(event, TextDelta):
@@ -159,7 +162,7 @@ class Pipeline:
                 self._num_calls += isinstance(event, CallBegin)
         return shown
 
-    def _stop(self, text: str, *, is_hidden: bool = False) -> str:
+    def _scan(self, text: str, *, is_hidden: bool = False) -> str:
         """The text that may be shown now. Before `min_tokens` stop strings are read, too, but none ends the choice."""
         return self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens, is_hidden=is_hidden)
 

@@ -343,7 +343,7 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts | None:
 
 
 def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[str]] | None:
-    """(what a space becomes, whether a space is put before each text, the other normalizers)."""
+    """(what a space becomes, whether a space is put before each text, other normalizers). None: a cut may change it."""
     space, prepended, kinds = " ", "", set[str]()
     for part in parts:
         if part["type"] == "Replace" and part["pattern"] == {"String": " "} and len(part["content"]) == 1:
@@ -354,7 +354,9 @@ def _read_normalizer(parts: list[dict[str, Any]]) -> tuple[str, bool, frozenset[
             kinds.add(part["type"])
         else:
             return None
-    return (space, bool(prepended), frozenset(kinds)) if prepended in ("", space) else None
+    if prepended not in ("", space):  # it could not be dropped at a cut
+        return None
+    return space, bool(prepended), frozenset(kinds)
 
 
 def _read_pre_tokenizer(

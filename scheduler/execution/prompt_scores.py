@@ -42,10 +42,13 @@ def prompt_rows(chunks: Sequence[Chunk], device: torch.device) -> PromptRows | N
 def scored_forward(
     runner: Runner, inp: ModelInput, kv: PagedKv, on_layer: Callable[[int], None] | None, scored: PromptRows
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Logits (L, V); features (T, F) if there is a draft; and the words of the scored tokens, see score(), flat."""
+    """Runs the model once, for rows that the launch draws from and for rows that score prompt tokens.
+
+    Gives logits (L, V) of the former; features (T, F), if there is a draft; and, flat, the int32 words of each scored
+    token as model/logprobs.py `score` gives them."""
     num_drawn = inp.logit_indices_L.shape[0]
-    rows = replace(inp, logit_indices_L=torch.cat((inp.logit_indices_L, scored.rows_S)))
-    hidden, features_TF = runner.hidden(rows, kv, on_layer)
+    wider_input = replace(inp, logit_indices_L=torch.cat((inp.logit_indices_L, scored.rows_S)))
+    hidden, features_TF = runner.hidden(wider_input, kv, on_layer)
     vocab_size = runner.config.vocab_size
     words_SW = score_hidden(hidden[num_drawn:], runner.logits, scored.next_S, scored.num_top, vocab_size)
     return runner.logits(hidden[:num_drawn]), features_TF, words_SW.flatten()

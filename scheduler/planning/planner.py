@@ -266,7 +266,9 @@ class Planner:
         self._rests = self.speculation.rests
 
     def launch_idle_batch(self) -> bool:
-        """Launches a batch without rows, if other ranks wait for this one. True if it did. The caller has no work."""
+        """Plans and announces a step without rows, if another rank has announced one. True if it did.
+
+        For a rank without work."""
         if not self.steps.is_called:
             return False
         self.num_idle += 1

@@ -61,13 +61,13 @@ class TrialChild:
                 log.warning("no process to try grammars", why=error.message)
 
     def start(self) -> None:
-        """Starts a process, unless one runs, and returns when it is ready. Overloaded if it does not get ready."""
+        """Starts a process, unless there is one, and returns when it is ready. Overloaded if it does not get ready."""
         if self._is_closing:
             raise Overloaded("the gateway is stopping")
         if self._process is None:
-            self._process = self._started()
+            self._process = self._spawn()
             self.num_starts += 1
-            os.set_blocking(self._pipes[0], False)
+            os.set_blocking(self._pipes[0], False)  # a job may be larger than the pipe: see _await
             if self._hear() is None:
                 raise Overloaded(f"the process that tries grammars has ended at its start ({self._bury()}); try again")
 
@@ -102,8 +102,10 @@ class TrialChild:
             self._process.kill()
             self._bury()
 
-    def _started(self) -> "subprocess.Popen[bytes]":
-        """A process that SIGINT never reaches, because it begins with this thread's mask: the gateway ends it."""
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        """Starts the process. Overloaded if the system cannot.
+
+        It inherits this thread's signal mask, which holds SIGINT back, so Ctrl-C never ends it: the gateway does."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return subprocess.Popen(

@@ -77,6 +77,7 @@ class Trials:
         return None
 
     def _tried(self, asked: Grammar) -> str | GrammarRefused:
+        """The text of `asked`, or why it is refused. The grammar seeds its walks, so they are the same each time."""
         try:
             text, grammar = compiled(asked, self._vocabulary)
             self._walk_all(grammar, random.Random(grammar_name(text)))
