@@ -13,10 +13,15 @@ class LatePool(Executor):
 
     def __init__(self, seed: int, chance: float) -> None:
         self._rng, self._chance = random.Random(f"late {seed}"), chance
+        self.num_looks = 0  # each brings the end of a work nearer
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """A future that is not over yet."""
-        return _LateFuture(lambda: fn(*args, **kwargs), lambda: self._rng.random() < self._chance)
+        return _LateFuture(lambda: fn(*args, **kwargs), self._is_time)
+
+    def _is_time(self) -> bool:
+        self.num_looks += 1
+        return self._rng.random() < self._chance
 
 
 class _LateFuture(Future[Any]):

@@ -42,7 +42,7 @@ from tests.explore.workload import CONTEXT, NEVER, Arrival, Workload
 from tests.grammars import grammars_for
 
 MAX_STEPS = 8_000  # four times as many as the slowest schedule that was seen to end
-STUCK = 100  # steps in which nothing happens although somebody has work; no nap, row or mask takes so long
+STUCK = 100  # steps in which nothing happens although somebody has work; no nap or row takes so long
 STEP_S = 0.001  # no deadline passes
 
 
@@ -84,6 +84,8 @@ class Run:
     executors: list[Encoded] = field(default_factory=list)
     proposals: list[Proposals] = field(default_factory=list)  # with a draft
     _num_stuck: int = 0  # steps without progress
+    _pools: list[LatePool] = field(default_factory=list)  # of all workers
+    _num_looks: int = 0  # at their work, until the step before
     _num_watched: int = 0  # workers
     _detector: RaceDetector | None = None
     _clock: VirtualClock = field(default_factory=VirtualClock)  # the host's would make schedules of its own
@@ -163,6 +165,7 @@ class Run:
         it."""
         load, chance = self.workload, 1.0 if isinstance(self.schedule, Threads) else self.workload.late_masks
         pools = LatePool(self.seed, chance), LatePool(self.seed + 1, chance)
+        self._pools += pools
         return grammars_for(runner, *pools, RandomWork(self.seed, load.slow_masks), 1 + self.seed % 3)
 
     @property
@@ -263,7 +266,9 @@ class Run:
     def _after_step(self, groups: Groups, progressed: bool) -> None:
         """A group goes on as long as somebody has work."""
         groups.after_step()
-        is_stuck = not (progressed or groups.are_ending or self.cluster.at_rest())
+        num_looks = sum(pool.num_looks for pool in self._pools)
+        is_late, self._num_looks = num_looks > self._num_looks, num_looks
+        is_stuck = not (progressed or is_late or groups.are_ending or self.cluster.at_rest())
         self._num_stuck = self._num_stuck + 1 if is_stuck else 0
         assert self._num_stuck < STUCK, f"the deployment hangs{groups.stuck()}"
 
