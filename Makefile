@@ -80,7 +80,7 @@ demo: $(SERVING) ## set up, stream one answer, show the request's time line acro
 bench: $(READY) ## measure Baton beside vLLM (BATON_PEER_VLLM=/path/to/vllm); a load on any endpoint: baton bench --port 8000
 	@$(PY) -m bench.peer $(ARGS)
 
-bench-gateway: $(READY) ## measure the gateway alone: CPU per token, time added to TTFT, streams beside long prompts
+bench-gateway: $(READY) ## measure the gateway: CPU per token, time added to TTFT, streams beside long prompts, calls of tools
 	@$(PY) -m bench.gateway $(ARGS)
 
 bench-memory: $(READY) ## measure what the prefix cache saves: tokens computed, bytes moved, TTFT; beside vLLM: make bench ARGS='--scenario trace'

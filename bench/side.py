@@ -27,6 +27,7 @@ class Answer:
     num_cached: int
     num_tokens: int
     moments: Mapping[str, float]  # of its time line, in milliseconds, if it was asked for
+    deltas: Sequence[Mapping[str, Any]] = ()  # of a chat: what each piece adds to its message
 
     @property
     def num_computed(self) -> int:
@@ -47,8 +48,22 @@ class Side:
         self, prompt: Sequence[int], max_tokens: int, on_first: Callable[[], None] = lambda: None, **fields: Any
     ) -> Answer:
         """A completion of token ids: greedy and of exactly `max_tokens` tokens, unless `fields` say otherwise. Calls
-        `on_first` when its answer begins. Lines are read when all have come, so that it costs little meanwhile."""
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        `on_first` when its answer begins."""
+        return await self._ask("/v1/completions", max_tokens, on_first, prompt=prompt, **fields)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        on_first: Callable[[], None] = lambda: None,
+        **fields: Any,
+    ) -> Answer:
+        """A chat in the same way."""
+        return await self._ask("/v1/chat/completions", max_tokens, on_first, messages=messages, **fields)
+
+    async def _ask(self, path: str, max_tokens: int, on_first: Callable[[], None], **fields: Any) -> Answer:
+        """Lines are read when all have come, so that it costs little meanwhile."""
+        asked = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         asked |= {"stream": True, "stream_options": {"include_usage": True}, **fields}
         lines: list[tuple[float, bytes]] = []
 
@@ -59,7 +74,7 @@ class Side:
             return line != b"data: [DONE]"
 
         sent_at = self.clock.now()
-        status = await exchange(self.server, self.clock, "POST", "/v1/completions", orjson.dumps(asked), keep)
+        status = await exchange(self.server, self.clock, "POST", path, orjson.dumps(asked), keep)
         if status != 200:
             raise RuntimeError(f"{self.name}: {refusal(status, b' '.join(line for _, line in lines))}")
         return answer_of(sent_at, lines)
@@ -92,6 +107,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
     arrivals: list[float] = []
     usage: dict[str, Any] = {}
     moments: dict[str, float] = {}
+    deltas: list[Mapping[str, Any]] = []
     for now, line in lines:
         if not line.startswith(b"data: {"):
             continue
@@ -101,6 +117,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
         usage = event.get("usage") or usage
         moments |= {moment["name"]: moment["at_ms"] for moment in event.get("timeline") or ()}
         for choice in event["choices"]:
+            deltas += [choice["delta"]] if "delta" in choice else []
             new = choice.get("token_ids")
             if new is None or new:  # without ids, each chunk counts
                 arrivals.append(now - sent_at)
@@ -109,7 +126,7 @@ def answer_of(sent_at: float, lines: Sequence[tuple[float, bytes]]) -> Answer:
         raise RuntimeError(f"a stream ended early, after {len(lines)} lines")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     counts = (usage["prompt_tokens"], cached, usage["completion_tokens"])
-    return Answer(sent_at, tuple(arrivals), *counts, moments)
+    return Answer(sent_at, tuple(arrivals), *counts, moments, deltas)
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""`make bench-gateway`: the cost of the gateway alone, and many streams beside long prompts."""
+"""`make bench-gateway`: the cost of the gateway alone, many streams beside long prompts, and calls of tools."""

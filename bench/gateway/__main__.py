@@ -1,7 +1,11 @@
 """`python -m bench.gateway`: the gateway's CPU per token, and the time that it adds before the first token.
 
-A real gateway process serves streaming clients from workers without a model. Then many streams run beside long prompts
-(crowd.py). The last line of output is one JSON object.
+    tokens    a gateway process serves streaming clients from workers without a model
+    crowd     many streams run beside long prompts (crowd.py)
+    tools     streams with calls of tools beside streams of text (tool_tokens.py)
+    turns     the second turn of a conversation with many tools, served by a pair (second_turn.py)
+
+The last line of output is one JSON object.
 """
 
 import argparse
@@ -14,11 +18,15 @@ from statistics import median
 from bench.gateway.crowd import CrowdLoad, measure_crowd
 from bench.gateway.fake_pair import FakePair
 from bench.gateway.lone_gateway import cpu_seconds, gateway_process, metrics_of
+from bench.gateway.second_turn import TurnsLoad, measure_second_turns
+from bench.gateway.tool_text import TEMPLATE
+from bench.gateway.tool_tokens import ToolLoad, measure_tool_tokens
 from bench.rounds import spread
 from bench.sheet import Printed, Sheet
 from loadtest.figures.distribution import percentile
 from runtime.clock import MonotonicClock
 
+PARTS = ("tokens", "crowd", "tools", "turns")
 WARM_UP_TOKENS = 8
 BESIDE = (500_000, 7_900_000)
 TARGET_CPU_US, TARGET_TTFT_MS = 100.0, 5.0
@@ -91,10 +99,11 @@ def measure(load: Load, rounds: int, sheet: Sheet) -> None:
     sheet.goal(ADDED, median(figures[ADDED]), "at most", TARGET_TTFT_MS)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0. A stream that goes wrong raises."""
+def flags() -> argparse.ArgumentParser:
+    """Those of all parts."""
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__.partition("\n")[0])
     add = parser.add_argument
+    add("--only", nargs="+", choices=PARTS, default=PARTS, help=f"parts (default {' '.join(PARTS)})")
     add("--model", default="models/story", help="folder with a tokenizer (default models/story)")
     add("--vocab", type=int, default=1024, help="its size (default 1024)")
     add("--clients", type=int, default=16, help="streams at a time (default 16)")
@@ -107,14 +116,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--streams-step-ms", type=float, default=100, help="between two of their tokens (default 100)")
     add("--streams-s", type=float, default=10, help="how long they run, in seconds (default 10)")
     add("--beside", type=int, nargs="*", default=BESIDE, help="bytes of prompts (default 0.5 and 7.9 MB)")
-    asked = parser.parse_args(argv)
+    add("--chat-template", default=TEMPLATE, help=f"one that writes tools (default {TEMPLATE})")
+    add("--tool-out", type=int, default=512, help="output tokens of streams with calls (default 512)")
+    add("--tools", type=int, default=50, help="of the conversations (default 50)")
+    add("--conversations", type=int, default=5, help="of two turns (default 5)")
+    return parser
 
-    sheet, sizes = Printed("gateway"), (asked.clients, asked.requests, asked.inp, asked.out)
-    measure(Load(asked.model, *sizes, asked.step_ms / 1e3, asked.vocab), asked.rounds, sheet)
-    if asked.streams:
-        step_s, beside = asked.streams_step_ms / 1e3, tuple(asked.beside)
-        crowd = CrowdLoad(asked.model, asked.vocab, asked.streams, step_s, asked.streams_s, beside)
-        asyncio.run(measure_crowd(crowd, sheet))
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0. A stream that goes wrong raises."""
+    asked = flags().parse_args(argv)
+    sheet, step_s, template = Printed("gateway"), asked.step_ms / 1e3, asked.chat_template
+    if "tokens" in asked.only:
+        sizes = (asked.clients, asked.requests, asked.inp, asked.out)
+        measure(Load(asked.model, *sizes, step_s, asked.vocab), asked.rounds, sheet)
+
+    if "crowd" in asked.only and asked.streams:
+        streams = (asked.streams, asked.streams_step_ms / 1e3, asked.streams_s)
+        asyncio.run(measure_crowd(CrowdLoad(asked.model, asked.vocab, *streams, tuple(asked.beside)), sheet))
+
+    if "tools" in asked.only:
+        load = ToolLoad(asked.model, template, asked.vocab, asked.clients, asked.tool_out, step_s)
+        measure_tool_tokens(load, asked.rounds, sheet)
+
+    if "turns" in asked.only:
+        turns = TurnsLoad(asked.model, template, asked.conversations, asked.tools)
+        asyncio.run(measure_second_turns(turns, sheet))
     return sheet.end()
 
 

@@ -6,18 +6,15 @@ be its own fault: how late its clock ticks is measured too.
 
 import asyncio
 import json
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 from bench.gateway.fake_pair import CONTEXT_LENGTH, FakePair
 from bench.gateway.lone_gateway import Running, cpu_seconds, gateway_process, metrics_of, peak_memory_mb
+from bench.gateway.long_context import long_context
 from bench.sheet import Sheet
 from bench.side import Answer, Side
 from loadtest.drive.own_load import OwnWatch
@@ -29,7 +26,6 @@ TARGET_GAP_MS = 250.0
 SHARE_BESIDE = 0.7  # part of the streams' time in which long prompts are sent
 GAP = "longest gap, ms"
 ABOUT = "The gap is between two reads of one stream. *client late*: the greatest delay of the measuring process itself."
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 WORDS = "once upon a time there was a little girl who lived in a village by the forest, and she had 3 cats. "
 
 
@@ -49,7 +45,7 @@ async def measure_crowd(load: CrowdLoad, sheet: Sheet) -> None:
     """A line for the streams alone, then one for each length of the prompts beside them. One gateway serves all."""
     clock = MonotonicClock()
     title = f"{load.streams} streams, a token every {load.step_s * 1e3:g} ms, beside prompts one at a time"
-    with _long_context(Path(load.model)) as folder:
+    with long_context(Path(load.model), CONTEXT_LENGTH) as folder:
         async with (
             gateway_process(str(folder), clock) as gateway,
             FakePair(gateway.control, clock, load.step_s, load.vocab_size),
@@ -114,15 +110,3 @@ def longest_gap_s(streams: Iterable[Answer], begun: float, ended: float) -> floa
     """The longest pause between two reads of one stream, of those that overlap [begun, ended)."""
     pauses = (pause for stream in streams for pause in pairwise(stream.sent_at + at for at in stream.arrivals))
     return max((after - before for before, after in pauses if after > begun and before < ended), default=nan)
-
-
-@contextmanager
-def _long_context(model: Path) -> Iterator[Path]:
-    """A folder with the model's tokenizer and the workers' context length."""
-    with tempfile.TemporaryDirectory(prefix="baton-crowd-") as name:
-        for file in TOKENIZER_FILES:
-            shutil.copy(model / file, name)
-        config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        config["max_position_embeddings"] = CONTEXT_LENGTH
-        (Path(name) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        yield Path(name)

@@ -12,7 +12,7 @@ from typing import Self
 from protocol.messages_gateway import Assign, Role
 from protocol.worker_facts import KvPages, WorkerStats
 from runtime.clock import Clock
-from testkit.fake_worker import Behaviour, FakeWorker
+from testkit.fake_worker import Behaviour, FakeWorker, Script
 
 STATS = WorkerStats(kv_pages=KvPages(total=65536, free=65536), running=0, waiting=0)
 CONTEXT_LENGTH = 1 << 20
@@ -20,12 +20,15 @@ PROMPT_PIECE = 256  # tokens in one message of a prompt's log-probabilities
 
 
 class FakePair:
-    """Start it with `async with`. `vocab_size` is the model's; all token ids are below it."""
+    """Start it with `async with`. `vocab_size` is the model's; all token ids are below it. `script`: what it says;
+    None: tokens that depend on the prompt."""
 
-    def __init__(self, endpoint: str, clock: Clock, step_s: float, vocab_size: int) -> None:
+    def __init__(
+        self, endpoint: str, clock: Clock, step_s: float, vocab_size: int, script: Script | None = None
+    ) -> None:
         self.assigned_at: dict[tuple[int, ...], float] = {}  # by the prompt's ids, in seconds of `clock`
 
-        def script(assign: Assign, choice: int) -> Iterator[int]:
+        def mixed(assign: Assign, choice: int) -> Iterator[int]:
             start = sum(assign.prompt_ids[:2]) + 7 * choice
             return ((start + 5 * seq) % vocab_size for seq in range(assign.sampling.max_tokens))
 
@@ -37,7 +40,7 @@ class FakePair:
                 role,
                 endpoint,
                 str(role),
-                Behaviour(script, prompt_piece=PROMPT_PIECE, step_s=step_s),
+                Behaviour(script or mixed, prompt_piece=PROMPT_PIECE, step_s=step_s),
                 prefill,
                 max_total_tokens=CONTEXT_LENGTH,
                 max_running_requests=4096,

@@ -32,9 +32,16 @@ class Running(NamedTuple):
 
 
 @asynccontextmanager
-async def gateway_process(model: str, clock: Clock) -> AsyncIterator[Running]:
+async def gateway_process(model: str, clock: Clock, chat_template: str | None = None) -> AsyncIterator[Running]:
     """Starts a gateway process, yields it once it is ready, and stops it. No worker is lost because it is slow."""
-    settings = GatewaySettings(model=model, served_model_name=(NAME,), port=0, log_level="error", silence_limit_s=60.0)
+    settings = GatewaySettings(
+        model=model,
+        served_model_name=(NAME,),
+        port=0,
+        log_level="error",
+        silence_limit_s=60.0,
+        chat_template=chat_template,
+    )
 
     read_fd, write_fd = os.pipe()
     child = await asyncio.create_subprocess_exec(

@@ -31,6 +31,12 @@ def test_an_answer_has_its_tokens_and_its_cached_ones(details: bytes, cached: in
     assert answer.moments == {"first token": 3.5}
 
 
+def test_an_answer_of_a_chat_has_its_deltas() -> None:
+    chat = [b'data: {"choices":[{"delta":{"role":"assistant","content":"a"}}]}', b'data: {"choices":[{"delta":{}}]}']
+    answer = answer_of(0.5, [(1.0, chat[0]), (2.0, chat[1]), (3.0, USAGE % b"null"), DONE])
+    assert (answer.arrivals, answer.deltas) == ((0.5, 1.5), [{"role": "assistant", "content": "a"}, {}])
+
+
 @pytest.mark.parametrize("line", [b'data: {"error":{"message":"full"}}', TOKEN % b"5"])
 def test_a_stream_that_ends_early_is_an_error(line: bytes) -> None:
     with pytest.raises(RuntimeError, match="a stream ended"):

@@ -1,12 +1,10 @@
 """The longest gap of streams: which pauses count."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from bench.gateway.crowd import _long_context, longest_gap_s
+from bench.gateway.crowd import longest_gap_s
 from bench.side import Answer
 
 STREAMS = [Answer(0.5, arrivals, 1, 0, 4, {}) for arrivals in ((0.5, 1.0, 3.5, 3.6), (1.5, 2.5, 2.7))]
@@ -22,10 +20,3 @@ def test_pauses_that_overlap_the_time_count(begun: float, ended: float, longest:
 
 def test_no_pause_is_no_gap() -> None:
     assert math.isnan(longest_gap_s(STREAMS, 5.0, 6.0)) and math.isnan(longest_gap_s([], 0.0, 1.0))
-
-
-def test_a_context_as_long_as_the_workers() -> None:
-    with _long_context(Path("models/story")) as folder:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        assert config["max_position_embeddings"] == 1 << 20 and (folder / "tokenizer.json").exists()
-    assert not folder.exists()
