@@ -135,7 +135,7 @@ async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[s
         assert refused.status_code == 503 and refused.headers["retry-after"]
 
 
-GRAMMAR = {"guided_regex": "[a-z ]{1,99}"}
+GRAMMAR: dict[str, Any] = {"guided_regex": "[a-z ]{1,99}"}
 
 
 async def lose_two(setting: Setting, *, further: int = 0, **fields: Any) -> Any:
