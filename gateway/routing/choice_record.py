@@ -11,6 +11,8 @@ from protocol.errors import WireError
 from protocol.logprobs import LogprobsAsked, TokenLogprob, checked
 from protocol.messages_gateway import ChoiceTokens, FinishReason
 
+MOST_UNSENT = 16  # tokens that a worker may have drawn, but not sent, when it ends
+
 
 @dataclass
 class ChoiceRecord:
@@ -21,7 +23,8 @@ class ChoiceRecord:
     token_ids: list[int] = field(default_factory=list)
     num_attempts: int = 0
     num_launch_failures: int = 0  # attempts that ended because a launch raised
-    num_ended_workers: int = 0  # attempts that ended because a worker did
+    num_ended_workers: int = 0  # attempts in a row that ended at about the same token, because a worker did
+    num_at_end: int = 0  # tokens received when the last of them ended
     was_preempted: bool = False  # so it resumes before requests that have not begun
     finish: FinishReason | None = None
     closed: bool = False  # finished or cancelled
@@ -51,6 +54,13 @@ class ChoiceRecord:
             fresh = Fresh(fresh.token_ids + more.token_ids, more.finish, fresh.logprobs + more.logprobs)
 
         return fresh
+
+    def note_ended_worker(self) -> None:
+        """Its attempt has ended because a worker did. All attempts draw the same tokens. So if this one has come
+        further than the one before, what was drawn there had not ended that worker."""
+        has_come_further = len(self.token_ids) > self.num_at_end + MOST_UNSENT
+        self.num_ended_workers = 1 if has_come_further else self.num_ended_workers + 1
+        self.num_at_end = len(self.token_ids)
 
     def close(self, finish: FinishReason | None = None) -> None:
         """Stops accepting tokens."""

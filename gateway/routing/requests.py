@@ -215,7 +215,7 @@ class RequestRecord:
     def note_end(self, attempt: Attempt) -> None:
         """An attempt has ended because one of its workers has."""
         for number in attempt.running:
-            self.choices[number].num_ended_workers += 1
+            self.choices[number].note_ended_worker()
 
     def note_preempted(self, attempt: Attempt, number: int) -> None:
         """The worker of `attempt` has preempted a choice, so the attempt goes on without it."""

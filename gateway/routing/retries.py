@@ -24,7 +24,7 @@ from runtime.log import get_log
 
 PASSING = (Unavailable, LayoutMismatch, LaunchFailed, QueueFull)
 PASSING_CODES = tuple(kind.code for base in PASSING for kind in (base, *base.__subclasses__()))
-MOST_ENDED_WORKERS = 2  # of one request with a grammar: native code that follows it may end them
+MOST_ENDED_WORKERS = 2  # at the same token of an answer in a grammar: native code that follows it may end them
 MAX_FOLLOWED = 4096  # grammars that are known to have been followed
 MOST_LAUNCH_FAILURES = 2  # of one request: the request itself may break the launches
 log = get_log("gateway.retries")

@@ -5,7 +5,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, Finish, ReasoningDelta, Step, TextDelta
+from gateway.words.events import (
+    CallBegin,
+    CallBroken,
+    CallDelta,
+    CallEnd,
+    Event,
+    Finish,
+    ReasoningDelta,
+    Step,
+    TextDelta,
+)
 from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import packed, unpacked
 
@@ -43,7 +53,7 @@ class Gathered:
     def __init__(self, tells_all: bool = False) -> None:
         self._tells_all = tells_all
         self.text, self.reasoning = GatheredText(), GatheredText()
-        self.calls: list[GatheredCall] = []
+        self._calls: dict[int, GatheredCall] = {}  # by number
         self.token_ids = array("i")
         self.finish: Finish | None = None
         self.echoed: Collection[ScoredToken] = ()  # tokens of the prompt
@@ -76,12 +86,19 @@ class Gathered:
                 self.text.add(text)
             case ReasoningDelta(text):
                 self.reasoning.add(text)
-            case CallBegin(_, call_id, name):
-                self.calls.append(GatheredCall(call_id, name))
+            case CallBegin(call, call_id, name):
+                self._calls[call] = GatheredCall(call_id, name)
             case CallDelta(call, json):
-                self.calls[call].arguments.add(json)
+                self._calls[call].arguments.add(json)
             case CallEnd():
-                pass  # a call tells all that it has, whole or not
+                pass  # a call tells all that it has, whole or cut
+            case CallBroken(call):
+                del self._calls[call]
+
+    @property
+    def calls(self) -> list[GatheredCall]:
+        """Those that are not broken, in order."""
+        return list(self._calls.values())
 
     @property
     def num_pieces(self) -> int:

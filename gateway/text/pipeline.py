@@ -14,7 +14,7 @@ from gateway.text.channels.fold import ends_with_calls
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.held_tokens import HeldTokens
 from gateway.text.stop_strings import StopSet, StopStrings
-from gateway.words.events import CallBegin, Event, Finish, Reason, Step, TextDelta
+from gateway.words.events import CallBegin, CallBroken, Event, Finish, Reason, Step, TextDelta
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
 
@@ -38,7 +38,7 @@ class Pipeline:
         self._min_tokens = min_tokens
         self._held = HeldTokens(num_echoed)
         self._last_id: int | None = None
-        self._num_calls = 0
+        self._num_calls = self._num_broken = 0
         self.num_tokens = 0
         self.num_reasoning = 0  # of these, thoughts
         self.finish: Finish | None = None
@@ -130,7 +130,7 @@ class Pipeline:
             rest, channels = self._detokenizer.flush(), self._channels
             events = self._without_stops([TextDelta(rest)] if channels is None else channels.text(rest))
         if not self.is_cut and self._channels is not None:
-            events += self._without_stops(self._channels.end())
+            events += self._without_stops(self._channels.end(is_cut=reason is not Reason.STOP))
 
         matched = self._stops.matched
         if matched is None and reason is Reason.STOP:
@@ -143,7 +143,8 @@ class Pipeline:
     @property
     def _stopped(self) -> Reason:
         """The reason of a choice that was not cut short."""
-        return Reason.CALLS if ends_with_calls(Reason.STOP, self._num_calls) else Reason.STOP
+        with_calls = ends_with_calls(Reason.STOP, self._num_calls, self._num_broken)
+        return Reason.CALLS if with_calls else Reason.STOP
 
     def _without_stops(self, events: Iterable[Event]) -> list[Event]:
         """The last stage, which finds stop strings: what may be shown now of `events`.
@@ -160,6 +161,7 @@ class Pipeline:
             if not isinstance(event, TextDelta):
                 shown.append(event)
                 self._num_calls += isinstance(event, CallBegin)
+                self._num_broken += isinstance(event, CallBroken)
         return shown
 
     def _scan(self, text: str, *, is_hidden: bool = False) -> str:

@@ -40,12 +40,19 @@ class CallDelta(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """Call number `call` is over: its arguments are whole, or the answer ended within them."""
+    """Call number `call` is over: its arguments are whole, or the answer was cut within them."""
 
     call: int
 
 
-Event = TextDelta | ReasoningDelta | CallBegin | CallDelta | CallEnd
+class CallBroken(NamedTuple):
+    """Call number `call` was none: its arguments are no JSON. A whole answer does not have it. All of it follows as
+    text; what was told of it before cannot be taken back from a stream."""
+
+    call: int
+
+
+Event = TextDelta | ReasoningDelta | CallBegin | CallDelta | CallEnd | CallBroken
 
 
 class Reason(StrEnum):
@@ -53,7 +60,7 @@ class Reason(StrEnum):
 
     STOP = "stop"  # EOS, a stop token or a stop string
     LENGTH = "length"  # of the answer, or of the context
-    CALLS = "calls"  # STOP behind calls of tools
+    CALLS = "calls"  # STOP behind calls of tools, each of which is whole
     ABORT = "abort"  # another request of the client has ended it; vLLM's name
 
 

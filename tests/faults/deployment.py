@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -16,10 +15,10 @@ import psutil
 from runtime.clock import MonotonicClock
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
+from tests.faults.arming import Arming, Proof
 from tests.faults.client import Client
-from tests.processes import command_line, python_path
+from tests.processes import command_line
 
-HOOKED = Path(__file__).with_name("hooked")
 RUNNER = FakeRunner()
 CONTEXT = 20_000  # tokens: a request may go on for longer than any test waits
 SILENCE_S = 4  # after it a worker is lost; a busy machine's heartbeats come late
@@ -47,25 +46,14 @@ def pause(seconds: float) -> None:
     _PAUSE.wait(seconds)
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Written by the hook when it fired. `at` is in seconds of the monotonic clock, which all processes share."""
-
-    phase: str
-    at: float
-    by: int  # the process in which the phase began
-    victim: str  # "gateway", "launcher" or a worker id
-    pid: int
-
-
 class Deployment:
     """`baton serve` with the model of hashes, 2 prefill and 2 decode workers for the topology "2P2D"."""
 
     def __init__(self, folder: Path, model: Path, topology: str) -> None:
         self.topology = topology
-        self.faults, self.temporary = folder / "faults", folder / "temporary"
-        for fault in (self.faults, self.temporary):
-            fault.mkdir()
+        self.arming, self.temporary = Arming(folder / "faults"), folder / "temporary"
+        self.faults = self.arming.folder
+        self.temporary.mkdir()
         self.num_hits: dict[str, int] = {}  # ends of processes, by role
         self._shared_before = shared_memory()
         counts = {kind: int(count) for count, kind in zip(topology[::2], topology[1::2], strict=True)}
@@ -73,11 +61,7 @@ class Deployment:
         for flag in ("prefill", "decode", "unified"):
             argv += [f"--{flag}", str(counts.get(flag[0].upper(), 0))]
         self.num_ways = counts.get("P", 0) * counts.get("D", 0) + counts.get("U", 0)
-        variables = {
-            "PYTHONPATH": python_path(HOOKED, HOOKED.parents[2]),
-            "PHASE_HOOKS_FOLDER": str(self.faults),
-            "TMPDIR": str(self.temporary),
-        }
+        variables = {**self.arming.variables, "TMPDIR": str(self.temporary)}
         self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables, patient=False)
         self._ever: set[psutil.Process] = set()  # identity: number and time of start
         self._at_start = set(self.pids())
@@ -88,28 +72,18 @@ class Deployment:
     # ---- faults ----
 
     def arm(self, phase: str, marker: list[int], victim: str, number: int) -> None:
-        """The fault waits for `phase` of the request whose prompt begins with `marker`. `victim` is a role; signal 0
-        holds the process instead, until `let_go`."""
-        for path in self.faults.iterdir():
-            path.unlink()
-        armed = {"phase": phase, "marker": marker, "victim": victim, "signal": int(number), "pids": self.pids()}
-        (self.faults / "part").write_text(json.dumps(armed))
-        (self.faults / "part").rename(self.faults / "armed.json")
+        """See Arming."""
+        self.arming.arm(phase, marker, victim, number, self.pids())
         if number and number != signal.SIGSTOP:  # whoever is stopped wakes
             self.num_hits[victim] = self.num_hits.get(victim, 0) + 1
 
     def proof(self, phase: str) -> Proof:
-        """What the hook wrote when it fired; an assertion error when it does not fire, or elsewhere."""
-        path = self.faults / "proof.json"
-        assert wait_until(path.exists), f"{phase}: the phase was never reached; {self.baton.log_text()[-2000:]}"
-        proof = Proof(**json.loads(path.read_text()))
-        assert proof.phase == phase
-        return proof
+        """See Arming."""
+        return self.arming.proof(phase, wait_until, lambda: self.baton.log_text()[-2000:])
 
     def let_go(self) -> None:
-        """Ends a hold; it must still last."""
-        (self.faults / "go").touch()
-        assert not (self.faults / "hold-is-over").exists(), "the process was not held long enough"
+        """See Arming."""
+        self.arming.let_go()
 
     # ---- processes ----
 

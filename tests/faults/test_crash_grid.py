@@ -11,9 +11,10 @@ import signal
 import pytest
 
 from runtime.clock import MonotonicClock
+from tests.faults.arming import Proof
 from tests.faults.client import Client
 from tests.faults.conftest import Lender
-from tests.faults.deployment import RUNNER, SILENCE_S, Deployment, Proof, pause, wait_until
+from tests.faults.deployment import RUNNER, SILENCE_S, Deployment, pause, wait_until
 from tests.faults.grid import DELIVERED, FAULTS, FEW, LIMIT_S, Cell, all_cells, stretched
 
 PAUSED_S = SILENCE_S + 1.0  # the gateway's and the launcher's pause

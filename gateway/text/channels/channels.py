@@ -3,8 +3,9 @@
     THINK --closing marker--> TEXT          a call may begin in both, and ends the thoughts
       ^-----opening marker------'           only at the start and directly behind a call; elsewhere it is text
 
-A call that is not whole up to its arguments, or calls no known tool, was none: it is shown where it stands. White space
-beside calls, and line breaks around thoughts, are of no channel.
+A call that is not whole up to its arguments, or calls no known tool, was none: it is shown where it stands. One whose
+arguments turn out to be no JSON has been told in part: it is broken, and shown as well. White space beside calls, and
+line breaks around thoughts, are of no channel.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from itertools import groupby
 
 from gateway.text.channels.markers import Markers, TextMarkers
 from gateway.text.channels.readers import CallReader, Tools
-from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
+from gateway.words.events import CallBegin, CallBroken, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
 
 MAX_CALLS = 128  # of a choice; further ones are left out
 LINE_BREAKS = "\r\n"
@@ -51,6 +52,7 @@ class Channels:
         self._held: list[str] = []  # white space at the end, then what may become a call
         self._reader: CallReader | None = None  # between the markers of calls
         self._is_begun = False  # the call of the reader was told
+        self._read: list[str] = []  # the call of the reader since then, as it is written, and what was held before it
         self._has_called = False  # between these markers a call was told
         self._num_calls = 0
         self._events: list[Event] = []  # of this text or marker
@@ -91,16 +93,18 @@ class Channels:
             self._held = []
         return self._told()
 
-    def end(self) -> list[Event]:
-        """What was held back, when the answer is over."""
+    def end(self, *, is_cut: bool = False) -> list[Event]:
+        """What was held back, when the answer is over. `is_cut`: the model would have gone on, also with a call."""
         self._take(self._in_text.end())
 
         if self._reader is not None:
-            if self._is_begun:
+            if not self._is_begun:
+                self._give_up()
+            elif is_cut:
                 self._add_arguments(self._reader.end())
                 self._end_call()
             else:
-                self._give_up()
+                self._end_or_break(self._reader, "")
 
         if not self._is_behind_call:
             self._tell("".join(self._held))
@@ -177,8 +181,9 @@ class Channels:
             return ""
 
         self._add_arguments(arguments)
+        self._read.append(text)
         if reader.is_over or reader.is_broken:
-            self._end_call()
+            rest = self._end_or_break(reader, rest)
             if reader.is_over and self._calls is not None:
                 self._reader = self._calls.reader(self._tools)
         return rest
@@ -194,7 +199,7 @@ class Channels:
         call_id = self._calls.id_shape.format(digest=digest, name=name, index=self._num_calls)
         self._tell_call(CallBegin(self._num_calls, call_id, name))
 
-        self._held = []
+        self._read, self._held = self._held, []
         self._home, self._drops_breaks, self._is_start = _Home.TEXT, False, False
         self._is_begun = self._has_called = True
         return True
@@ -202,6 +207,20 @@ class Channels:
     def _add_arguments(self, json: str) -> None:
         if json:
             self._tell_call(CallDelta(self._num_calls, json))
+
+    def _end_or_break(self, reader: CallReader, rest: str) -> str:
+        """The call ends before `rest`. Returns what is to be read next: one without whole arguments was none."""
+        if reader.is_whole:
+            self._end_call()
+            return rest
+
+        read = "".join(self._read)
+        self._tell_call(CallBroken(self._num_calls))
+        self._num_calls += 1
+        self._reader, self._is_begun, self._is_behind_call, self._has_called = None, False, False, False
+        if self._num_calls <= self._most_calls:
+            self._plain(read.removesuffix(rest))
+        return rest
 
     def _end_call(self) -> None:
         self._tell_call(CallEnd(self._num_calls))
@@ -215,8 +234,7 @@ class Channels:
             self._give_up()
             return
         self._add_arguments(arguments)
-        self._end_call()
-        self._plain(rest)
+        self._plain(self._end_or_break(reader, rest))
 
     def _give_up(self) -> None:
         """What the reader has read was no call."""
@@ -227,7 +245,7 @@ class Channels:
         if text:
             self._events.append(ReasoningDelta(text) if self.is_reasoning else TextDelta(text))
 
-    def _tell_call(self, event: CallBegin | CallDelta | CallEnd) -> None:
+    def _tell_call(self, event: CallBegin | CallDelta | CallEnd | CallBroken) -> None:
         """Calls beyond the most that a choice may have are read, but not told."""
         if self._num_calls < self._most_calls:
             self._events.append(event)

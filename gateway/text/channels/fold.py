@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
+from gateway.words.events import CallBegin, CallBroken, CallDelta, CallEnd, Event, ReasoningDelta, TextDelta
 
 
 class WholeCall(NamedTuple):
@@ -25,23 +25,26 @@ class Whole(NamedTuple):
 def fold(events: Iterable[Event]) -> Whole:
     """The whole choice of its events."""
     text, reasoning = [], []
-    begun: list[tuple[str, str, list[str]]] = []
+    begun: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:
         match event:
             case TextDelta(piece):
                 text.append(piece)
             case ReasoningDelta(piece):
                 reasoning.append(piece)
-            case CallBegin(_, call_id, name):
-                begun.append((call_id, name, []))
+            case CallBegin(number, call_id, name):
+                begun[number] = (call_id, name, [])
             case CallDelta(number, json):
                 begun[number][2].append(json)
             case CallEnd():
                 pass
-    calls = tuple(WholeCall(call_id, name, "".join(pieces)) for call_id, name, pieces in begun)
+            case CallBroken(number):
+                del begun[number]
+    calls = tuple(WholeCall(call_id, name, "".join(pieces)) for call_id, name, pieces in begun.values())
     return Whole("".join(text), "".join(reasoning), calls)
 
 
-def ends_with_calls(reason: str, num_calls: int) -> bool:
-    """Whether a client is told that the choice has ended in order to call tools. An answer that was cut has not."""
-    return reason == "stop" and num_calls > 0
+def ends_with_calls(reason: str, num_calls: int, num_broken: int = 0) -> bool:
+    """Whether a client is told that the choice has ended in order to call tools. An answer that was cut has not, nor
+    one in which a call was broken: a stream has told that call as if it were one."""
+    return reason == "stop" and num_calls > 0 and num_broken == 0

@@ -48,6 +48,7 @@ class JsonCall:
         self._key: str | None = None  # the key of the value; None: a key is being read
         self._known_name: str | None = None  # the header may still go on
         self._arguments: list[str] | None = None  # those before the name; empty if the name came first
+        self._has_arguments = False  # they are whole
         self._num_header = 0  # characters
         self._told: list[str] = []  # what this text adds to the arguments
 
@@ -60,6 +61,11 @@ class JsonCall:
     def is_broken(self) -> bool:
         """What follows is not of this call."""
         return self._expect is _Expect.BROKEN
+
+    @property
+    def is_whole(self) -> bool:
+        """See CallReader. The object around the arguments may be cut."""
+        return self._has_arguments
 
     @property
     def takes_markers(self) -> bool:
@@ -150,6 +156,7 @@ class JsonCall:
             return
 
         self._expect = _Expect.COMMA_OR_END
+        self._has_arguments |= self._key in self._argument_keys
         if self._key == "name":
             self._known_name = json.loads(read)
             if self._known_name not in self._tools:
@@ -160,7 +167,7 @@ class JsonCall:
     def _has_name(self) -> bool:
         """At the end of the object: it was a call. Without arguments these are an empty object."""
         if self.name is None and self._known_name is not None:
-            self.name = self._known_name
+            self.name, self._has_arguments = self._known_name, True
             self._told.append("{}")
         return self.name is not None
 

@@ -23,6 +23,10 @@ class CallReader(Protocol):
         """The text that follows is not of this call."""
 
     @property
+    def is_whole(self) -> bool:
+        """What was told of the arguments is a whole JSON object."""
+
+    @property
     def takes_markers(self) -> bool:
         """A marker would be text of an argument."""
 

@@ -60,6 +60,11 @@ class TaggedCall:
         return self._expect is _Expect.BROKEN
 
     @property
+    def is_whole(self) -> bool:
+        """See CallReader. The end of a call ends its arguments."""
+        return self.is_over
+
+    @property
     def takes_markers(self) -> bool:
         """A value is open."""
         return self._value is not None and self._patterns.closed.fullmatch(self._part) is None

@@ -22,26 +22,29 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = os.environ.get("PHASE_HOOKS_FOLDER", "")
-DECODING_SEQ = 5  # "decoding" begins with this token
-HOLD_S = 3.5  # below the silence after which a worker is lost
+DECODING_SEQ = 5  # "decoding" begins with this token, unless the test names another one
+HOLD_S = 3.5  # below the silence after which a worker is lost; a test may name another time
 ACTED_S = 1.0
 
 
 # ---- firing ----
 
 
-def reached(phase: str, prompt_ids: Sequence[int], **workers: str) -> None:
-    """`phase` begins for the request with this prompt on these workers (ids by role): fires if that is armed."""
+def reached(phase: str, prompt_ids: Sequence[int], *, num_outputs: int = 0, attempt: int = 0, **workers: str) -> None:
+    """`phase` begins for the request with this prompt on these workers (ids by role): fires if that is armed. With
+    `num_outputs` tokens it is decoding; a test that names their number means any attempt, else it is the first one."""
     folder = Path(FOLDER)
     try:
         armed = json.loads((folder / "armed.json").read_text())
         if armed["phase"] != phase or list(prompt_ids[: len(armed["marker"])]) != armed["marker"]:
             return
+        if phase == "decoding" and not _is_far_enough(armed.get("num_outputs"), num_outputs, attempt):
+            return
         (folder / "armed.json").rename(folder / "fired.json")
     except FileNotFoundError:
         return  # nothing is armed, or another process was quicker
     victim = workers.get(armed["victim"], armed["victim"])
-    pid = armed["pids"][victim]
+    pid = armed["pids"].get(victim, 0)  # 0: it was started again since
     proof = {"phase": phase, "at": time.monotonic(), "by": os.getpid(), "victim": victim, "pid": pid}
     (folder / "proof.part").write_text(json.dumps(proof))
     (folder / "proof.part").rename(folder / "proof.json")
@@ -49,8 +52,12 @@ def reached(phase: str, prompt_ids: Sequence[int], **workers: str) -> None:
         os.kill(pid, armed["signal"])
         if pid != os.getpid():  # our own acts at once
             _wait(lambda: _has_acted(pid, armed["signal"]), ACTED_S)
-    elif not _wait((folder / "go").exists, HOLD_S):
+    elif not _wait((folder / "go").exists, armed.get("hold_s", HOLD_S)):
         (folder / "hold-is-over").touch()
+
+
+def _is_far_enough(wanted: int | None, num_outputs: int, attempt: int) -> bool:
+    return attempt == 0 and num_outputs >= DECODING_SEQ if wanted is None else num_outputs >= wanted
 
 
 def _wait(what: Callable[[], bool], seconds: float) -> bool:
@@ -120,11 +127,11 @@ def _token_stream(module: ModuleType) -> None:
     name, role = _own("worker_id"), _own("role")
 
     def before(stream: Any, req: Any, *_: Any) -> None:
-        workers = {role: name, "prefill": PREFILL_OF.get(req.request_id, "")}
-        if req.attempt == 0 and len(req.outputs) == DECODING_SEQ:
-            reached("decoding", req.prompt_ids, **workers)
-        elif req.attempt == 0 and role == "unified" and len(req.outputs) == req.sampling.max_tokens - 1:
-            reached("finishing", req.prompt_ids, **workers)
+        prefill = PREFILL_OF.get(req.request_id, "")
+        workers = {"unified": name} if role == "unified" else {"decode": name, "prefill": prefill}
+        reached("decoding", req.prompt_ids, num_outputs=len(req.outputs), attempt=req.attempt, **workers)
+        if req.attempt == 0 and role == "unified" and len(req.outputs) == req.sampling.max_tokens - 1:
+            reached("finishing", req.prompt_ids, unified=name)
 
     _wrap(module.TokenStream, "add", before)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.routing.choice_record import MOST_UNSENT
 from protocol.messages_gateway import Role
 from runtime.session import SessionLost
 from testkit.fake_worker import Behaviour, FakeWorker
@@ -134,17 +135,25 @@ async def test_who_cannot_go_on_gets_a_clear_error(folder: Path, options: dict[s
         assert refused.status_code == 503 and refused.headers["retry-after"]
 
 
-GRAMMAR = {"guided_regex": "[a-z ]{1,99}"}
+GRAMMAR: dict[str, Any] = {"guided_regex": "[a-z ]{1,99}"}
 
 
-async def lose_two(setting: Setting, **fields: Any) -> Any:
-    """The worker that has the request ends, and so does the next one."""
+async def lose_two(setting: Setting, *, further: int = 0, **fields: Any) -> Any:
+    """The worker that has the request ends, and so does the next one, `further` tokens later."""
     victim = await setting.add(Role.UNIFIED, "u1", behaviour=Behaviour(stop_after=2))
-    asking = asyncio.create_task(setting.complete("hello", max_tokens=9, **fields))
+    asking = asyncio.create_task(setting.complete("hello", max_tokens=40, **fields))
     await victim.until(lambda: bool(victim.assigned))
-    second = await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(stop_after=2))
+    records = setting.gateway.control.dispatch.requests
+
+    def has(num_tokens: int) -> bool:
+        record = records.find(victim.assigned[0].request_id)
+        return record is not None and [len(choice.token_ids) for choice in record.choices] == [num_tokens]
+
+    await wait_until(lambda: has(2))
+    second = await setting.add(Role.UNIFIED, "u2", behaviour=Behaviour(stop_after=2 + further))
     await lose(victim)
     await second.until(lambda: bool(second.assigned))
+    await wait_until(lambda: has(2 + further))
     third = await setting.add(Role.UNIFIED, "u3")
     await lose(second)
     return await asking, third
@@ -172,6 +181,13 @@ async def test_a_grammar_that_an_answer_has_followed_is_not_blamed_for_workers_t
     await lose(before)
     answer, third = await lose_two(setting, **GRAMMAR)
     assert answer.status_code == 200 and len(third.assigned) == 1
+
+
+@pytest.mark.parametrize("further", [16, 17])
+async def test_a_second_worker_that_ends_further_on_does_not_blame_the_grammar(setting: Setting, further: int) -> None:
+    """Both drew the same tokens, so the second one was past those that could have ended the first."""
+    answer, third = await lose_two(setting, further=further, **GRAMMAR)
+    assert (answer.status_code, len(third.assigned)) == ((400, 0) if further <= MOST_UNSENT else (200, 1))
 
 
 async def test_workers_that_only_stood_still_are_no_fault_of_a_grammar(setting: Setting) -> None:

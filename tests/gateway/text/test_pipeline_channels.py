@@ -16,10 +16,10 @@ from gateway.text.detokenizer import WindowDetokenizer
 from gateway.text.pipeline import Pipeline
 from gateway.text.stop_strings import StopSet
 from gateway.text.tokenizer import SpecialTokens, TextTokenizer
-from gateway.words.events import CallBegin, Finish, Reason, Step, TextDelta
+from gateway.words.events import CallBegin, CallBroken, Finish, Reason, Step, TextDelta
 from protocol.logprobs import TokenLogprob
 from protocol.messages_gateway import FinishReason
-from tests.gateway.folders import END, marked_tokenizer, piece_tokenizer
+from tests.gateway.folders import END, EOS, marked_tokenizer, piece_tokenizer
 from tests.gateway.text.channels.reading import FORMATS, TOOLS, Piece, answers, by_ids, read
 
 every_format = pytest.mark.parametrize("name", FORMATS)
@@ -122,22 +122,24 @@ def test_deliveries_do_not_change_an_answer(
 
     shown = [token.token_id for step in told for token in step.shown]
     assert shown == ids[: len(shown)] and (scored.is_cut or len(shown) == len(ids)), "each token is told once, in order"
-    called = any(isinstance(event, CallBegin) for step in parts for event in step.events)
-    expected = Reason.CALLS if called else Reason.STOP
+    kinds = {type(event) for step in parts for event in step.events}
+    expected = Reason.CALLS if CallBegin in kinds and CallBroken not in kinds else Reason.STOP
     is_stopped = once.is_cut or finish is FinishReason.STOP
     assert once.finish is not None and once.finish.reason is (expected if is_stopped else Reason.LENGTH)
 
 
 @every_format
 @pytest.mark.parametrize("kind", ["text", "added", "special"])
-@given(data=st.data(), opened=st.booleans(), lengths=DELIVERIES)
+@given(data=st.data(), opened=st.booleans(), lengths=DELIVERIES, is_cut=st.booleans())
 def test_the_pipeline_adds_nothing_to_what_channels_tell(
-    name: str, kind: str, data: Any, opened: bool, lengths: list[int]
+    name: str, kind: str, data: Any, opened: bool, lengths: list[int], is_cut: bool
 ) -> None:
     pieces = data.draw(answers(name, kind != "text"))
-    steps = steps_of(pipeline(name, kind, opened=opened), ids_of(name, kind, pieces), lengths, FinishReason.LENGTH)
+    ids = ids_of(name, kind, pieces) if is_cut else [*ids_of(name, kind, pieces), EOS]
+    finish = FinishReason.LENGTH if is_cut else FinishReason.STOP
+    steps = steps_of(pipeline(name, kind, opened=opened), ids, lengths, finish)
     expected = (
-        read(FORMATS[name], pieces, opened=opened)
+        read(FORMATS[name], pieces, opened=opened, is_cut=is_cut)
         if any(isinstance(p, int) for p in pieces) or kind == "text"
         else None
     )

@@ -13,7 +13,7 @@ from protocol.messages_gateway import Role
 from testkit.fake_worker import Behaviour, FakeWorker
 from tests.gateway.conftest import Setting, chunks_of, wait_until
 from tests.gateway.text.channels import templates
-from tests.gateway.tool_answers import ADD, ANSWER, ARGUMENTS, LENGTHS, MARKERS, TOOLS, Script, serving
+from tests.gateway.tool_answers import ADD, ANSWER, ARGUMENTS, LENGTHS, LOOK_UP, MARKERS, TOOLS, Script, serving
 
 
 async def ask(setting: Setting, **fields: Any) -> Any:
@@ -88,6 +88,38 @@ async def test_thoughts_and_calls_whole_and_streamed(tmp_path: Path, with_ids: b
             "reasoning_tokens": len("\nI add.\n") + (0 if with_ids else spelt)
         }
         assert 'baton_request_success_total{finished_reason="calls",model_name="story"} 2.0' in await setting.metrics()
+
+
+@pytest.mark.parametrize("burst", [1, 500])
+@pytest.mark.parametrize("end", ["", " oops}}\n</tool_call>", "\n</tool_call>", "\n</tool_call>\nOn."])
+async def test_a_call_whose_arguments_are_no_json_is_never_told_as_a_good_one(
+    tmp_path: Path, burst: int, end: str
+) -> None:
+    """A whole answer has it as text. A stream has what was told before, the same text, and no end that means calls."""
+    broken = f'<tool_call>\n{{"name": "look_up", "arguments": {{"word": "cat"{end}'
+    async with serving(tmp_path, f"{ADD}\n{broken}", broken, burst=burst) as setting:
+        good, alone = same(whole((await ask(setting, n=2)).json()))
+        assert (good["content"], alone["content"]) == ("\n" + broken, broken)
+        assert good["tool_calls"] == [{"name": "add", "arguments": ARGUMENTS[0]}] and alone["tool_calls"] == []
+        assert good["finish_reason"] == alone["finish_reason"] == "stop"
+
+        streamed = same(folded((await ask(setting, n=2, stream=True)).text))
+        for choice, wanted in zip(streamed, (good, alone), strict=True):
+            told = choice.pop("tool_calls").pop()
+            assert (told["name"], told["arguments"].rstrip()) == ("look_up", '{"word": "cat"')
+            assert choice == {name: wanted[name] for name in choice}
+
+
+@pytest.mark.parametrize("burst", [1, 500])
+async def test_an_answer_that_is_cut_within_a_call_ends_with_length(tmp_path: Path, burst: int) -> None:
+    async with serving(tmp_path, f"{ADD}\n{LOOK_UP}", with_ids=False, burst=burst) as setting:
+        for num_tokens in range(len(ADD), len(ADD) + 60):
+            [choice] = same(whole((await ask(setting, max_tokens=num_tokens)).json()))
+            [streamed] = same(folded((await ask(setting, max_tokens=num_tokens, stream=True)).text))
+            assert choice == streamed and choice["finish_reason"] == "length"
+            first, *second = choice["tool_calls"]
+            assert first == {"name": "add", "arguments": ARGUMENTS[0]}
+            assert all(ARGUMENTS[1].startswith(call["arguments"]) for call in second)
 
 
 async def test_a_message_with_calls_alone_has_no_content(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """How chats write thoughts and calls of tools."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.dialects.openai.write_chat import MESSAGE, ChatForm
 from gateway.serving.gathered import Gathered
 from gateway.serving.parts import parts_of
-from gateway.words.events import CallBegin, CallDelta, CallEnd, Event, ReasoningDelta, Step, TextDelta
+from gateway.words.events import CallBegin, CallBroken, CallDelta, CallEnd, Event, ReasoningDelta, Step, TextDelta
 
 FORM = ChatForm()
 Fields = dict[str, Any]
@@ -31,8 +31,8 @@ def whole(steps: Iterable[Step]) -> Fields:
     return message
 
 
-def folded(steps: Iterable[Step]) -> Fields:
-    """The message as a client of OpenAI's makes it of deltas."""
+def folded(steps: Sequence[Step]) -> Fields:
+    """The message as a client of OpenAI's makes it of deltas, without the calls that are broken."""
     message: Fields = {"content": "", "reasoning_content": "", "reasoning": "", "tool_calls": []}
     for number, step in enumerate(steps):
         delta = as_json(FORM.added(step, is_first=number == 0))["delta"]
@@ -47,6 +47,8 @@ def folded(steps: Iterable[Step]) -> Fields:
                 message["tool_calls"].append({name: told[name] for name in ("id", "type", "function")})
             else:
                 message["tool_calls"][told["index"]]["function"]["arguments"] += told["function"]["arguments"]
+    broken = {event.call for step in steps for event in step.events if isinstance(event, CallBroken)}
+    message["tool_calls"] = [call for index, call in enumerate(message["tool_calls"]) if index not in broken]
     thoughts = {name: message[name] for name in ("reasoning_content", "reasoning") if message[name]}
     calls = {"tool_calls": message["tool_calls"]} if message["tool_calls"] else {}
     content = message["content"] or (None if calls else "")
@@ -64,7 +66,8 @@ def events(draw: st.DrawFn) -> list[Event]:
         kind = draw(st.sampled_from(["text", "thought", "call"]))
         if kind == "call":
             arguments = [CallDelta(num_calls, part) for part in draw(st.lists(texts, max_size=3))]
-            found += [CallBegin(num_calls, f"call_{num_calls}", draw(texts)), *arguments, CallEnd(num_calls)]
+            end = draw(st.sampled_from([CallEnd, CallBroken]))(num_calls)
+            found += [CallBegin(num_calls, f"call_{num_calls}", draw(texts)), *arguments, end]
             num_calls += 1
         else:
             found.append(TextDelta(draw(texts)) if kind == "text" else ReasoningDelta(draw(texts)))

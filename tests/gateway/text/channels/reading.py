@@ -48,16 +48,23 @@ def channels(
     return Channels(markers(form, with_ids), tools=tools, is_reasoning_open=opened, response_id="answer", choice=0)
 
 
-def deliver(reader: Channels, pieces: Sequence[Piece]) -> list[list[Event]]:
+def deliver(reader: Channels, pieces: Sequence[Piece], *, is_cut: bool = False) -> list[list[Event]]:
     """The events of each piece, and those at the end."""
     told = [reader.marker(piece) if isinstance(piece, int) else reader.text(piece) for piece in pieces]
-    return [*told, reader.end()]
+    return [*told, reader.end(is_cut=is_cut)]
 
 
-def read(form: Format, pieces: Sequence[Piece], *, opened: bool = False, tools: Mapping[str, Any] = TOOLS) -> Whole:
+def read(
+    form: Format,
+    pieces: Sequence[Piece],
+    *,
+    opened: bool = False,
+    tools: Mapping[str, Any] = TOOLS,
+    is_cut: bool = False,
+) -> Whole:
     """What a whole answer was. With an id among the pieces, markers count by their ids."""
     with_ids = any(isinstance(piece, int) for piece in pieces)
-    told = deliver(channels(form, with_ids=with_ids, opened=opened, tools=tools), pieces)
+    told = deliver(channels(form, with_ids=with_ids, opened=opened, tools=tools), pieces, is_cut=is_cut)
     return fold(event for events in told for event in events)
 
 

@@ -9,7 +9,7 @@ from gateway.text.channels.channels import MAX_CALLS, Channels
 from gateway.text.channels.fold import Whole, WholeCall, fold
 from gateway.text.channels.formats import HERMES
 from gateway.text.channels.readers import MAX_HEADER, Format
-from gateway.words.events import CallBegin, CallDelta, CallEnd, ReasoningDelta, TextDelta
+from gateway.words.events import CallBegin, CallBroken, CallDelta, CallEnd, ReasoningDelta, TextDelta
 from tests.gateway.text.channels.reading import (
     FORMATS,
     JSON,
@@ -146,14 +146,25 @@ BROKEN_LATE = {
 
 
 @every_format
-def test_a_call_that_breaks_within_its_arguments_ends_there(name: str) -> None:
+def test_a_call_that_breaks_within_its_arguments_was_none(name: str) -> None:
+    """What was told of it stays told. All of it follows as text, and a call behind it is one."""
     form, (begin, rest, arguments) = FORMATS[name], BROKEN_LATE[name]
     reader = channels(form)
-    gained = reader.text(begin)
-    assert isinstance(gained[0], CallBegin) and not any(isinstance(event, CallEnd) for event in gained)
-    assert CallEnd(0) in reader.text(rest)
-    whole = read(form, [begin + rest])
-    assert told(whole) == ("<arg_key>" * (name == "pairs") + rest, "", [("f", arguments)])
+    gained = [*reader.text(f"Look: \n{begin}"), *reader.text(rest)]
+    kinds = [type(event) for event in gained]
+    assert kinds[1] is CallBegin and CallBroken in kinds and CallEnd not in kinds
+    assert "".join(event.json for event in gained if isinstance(event, CallDelta)) == arguments
+    assert told(read(form, [f"Look: \n{begin}{rest}"])) == (f"Look: \n{begin}{rest}", "", [])
+
+    both = read(form, [begin + rest + FIRST_CALL[name]])
+    assert len(both.calls) == 1 and told(both)[:2] == (begin + rest, "")
+
+
+@every_format
+def test_a_call_without_its_end_was_none_unless_it_is_cut(name: str) -> None:
+    form, (begin, _, arguments) = FORMATS[name], BROKEN_LATE[name]
+    assert told(read(form, [begin])) == (begin, "", [])
+    assert told(read(form, [begin], is_cut=True)) == ("", "", [("f", arguments)])
 
 
 @every_format
@@ -315,8 +326,12 @@ class TestEvents:
 
     def test_of_an_answer_that_ends_within_a_call(self) -> None:
         reader = channels(TAGS)
-        reader.text("<tool_call><function=f><parameter=text>a</para")
-        assert reader.end() == [CallDelta(0, "</para"), CallEnd(0)]
+        text = "<tool_call><function=f><parameter=text>a</para"
+        reader.text(text)
+        assert reader.end(is_cut=True) == [CallDelta(0, "</para"), CallEnd(0)]
+        reader = channels(TAGS)
+        reader.text(text)
+        assert reader.end() == [CallBroken(0), TextDelta(text)]
 
     def test_thoughts_and_text_of_one_delivery(self) -> None:
         assert channels(JSON).text("<think>a</think>b") == [ReasoningDelta("a"), TextDelta("b")]
