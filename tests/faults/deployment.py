@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,11 +73,7 @@ class Deployment:
         for flag in ("prefill", "decode", "unified"):
             argv += [f"--{flag}", str(counts.get(flag[0].upper(), 0))]
         self.num_ways = counts.get("P", 0) * counts.get("D", 0) + counts.get("U", 0)
-        variables = {
-            "PYTHONPATH": python_path(HOOKED, HOOKED.parents[2]),
-            "PHASE_HOOKS_FOLDER": str(self.faults),
-            "TMPDIR": str(self.temporary),
-        }
+        variables = {**hook_variables(self.faults), "TMPDIR": str(self.temporary)}
         self.baton = BatonProcess(*argv, log=folder / "log", program=FAKE, variables=variables, patient=False)
         self._ever: set[psutil.Process] = set()  # identity: number and time of start
         self._at_start = set(self.pids())
@@ -90,11 +86,7 @@ class Deployment:
     def arm(self, phase: str, marker: list[int], victim: str, number: int) -> None:
         """The fault waits for `phase` of the request whose prompt begins with `marker`. `victim` is a role; signal 0
         holds the process instead, until `let_go`."""
-        for path in self.faults.iterdir():
-            path.unlink()
-        armed = {"phase": phase, "marker": marker, "victim": victim, "signal": int(number), "pids": self.pids()}
-        (self.faults / "part").write_text(json.dumps(armed))
-        (self.faults / "part").rename(self.faults / "armed.json")
+        arm(self.faults, phase, marker, victim, number, self.pids())
         if number and number != signal.SIGSTOP:  # whoever is stopped wakes
             self.num_hits[victim] = self.num_hits.get(victim, 0) + 1
 
@@ -213,6 +205,21 @@ class Deployment:
     def _has_no_more_descriptors(self) -> bool:
         now = self._descriptors()
         return all(now[name] <= most for name, most in self._rest.items())
+
+
+def arm(folder: Path, phase: str, marker: Sequence[int], victim: str, number: int, pids: Mapping[str, int]) -> None:
+    """Hooks that watch `folder` send the signal to the victim, of these processes, when the marked request comes to
+    `phase`. What they have written of an earlier fault is gone."""
+    for path in folder.iterdir():
+        path.unlink()
+    armed = {"phase": phase, "marker": list(marker), "victim": victim, "signal": int(number), "pids": dict(pids)}
+    (folder / "part").write_text(json.dumps(armed))
+    (folder / "part").rename(folder / "armed.json")
+
+
+def hook_variables(folder: Path) -> dict[str, str]:
+    """The environment of processes whose hooks watch `folder`."""
+    return {"PYTHONPATH": python_path(HOOKED, HOOKED.parents[2]), "PHASE_HOOKS_FOLDER": str(folder)}
 
 
 def process_name(process: psutil.Process) -> str | None:
