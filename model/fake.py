@@ -2,7 +2,8 @@
 
 Each token writes numbers derived from (token, position, layer) into every layer's K and V. The next token is a hash of
 these numbers, read through the page table, over the whole context in every layer. In a group, each layer also sends the
-tokens to the other ranks and back: what does not come back changes the text, too.
+tokens to the other ranks and back: what does not come back changes the text, too. With `has_experts` they pass through
+experts on the way, also without a group.
 Shapes: T tokens, L wanted rows, N tokens of all the contexts read.
 """
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model import fake_experts
 from model.collectives import Collectives
 from model.fake_draft import FakeDraft
 from model.fake_hash import Contexts, contexts, hashed, logits_for, next_token, numbers, prints, write_numbers
@@ -39,6 +41,7 @@ class FakeRunner:
     num_draft_layers: int = 1  # each drafts another token
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     collectives: Collectives | None = None  # of its group, which its layers enter as a real model's do
+    has_experts: bool = False  # its layers send tokens through experts
 
     dtype: str = "float32"
     mapped_weight_bytes: int = 0  # it has no weights
@@ -128,7 +131,9 @@ class FakeRunner:
             if on_layer is not None:
                 on_layer(layer)
             hash_N += hashed(where.read(kv_layer), where.positions_N, layer)
-            if self.collectives is not None:
+            if self.has_experts:
+                hash_N[where.token_T] += fake_experts.lost(inp.input_ids_T, self.collectives, inp.step)
+            elif self.collectives is not None:
                 hash_N[where.token_T] += _lost(self.collectives, inp)
         return hash_N, where.running(hash_N), where
 

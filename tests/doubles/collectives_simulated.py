@@ -150,7 +150,7 @@ class Entered:
 
 @dataclass(eq=False)
 class SimulatedCollectives:
-    """Collectives, as one rank has them. Each rank gets its own numbers from every rank: the fake reads none."""
+    """Collectives, as one rank has them. Each rank gets its own numbers from every rank: the fake reads no others."""
 
     rank: int
     size: int
@@ -164,4 +164,4 @@ class SimulatedCollectives:
     def exchange(self, parts_RPE: Tensor, step: StepShape) -> Tensor:
         """(R, P, E)."""
         self.group.enter(self.rank, "exchange", parts_RPE, step)
-        return parts_RPE.clone()
+        return torch.stack([parts_RPE[self.rank]] * self.size)

@@ -53,6 +53,19 @@ def test_ranks_in_different_steps_are_told_with_both_tags() -> None:
         simulation.point()
 
 
+def test_a_rank_gets_from_every_rank_what_it_has_computed_for_itself() -> None:
+    _, (_, second) = two_ranks()
+    came: list[torch.Tensor] = []
+    parts_RPE = torch.arange(12.0).view(2, 3, 2)
+
+    def compute() -> None:
+        came.extend((second.gather(parts_RPE[0], STEP), second.exchange(parts_RPE, STEP)))
+
+    second.group.streams[1].launch([compute])
+    assert torch.equal(came[0], torch.stack([parts_RPE[0]] * 2))
+    assert torch.equal(came[1], torch.stack([parts_RPE[1]] * 2))
+
+
 @pytest.mark.parametrize(
     ("step", "width", "said"),
     [

@@ -44,10 +44,6 @@ CASES = (
     Case("llama", f"{PAIR} --prefill-dp-size 2"),
     Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
     Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
-    Case("qwen3_moe", f"{PAIR} --decode-dp-size 2"),
-    Case("minimax_m2", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
-    Case("glm4_moe", f"{PAIR} --dp-size 2 --disable-overlap-schedule --page-size 1"),
-    Case("mixtral", f"{UNIFIED} --dp-size 4"),
 )
 MORE_CASES = (
     Case("qwen3", f"{UNIFIED} --dp-size 2"),

@@ -36,15 +36,16 @@ def test_a_rank_that_naps_when_all_is_at_rest_takes_what_has_come() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_groups_that_notice_every_mutant_change_no_token(strategy: Strategy) -> None:
     """Some launches cannot be built, some forwards break their group, and most requests end all the same."""
-    num_idle = num_restarts = num_unbuilt = num_ended = 0
+    num_idle = num_restarts = num_unbuilt = num_ended = num_idle_with_experts = 0
     for seed in range(mutant.SEEDS):
         run = explored(seed, strategy)
         assert run.groups is not None
         num_idle += run.groups.num_idle
+        num_idle_with_experts += run.groups.num_idle * run.workload.has_experts
         num_restarts += run.groups.num_restarts
         num_unbuilt += run.failures.num_unbuilt
         num_ended += sum(bool(answer.finish) for answer in run.cluster.answers.values())
-    assert min(num_idle, num_restarts, num_unbuilt) > 0 and num_ended > 5 * mutant.SEEDS
+    assert min(num_idle, num_idle_with_experts, num_restarts, num_unbuilt) > 0 and num_ended > 5 * mutant.SEEDS
 
 
 @pytest.mark.slow

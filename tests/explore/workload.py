@@ -28,6 +28,7 @@ FIRST_WITH_LAYERS = 32
 FIRST_WITH_RULES = 16
 FIRST_WITH_GRAMMARS = 40
 FIRST_WITH_PROMPT_LOGPROBS = 40
+FIRST_WITH_EXPERTS = 16
 FIRST_WITH_GROUPS = 100  # from here on every fourth seed has a group of ranks
 UP_TO_30_TOKENS = Costs(copy_s=1, again_s=1, restart_s=30)  # go to host memory
 
@@ -84,6 +85,7 @@ class Workload:
     num_served: int | None = None
     unbuilt: float = 0.0
     late_masks: float = 1.0  # the chance that masks of grammars are there when they are looked for
+    has_experts: bool = False  # the fake model's layers have some
     slow_masks: float = 0.0  # the chance that one takes so much work that its row sits out the next launch
 
     @property
@@ -105,6 +107,8 @@ class Workload:
         workload = workload.with_draft(seed) if has_draft else workload
         if seed >= FIRST_WITH_PROMPT_LOGPROBS:
             workload = with_scored_prompts(random.Random(f"prompts {seed}"), workload, 0.2)
+        if seed >= FIRST_WITH_EXPERTS:
+            workload = _with_experts(seed, workload, 0.2)
         return _followed(random.Random(f"grammars {seed}"), workload) if seed >= FIRST_WITH_GRAMMARS else workload
 
     @staticmethod
@@ -135,6 +139,7 @@ class Workload:
             workload = workload.with_draft(1000 + seed)
         workload = with_scored_prompts(random.Random(f"prompts {seed}"), workload, 0.2)
         workload = _followed(random.Random(f"grammars {seed}"), workload)
+        workload = _with_experts(seed, workload, 0.5)
         size = rng.choice((2, 2, 3, 4))
         groups = rng.choice(("U", "U", "U", "P", "D", "PD"))
         groups = "PD" if workload.topology != "1U" and groups == "U" and seed % 6 == 2 else groups  # KV lands
@@ -203,6 +208,11 @@ def random_tree(seed: int, num_steps: int) -> tuple[int, int]:
 def random_layers(seed: int) -> int:
     """Draft layers; every second draft has several."""
     return random.Random(f"layers {seed}").choice((1, 1, 2, 3))
+
+
+def _with_experts(seed: int, workload: Workload, share: float) -> Workload:
+    """The same with experts in the model, in such a share of the cases."""
+    return replace(workload, has_experts=random.Random(f"experts {seed}").random() < share)
 
 
 def _scheduled(rng: random.Random, workload: Workload) -> Workload:

@@ -102,6 +102,7 @@ class Scenario:
     varied_steps: int | None = None  # the seed with which launches propose fewer; None: they all propose as many
     tree: tuple[int, int] = (1, 0)  # top-k and nodes, if the draft proposes trees
     num_layers: int = 1  # of the draft; if there are several, each proposes a token
+    has_experts: bool = False  # the fake model's layers have some
     prefill_ranks: int = 0  # of a group beside the `num_prefills` workers; 0: there is none
     decode_ranks: int = 0
     collective_s: float = 30.0  # that a rank waits in a collective before it ends
@@ -173,6 +174,7 @@ class Scenario:
         return replace(
             world,
             faults=faults,
+            has_experts=random.Random(f"experts {seed}").random() < 0.5,
             num_prefills=rng.choice((0, 0, 1)) if has_prefill else world.num_prefills,
             num_decodes=rng.choice((0, 0, 1)) if has_decode else world.num_decodes,
             prefill_ranks=rng.choice((2, 2, 3)) if has_prefill else 0,
@@ -225,6 +227,7 @@ class Scenario:
             varied_steps=seed if random.Random(f"varied {seed}").random() < 0.4 else None,
             tree=tree,
             num_layers=num_layers,
+            has_experts=seed >= FIRST_WITH_DRAFT and random.Random(f"experts {seed}").random() < 0.2,
         )
         scenario = _remembering(random.Random(f"memory {seed}"), scenario)
         scenario = _scheduled(random.Random(f"policies {seed}"), scenario)

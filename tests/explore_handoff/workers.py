@@ -131,6 +131,7 @@ class WorkerProcess:
                 before_forward=self._maybe_fail,
                 draft_seed=1 if scenario.num_steps else None,
                 num_draft_layers=scenario.num_layers,
+                has_experts=scenario.has_experts,
             )
         )
         page_size = scenario.page_size if role is Role.PREFILL else scenario.decode_page_size

@@ -1,7 +1,7 @@
 """Arms the phase hooks of a deployment: one fault at a time, the proof that it fired, the end of a hold."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ class Arming:
         }
 
     def arm(
-        self, phase: str, marker: list[int], victim: str, number: int, pids: Mapping[str, int], **more: Any
+        self, phase: str, marker: Sequence[int], victim: str, number: int, pids: Mapping[str, int], **more: Any
     ) -> None:
         """The fault waits for `phase` of the request whose prompt begins with `marker`. `victim` is a role; signal 0
         holds the process instead, until `let_go`. `more`: `num_outputs` and `hold_s` of sitecustomize.py."""
         for path in self.folder.iterdir():
             path.unlink()
-        armed = {"phase": phase, "marker": marker, "victim": victim, "signal": int(number), "pids": pids, **more}
+        armed = {"phase": phase, "marker": list(marker), "victim": victim, "signal": int(number), "pids": pids, **more}
         (self.folder / "part").write_text(json.dumps(armed))
         (self.folder / "part").rename(self.folder / "armed.json")
 

@@ -13,6 +13,15 @@ GROUPS = (
         groups=True,
     ),
     Mutant(
+        "experts without tokens enter no collective",
+        "Sharded._together",
+        "padded_PE = F.pad(...)",
+        "if not num_own:\n    return x_TE\npadded_PE = F.pad(x_TE, (0, 0, 0, step.padded - num_own))",
+        "an idle rank leaves the others alone in the exchange of their experts",
+        ("in-order", "random", "late"),
+        groups=True,
+    ),
+    Mutant(
         "a launch that cannot be built runs no forward",
         "PlainLaunches.compute",
         "device.runner.forward(launch.padding(device), device.kv)",

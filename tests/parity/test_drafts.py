@@ -24,9 +24,10 @@ from testkit.checkpoints import OF_EXPERTS, WITH_WINDOWS, Architecture
 from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.drafts import add_mtp, make_draft
+from tests.parity.grid import PAIRWISE, Combination
 from tests.parity.margins import check_logprobs, margins
 from tests.parity.serving import model_of, runner_of
-from tests.selecting import first
+from tests.selecting import first, full
 
 pytestmark = pytest.mark.slow
 
@@ -140,13 +141,21 @@ def test_tokens_of_experts_are_those_without_a_draft(
     check_a_draft(kind, tree, "1P1D", 16, True, arch, scratch)
 
 
+@pytest.mark.parametrize("combination", [full(each) for each in PAIRWISE if each.arch in OF_EXPERTS], ids=str)
+def test_tokens_of_experts_in_every_combination(combination: Combination, scratch: Path) -> None:
+    """Chains on a serial scheduler, trees with overlap, whatever the pages and the topology."""
+    kind, tree = ("eagle3", TREE) if combination.overlap else ("eagle", CHAIN)
+    where = combination.topology, combination.page_size, combination.overlap, combination.arch
+    check_a_draft(kind, tree, *where, scratch)
+
+
 def check_a_draft(
     kind: str, tree: tuple[int, int], topology: str, page_size: int, overlap: bool, arch: Architecture, scratch: Path
 ) -> None:
     options: dict[str, Any] = {"page_size": page_size, "num_pages": NUM_KV_TOKENS // page_size, "overlap": overlap}
     num_steps = NUM_LAYERS if kind == "two layers" else 3
     cluster = Cluster(runner_with(kind, arch, scratch), topology, tree=tree, num_steps=num_steps, **options)
-    planner = cluster.unifieds[0].planner if cluster.unifieds else next(iter(cluster.decodes.values())).planner
+    decoding = [*filter(None, (each.planner.speculation for each in cluster.unifieds or cluster.decodes.values()))]
     found = answers(cluster, arch)
     wanted = answers(Cluster(runner_of(arch), topology, **options), arch)
     model = model_of(reference(arch).folder)
@@ -163,7 +172,7 @@ def check_a_draft(
         assert differs == NUM_TOKENS or not seen[differs].is_safe
         num_equal += differs
     assert num_equal > 0.9 * NUM_TOKENS * len(found)
-    speculation = planner.speculation
-    assert speculation is not None and speculation.proposed[0] > 0
-    assert kind == "eagle3" or speculation.accepted[0] > 20
-    assert kind != "two layers" or (len(speculation.accepted) == NUM_LAYERS and speculation.accepted[1] > 4)
+    assert decoding and all(speculation.proposed[0] > 0 for speculation in decoding)
+    accepted = [sum(counts) for counts in zip(*(speculation.accepted for speculation in decoding), strict=True)]
+    assert kind == "eagle3" or accepted[0] > 20
+    assert kind != "two layers" or (len(accepted) == NUM_LAYERS and accepted[1] > 4)

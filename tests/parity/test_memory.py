@@ -24,9 +24,10 @@ from testkit.checkpoints import MIN_ROUTER_MARGIN, OF_EXPERTS, WITH_WINDOWS, Arc
 from testkit.reference import VOCAB_SIZE, reference
 from testkit.router_margins import router_margin
 from tests.cluster import Cluster
+from tests.parity.grid import PAIRWISE, Combination
 from tests.parity.margins import LOGIT_BOUND, Margin, margins
 from tests.parity.serving import model_of
-from tests.selecting import first
+from tests.selecting import first, full
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +118,9 @@ def test_caches_preemption_and_drafts_change_no_token(name: str, draft: str, top
     check_that_nothing_changes(name, draft, topology, page_size)
 
 
-def check_that_nothing_changes(name: str, draft: str, topology: str, page_size: int) -> None:
+def check_that_nothing_changes(
+    name: str, draft: str, topology: str, page_size: int, *, chunk_size: int = 24, overlap: bool = True
+) -> None:
     topology, _, kind = topology.partition("-")
     prompts = prompts_of(name)
     num_pages = 1 + 3 * (max(map(len, prompts)) + 3 + NUM_TOKENS) // page_size  # for two and a bit
@@ -125,7 +128,8 @@ def check_that_nothing_changes(name: str, draft: str, topology: str, page_size: 
         runner_of(name, draft),
         topology,
         page_size=page_size,
-        chunk_size=24,
+        chunk_size=chunk_size,
+        overlap=overlap,
         num_pages=num_pages,
         mirrored=kind == "mirrored",
         caches=True,
@@ -151,3 +155,16 @@ def check_that_nothing_changes(name: str, draft: str, topology: str, page_size: 
 @pytest.mark.parametrize("name", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
 def test_caches_and_preemption_change_no_token_of_experts(name: str, topology: str) -> None:
     check_that_nothing_changes(name, "", topology, 16)
+
+
+@pytest.mark.parametrize("combination", [full(each) for each in PAIRWISE if each.arch in OF_EXPERTS], ids=str)
+def test_caches_and_preemption_in_every_combination(combination: Combination) -> None:
+    """The pages, chunks, overlap and topology of the workers whose pools are small."""
+    check_that_nothing_changes(
+        combination.arch,
+        "",
+        combination.topology,
+        combination.page_size,
+        chunk_size=combination.chunk_size,
+        overlap=combination.overlap,
+    )

@@ -12,9 +12,9 @@ from testkit.checkpoints import OF_EXPERTS, WITH_WINDOWS, Architecture
 from testkit.reference import reference
 from tests.cluster import Cluster
 from tests.doubles.hash_model import FakeRunner
-from tests.parity.grid import TOPOLOGIES
+from tests.parity.grid import PAIRWISE, TOPOLOGIES, Combination
 from tests.parity.serving import runner_of
-from tests.selecting import first
+from tests.selecting import first, full
 
 NUM_TOKENS = 12
 PROMPT = [3, 14, 159, 26, 53, 58, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288, 41]
@@ -28,8 +28,8 @@ def fake() -> FakeRunner:
 
 
 def new_cluster(runner: Runner, topology: str, page_size: int, **options: Any) -> Cluster:
-    pages: dict[str, Any] = {"num_pages": 800 // page_size, **options}
-    return Cluster(runner, topology, page_size=page_size, chunk_size=7, **pages)
+    sizes: dict[str, Any] = {"num_pages": 800 // page_size, "chunk_size": 7, **options}
+    return Cluster(runner, topology, page_size=page_size, **sizes)
 
 
 def undisturbed(
@@ -44,11 +44,17 @@ def undisturbed(
 
 
 def check_every_cut(
-    runner: Runner, topology: str, params: SamplingParams, page_size: int, n: int = 1, prompt: list[int] = PROMPT
+    runner: Runner,
+    topology: str,
+    params: SamplingParams,
+    page_size: int,
+    n: int = 1,
+    prompt: list[int] = PROMPT,
+    **options: Any,
 ) -> None:
-    """All cuts of all choices run at the same time."""
+    """All cuts of all choices run at the same time. `options` are those of the cluster that replays."""
     whole = undisturbed(runner, topology, params, page_size, n, prompt)
-    cluster = new_cluster(runner, topology, page_size)
+    cluster = new_cluster(runner, topology, page_size, **options)
     seqs: dict[str, set[int]] = {}
 
     def note(message: ToGateway) -> None:
@@ -106,6 +112,16 @@ def test_every_cut_of_a_real_model(topology: str, params: SamplingParams, n: int
 @pytest.mark.parametrize("arch", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
 def test_every_cut_of_a_model_with_experts(arch: Architecture) -> None:
     check_every_cut(runner_of(arch), "1P1D", GREEDY, 16, 1, list(reference(arch).prompts[2]))
+
+
+@pytest.mark.parametrize("combination", [full(each) for each in PAIRWISE if each.arch in OF_EXPERTS], ids=str)
+def test_every_cut_in_every_combination(combination: Combination) -> None:
+    """The pages, chunks, overlap and topology of the workers that replay."""
+    sizes = {"chunk_size": combination.chunk_size, "overlap": combination.overlap}
+    prompt = list(reference(combination.arch).prompts[2])
+    check_every_cut(
+        runner_of(combination.arch), combination.topology, GREEDY, combination.page_size, 1, prompt, **sizes
+    )
 
 
 @pytest.mark.parametrize("topology", ["1P1D", "1U"])
