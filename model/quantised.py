@@ -12,7 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-AT_ONCE: Final = 1 << 17  # numbers that are float32 at a time
+from model.rows import AT_ONCE
+
 GROUP: Final = 32  # numbers of MXFP4 that share a scale
 EXPONENT_BIAS: Final = 127
 MXFP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
