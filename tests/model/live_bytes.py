@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that live: what a process's memory says, but without the allocator, the page cache or time."""
+"""Counts the bytes of tensors that live: what a load takes, whatever the allocator, the page cache and time do."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
     """While it is entered, every operation's results are counted as long as any tensor shows their memory. Memory that
-    came from elsewhere, such as a mapped file, does not count."""
+    came from elsewhere, such as a mapped file, does not count: what gives it is `uncounted`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +53,16 @@ class LiveBytes(TorchDispatchMode):
         if not self._tensors_of[at]:
             del self._tensors_of[at]
             self.now -= size
+
+
+def uncounted(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same method, whose results are memory from elsewhere."""
+
+    def called(*args: Any) -> Tensor:
+        with _disable_current_modes():
+            return method(*args)
+
+    return called
 
 
 def memory_of(tensor: Tensor) -> torch.UntypedStorage:

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import quantised
-from model.checkpoint import Part, open_checkpoint
+from model.checkpoint import Part, SafetensorsFile, open_checkpoint
 from model.quantised import from_fp8, from_mxfp4
 from model.runner import ModelRunner
 from protocol.errors import CheckpointError
 from protocol.messages_group import StepShape
 from testkit.checkpoints import make_checkpoint
 from tests.model.driving import Lanes, random_prompt
+from tests.model.live_bytes import LiveBytes, uncounted
 from tests.model.ranks import on_host
 
 CPU = torch.device("cpu")
@@ -164,6 +165,43 @@ def test_ranks_read_their_shares_of_a_quantised_folder(tmp_path: Path, kind: str
 
     for found in on_host(2, tmp_path, main):
         torch.testing.assert_close(found, logits(whole, None), rtol=1e-4, atol=1e-4)
+
+
+def large_folder(kind: str, to: Path) -> Path:
+    """Some layers that are far larger than the rows that are read at a time."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 4, "head_dim": 128, "dtype": "bfloat16"}
+    sizes["intermediate_size"] = 1536 if kind == "fp8" else 512
+    made = make_checkpoint(to / "made", "qwen3" if kind == "fp8" else "gpt_oss", **sizes)
+    tensors = load_file(made / "model.safetensors")
+    if kind == "bfloat16":
+        return made
+    for name in [name for name in tensors if name.endswith("_proj.weight" if kind == "fp8" else "_proj")]:
+        if kind == "fp8":
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = torch.ones([-(-size // 128) for size in tensors[name].shape])
+        else:
+            count, inputs, outputs = tensors.pop(name).shape
+            tensors[f"{name}_blocks"] = torch.full((count, outputs, inputs // 32, 16), 0x21, dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.full((count, outputs, inputs // 32), 120, dtype=torch.uint8)
+    how = {"quant_method": kind} | ({"weight_block_size": [128, 128]} if kind == "fp8" else {})
+    return written(made, to / kind, tensors, quantization_config=how)
+
+
+@pytest.mark.parametrize("available", [1 << 40, 1 << 16], ids=["packed", "not packed"])
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "bfloat16"])
+def test_a_load_takes_no_more_than_what_is_served_and_a_tenth(
+    tmp_path: Path, kind: str, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a quantised folder, and of one whose experts lie in another order. Bytes of tensors, not of the process."""
+    folder = large_folder(kind, tmp_path)
+    monkeypatch.setattr("model.packing.available_bytes", lambda _: available)
+    monkeypatch.setattr(SafetensorsFile, "_view", uncounted(SafetensorsFile._view))
+    with LiveBytes() as live:
+        runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    served = runner.private_weight_bytes + runner.mapped_weight_bytes
+    assert runner.packing.packed == (available == 1 << 40)
+    assert served > 25_000_000 and live.now > 0.9 * runner.private_weight_bytes, "the weights were counted"
+    assert live.peak < 1.1 * served, f"{live.peak / served:.2f} of the served weights"
 
 
 def test_parts_are_read_and_no_more(tmp_path: Path) -> None:
