@@ -227,20 +227,20 @@ class Checkpoint:
         if device.type == "meta":
             return tensor.to(device=device, dtype=dtype)
         if scales_RC is None:
-            self._check(name, tensor)
+            self.check(name, tensor)
             return tensor.to(device=device, dtype=dtype)
         numbers = whole(self._rows(name, tensor, scales_RC, dtype, part))
-        self._check(name, numbers)
+        self.check(name, numbers)
         return numbers.to(device=device)
 
     def rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Rows:
         """The same on a CPU, but what has another dtype in the file is read when its rows are asked for."""
         tensor, scales_RC = self._held(name, shape, dtype, part, is_view=True)
         if tensor.dtype == dtype:
-            self._check(name, tensor)
+            self.check(name, tensor)
             return tensor
         numbers = self._rows(name, tensor, scales_RC, dtype, part)
-        self._check(name, numbers)
+        self.check(name, numbers)
         return numbers
 
     def _held(
@@ -264,7 +264,7 @@ class Checkpoint:
         block = self._fp8_block
         if scales_RC is None or block is None:
             return ReadRows(tensor.shape, lambda start, end: tensor[start:end].to(dtype))
-        self._check(f"{name}_scale_inv", scales_RC)
+        self.check(f"{name}_scale_inv", scales_RC)
         row, column = (0, 0) if part is None else (part.start, 0) if part.dim == 0 else (0, part.start)
         return ReadRows(
             tensor.shape,
@@ -275,8 +275,8 @@ class Checkpoint:
         """A view over the mapped file, of which nothing is read yet. CheckpointError as in `take`, but for values."""
         return self._find(name, shape, kinds)
 
-    def _check(self, name: str, numbers: Rows) -> None:
-        """CheckpointError if values are checked and one is NaN or infinite."""
+    def check(self, name: str, numbers: Rows) -> None:
+        """CheckpointError if values are checked and one of these, which were read from `name`, is NaN or infinite."""
         if self._check_values and (num_bad := count_not_finite(numbers)):
             raise CheckpointError(
                 f"{self._files[name].path}: {name}: {num_bad} of {math.prod(numbers.shape)} values are NaN or infinite,"

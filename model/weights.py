@@ -260,7 +260,7 @@ class Weights:
         if quantised is None or quantised.method != "mxfp4":
             weight_XIO = checkpoint.mapped(name, (count, inputs, outputs))
             checkpoint.taken[name] = Taken(count * own, self.dtype, is_view=False)
-            return lambda index, some, columns: self._moved(weight_XIO[index].T[some, columns])
+            return lambda index, some, columns: self._moved(name, weight_XIO[index].T[some, columns])
 
         groups, names = inputs // GROUP, (f"{name}_blocks", f"{name}_scales")
         blocks_XOGB = checkpoint.mapped(names[0], (count, outputs, groups, GROUP // 2), ("U8",))
@@ -274,17 +274,19 @@ class Weights:
             if self.device.type == "meta":
                 return torch.empty(shape, device="meta")
             return self._moved(
-                ReadRows(shape, lambda a, b: from_mxfp4(blocks_OGB[a:b], scales_OG[a:b], self.dtype)[:, columns])
+                names[0],
+                ReadRows(shape, lambda a, b: from_mxfp4(blocks_OGB[a:b], scales_OG[a:b], self.dtype)[:, columns]),
             )
 
         return expert
 
-    def _moved(self, rows_OI: Rows) -> Rows:
-        """Rows in the dtype that is served: read now, unless they will be packed."""
+    def _moved(self, name: str, rows_OI: Rows) -> Rows:
+        """Rows of the tensor `name` in the dtype that is served: read now, unless they will be packed."""
         if self.device.type == "meta":
             assert isinstance(rows_OI, Tensor)
             return rows_OI.to(device=self.device, dtype=self.dtype)
         served = ReadRows(rows_OI.shape, lambda start, end: rows_OI[start:end].to(self.dtype))
+        self.checkpoint.check(name, served)
         return served if self._copies else whole(served).to(self.device)
 
 

@@ -245,6 +245,41 @@ FAULTS: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
         "down_proj_scales: got dtype F32, supported: U8",
     ),
     ("mxfp4", lambda t: t.pop("model.layers.1.mlp.experts.gate_up_proj_blocks"), "gate_up_proj_blocks of shape"),
+    (
+        "mxfp4",
+        lambda t: t.pop("model.layers.1.mlp.experts.down_proj_scales"),
+        "down_proj_scales of shape .8, 64, 1. is",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.0.mlp.experts.down_proj_blocks": torch.ones(8, 64, 1, 15).byte()}),
+        "down_proj_blocks: got shape .8, 64, 1, 15., config.json implies .8, 64, 1, 16.",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.0.mlp.experts.down_proj_blocks": torch.ones(8, 64, 1, 16).char()}),
+        "down_proj_blocks: got dtype I8, supported: U8",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.1.self_attn.sinks": torch.ones(5)}),
+        "self_attn.sinks: got shape .5., config.json implies .4.",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.1.self_attn.sinks": torch.ones(4).int()}),
+        "self_attn.sinks: got dtype I32, supported: F32, BF16, F16",
+    ),
+    (
+        "fp8",
+        lambda t: t.update({"model.layers.1.self_attn.q_proj.weight": torch.ones(60, 48).to(torch.float8_e4m3fn)}),
+        "q_proj.weight: got shape .60, 48., config.json implies .64, 48.",
+    ),
+    (
+        "fp8",
+        lambda t: t.update({"model.layers.1.self_attn.q_norm.weight": torch.ones(20)}),
+        "q_norm.weight: got shape .20., config.json implies .16.",
+    ),
 ]
 
 
@@ -258,6 +293,33 @@ def test_what_does_not_fit_is_named(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=sentence):
         ModelRunner.load(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind, dtype", [("fp8", "F8_E4M3"), ("mxfp4", "gate_up_proj of shape")])
+def test_quantised_weights_that_the_config_does_not_tell_of_are_named(tmp_path: Path, kind: str, dtype: str) -> None:
+    folder, plain = quantised_folders(kind, tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    how = fields.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=dtype):
+        ModelRunner.load(folder, device="cpu", dtype="float32")
+    if kind == "mxfp4":  # and the other way round
+        (plain / "config.json").write_text(json.dumps(fields | {"quantization_config": how}))
+        with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks of shape .* is missing"):
+            ModelRunner.load(plain, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_which_a_scale_is_no_number_are_found(tmp_path: Path, dtype: str) -> None:
+    """255 stands for no number; the largest scale times 6 is more than float32 has."""
+    folder, _ = quantised_folders("mxfp4", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[f"{name}_scales"][3, 7, 0], tensors[f"{name}_blocks"][3, 7, 0] = 255, 0x22
+    save_file(tensors, folder / "model.safetensors")
+    ModelRunner.load(folder, device="cpu", dtype=dtype)
+    with pytest.raises(CheckpointError, match=r"down_proj_blocks: 32 of 2048 values are NaN or infinite"):
+        ModelRunner.load(folder, device="cpu", dtype=dtype, check_weights=True)
 
 
 def test_scales_that_are_no_numbers_are_found(tmp_path: Path) -> None:
