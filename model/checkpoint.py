@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.quantised import from_fp8
+from model.rows import ReadRows, Rows, whole
 from protocol.errors import CheckpointError, brief, brief_name
 from runtime.files import read_fields
 
@@ -222,40 +223,64 @@ class Checkpoint:
         meta no number is read: only `taken` tells what was asked for.
         CheckpointError when it is missing, has another shape or dtype, or fails the check of its values.
         """
-        is_fp8 = self._fp8_block is not None and self.tensors.get(name, ("",))[0] == FP8
-        tensor = self._find(name, shape, (*SERVED_DTYPES, FP8) if is_fp8 else tuple(SERVED_DTYPES), part)
-        self.taken[name] = Taken(tensor.numel(), dtype, is_view=device.type == "cpu" and tensor.dtype == dtype)
-        if is_fp8:
-            tensor = self._from_fp8(name, tensor, shape, dtype, part, is_read=device.type != "meta")
-        if device.type != "meta":
-            self._check(name, tensor)
-        return tensor.to(device=device, dtype=dtype)
+        tensor, scales_RC = self._held(name, shape, dtype, part, is_view=device.type == "cpu")
+        if device.type == "meta":
+            return tensor.to(device=device, dtype=dtype)
+        if scales_RC is None:
+            self.check(name, tensor)
+            return tensor.to(device=device, dtype=dtype)
+        numbers = whole(self._rows(name, tensor, scales_RC, dtype, part))
+        self.check(name, numbers)
+        return numbers.to(device=device)
 
-    def _from_fp8(
-        self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None, *, is_read: bool
-    ) -> Tensor:
-        """The numbers of a part of a fp8 weight, if it `is_read`. Its scales are checked in any case."""
-        assert self._fp8_block is not None
-        rows, columns = self._fp8_block
-        scales_name, (outputs, inputs) = f"{name}_scale_inv", shape
+    def rows(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Rows:
+        """The same on a CPU, but what has another dtype in the file is read when its rows are asked for."""
+        tensor, scales_RC = self._held(name, shape, dtype, part, is_view=True)
+        if tensor.dtype == dtype:
+            self.check(name, tensor)
+            return tensor
+        numbers = self._rows(name, tensor, scales_RC, dtype, part)
+        self.check(name, numbers)
+        return numbers
+
+    def _held(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None, *, is_view: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the file has of a tensor, and the scales of a fp8 weight. Notes what is taken."""
+        if self._fp8_block is None or self.tensors.get(name, ("",))[0] != FP8:
+            tensor = self._find(name, shape, tuple(SERVED_DTYPES), part)
+            self.taken[name] = Taken(tensor.numel(), dtype, is_view=is_view and tensor.dtype == dtype)
+            return tensor, None
+
+        tensor = self._find(name, shape, (*SERVED_DTYPES, FP8), part)
+        self.taken[name] = Taken(tensor.numel(), dtype, is_view=False)
+        (outputs, inputs), (rows, columns), scales_name = shape, self._fp8_block, f"{name}_scale_inv"
         scales_RC = self._find(scales_name, (-(-outputs // rows), -(-inputs // columns)), ("F32", "BF16"))
         self.taken[scales_name] = Taken(0, scales_RC.dtype, is_view=False)
-        if not is_read:
-            return tensor
-        self._check(scales_name, scales_RC)
-        first = (0, 0) if part is None else (part.start, 0) if part.dim == 0 else (0, part.start)
-        return from_fp8(tensor, scales_RC, self._fp8_block, first, dtype)
+        return tensor, scales_RC
+
+    def _rows(self, name: str, tensor: Tensor, scales_RC: Tensor | None, dtype: torch.dtype, part: Part | None) -> Rows:
+        """The numbers of a weight, or of a part of one, that need work to be read."""
+        block = self._fp8_block
+        if scales_RC is None or block is None:
+            return ReadRows(tensor.shape, lambda start, end: tensor[start:end].to(dtype))
+        self.check(f"{name}_scale_inv", scales_RC)
+        row, column = (0, 0) if part is None else (part.start, 0) if part.dim == 0 else (0, part.start)
+        return ReadRows(
+            tensor.shape,
+            lambda start, end: from_fp8(tensor[start:end], scales_RC, block, (row + start, column), dtype),
+        )
 
     def mapped(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...] = tuple(SERVED_DTYPES)) -> Tensor:
         """A view over the mapped file, of which nothing is read yet. CheckpointError as in `take`, but for values."""
         return self._find(name, shape, kinds)
 
-    def _check(self, name: str, tensor: Tensor) -> None:
-        """CheckpointError if values are checked and one is NaN or infinite."""
-        if self._check_values and (num_bad := count_not_finite(tensor)):
+    def check(self, name: str, numbers: Rows) -> None:
+        """CheckpointError if values are checked and one of these, which were read from `name`, is NaN or infinite."""
+        if self._check_values and (num_bad := count_not_finite(numbers)):
             raise CheckpointError(
-                f"{self._files[name].path}: {name}: {num_bad} of {tensor.numel()} values are NaN or infinite, expected"
-                " finite numbers"
+                f"{self._files[name].path}: {name}: {num_bad} of {math.prod(numbers.shape)} values are NaN or infinite,"
+                " expected finite numbers"
             )
 
     def take_integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -276,10 +301,11 @@ class Checkpoint:
         return file.tensor(name, part)
 
 
-def count_not_finite(tensor: Tensor) -> int:
+def count_not_finite(numbers: Rows) -> int:
     """The number of values that are NaN or infinite, counted part by part to save memory."""
-    num_rows = max(1, CHECKED_VALUES // max(1, tensor[:1].numel()))
-    return sum(int(rows.isfinite().logical_not().sum()) for rows in tensor.split(num_rows))
+    num_rows = max(1, CHECKED_VALUES // max(1, math.prod(numbers.shape[1:])))
+    parts = (numbers[start : start + num_rows] for start in range(0, numbers.shape[0], num_rows))
+    return sum(int(rows.isfinite().logical_not().sum()) for rows in parts)
 
 
 def open_checkpoint(folder: Path, check_values: bool = False, fp8_block: tuple[int, int] | None = None) -> Checkpoint:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
-from model.cpu_layers import CLayer, address, decodes_in_c, numbers_of_a_row, places_in_c
+from model.cpu_layers import CLayer, decodes_in_c, numbers_of_a_row, places_in_c
 from model.cpu_products import CLinear, CpuLinear
-from model.cpu_structs import check_struct
+from model.cpu_structs import address, check_struct
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from protocol.errors import InternalError

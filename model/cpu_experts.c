@@ -2,7 +2,7 @@
 //
 //     route      logits -> scores -> the experts of each row, ascending, and their weights
 //     group      (row, expert) pairs, an expert's pairs side by side, in the order of rows
-//     each group of experts   gather rows | gate, up | silu(gate) * up | down | add to the rows' sums
+//     each group of experts   gather rows | gate, up | silu(gate) * up, or gated_within | down | add to the rows' sums
 //     finish     sum + shared expert, rounded; + residual
 //
 // Scores, weights and sums are float32. A row's experts are added in the order of their numbers, the shared one last. Each
@@ -231,7 +231,8 @@ static void part_of_gate_and_up(const void *work, int64_t index) {
 static void activate(const mlp *e, const act *gate_up, act *inner_values, int64_t rows, int threads) {
     const int64_t inner = e->down.inputs, stride = e->up.weight ? inner : 2 * inner;
     const act *up = gate_up + (e->up.weight ? rows * inner : inner);
-    gated(gate_up, up, inner_values, rows, inner, stride, threads);
+    if (e->limit > 0) gated_within(gate_up, up, inner_values, rows, inner, stride, e->limit, e->alpha, threads);
+    else gated(gate_up, up, inner_values, rows, inner, stride, threads);
 }
 
 static void part_of_activation(const void *work, int64_t index) {

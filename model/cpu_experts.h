@@ -9,6 +9,7 @@
 // A dense MLP. Without a weight of `up`, `gate` gives gate and up side by side.
 typedef struct {
     linear gate, up, down;
+    float limit, alpha;  // of gated_within; limit 0: silu(gate) * up
 } mlp;
 
 typedef struct {

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from model.cpu_kernels import CpuKernels
 from model.cpu_products import CLinear, CpuLinear, for_c
-from model.cpu_structs import check_struct
+from model.cpu_structs import address, check_struct
 from model.experts import Experts
-from model.mlp import Mlp
+from model.mlp import Clamped, Mlp
 from model.passes import Passes
 from protocol.messages_group import StepShape
 
@@ -27,13 +27,18 @@ ALIGNED = 64  # bytes: where the memory begins that C works in
 class CMlp(ctypes.Structure):
     """`mlp` of cpu_experts.h. It is valid as long as the tensors live that it was made of."""
 
-    _fields_ = (("gate", CLinear), ("up", CLinear), ("down", CLinear))
+    _fields_ = (
+        *((name, CLinear) for name in ("gate", "up", "down")),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
+    )
 
     @classmethod
-    def of(cls, linears: Sequence[CpuLinear]) -> "CMlp":
-        """An MLP of gate and up, merged or not, and down."""
+    def of(cls, linears: Sequence[CpuLinear], gating: Clamped | None = None) -> "CMlp":
+        """An MLP of gate and up, merged or not, and down. Without a `gating` it is silu(gate) * up."""
         gate, *up, down = (linear.in_c for linear in linears)
-        return cls(gate, *(up or [CLinear()]), down)
+        of_gate = (gating.limit, gating.alpha) if gating else (0.0, 0.0)
+        return cls(gate, *(up or [CLinear()]), down, *of_gate)
 
 
 class CMixture(ctypes.Structure):
@@ -63,26 +68,27 @@ class CpuExperts:
     @classmethod
     def of(cls, kernels: CpuKernels, mixture: Experts) -> "CpuExperts | None":
         """The same mixture, if C has products with such weights. InternalError if C has another form of the structs."""
-        mlps = [*mixture.experts, *filter(None, [mixture.shared])]
-        products = [for_c(mlp.linears or ()) for mlp in mlps if isinstance(mlp, Mlp)]
-        own = [linears for linears in products if linears]
-        if len(own) < len(mlps) or mixture.router.bias_X is not None:
+        shares = [*mixture.experts, *filter(None, [mixture.shared])]
+        mlps = [share for share in shares if isinstance(share, Mlp) and _is_gated_in_c(share)]
+        own = [linears for mlp in mlps if (linears := for_c((*mlp.gate_up.linears, mlp.down)))]
+        if len(own) < len(shares):
             return None
         check_struct(kernels.library, "mlp", CMlp)
         check_struct(kernels.library, "mixture", CMixture)
 
         config, router, count = mixture.router.config, mixture.router.weight_XE.float(), len(mixture.experts)
-        bias_X = mixture.router.choice_bias_X
-        experts = (CMlp * count)(*map(CMlp.of, own[:count]))
-        shared = CMlp.of(own[count]) if mixture.shared else None
-        in_c = CMixture(
-            CLinear(router.data_ptr(), None, router.shape[1], count, router.stride(0)),
-            None if bias_X is None else bias_X.data_ptr(),
+        choice_bias_X, bias_X = mixture.router.choice_bias_X, mixture.router.bias_X
+        bias_X = None if bias_X is None else bias_X.float()
+        in_c = [CMlp.of(linears, _clamped(mlp)) for linears, mlp in zip(own, mlps, strict=True)]
+        experts, shared = (CMlp * count)(*in_c[:count]), in_c[count] if mixture.shared else None
+        mixed = CMixture(
+            CLinear(router.data_ptr(), address(bias_X), router.shape[1], count, router.stride(0)),
+            address(choice_bias_X),
             config.num_chosen, config.scores == "sigmoid", config.num_groups, config.num_chosen_groups,
             config.normalised, config.scale, ctypes.addressof(experts),
             None if shared is None else ctypes.addressof(shared),
         )  # fmt: skip
-        return cls(kernels, in_c, (router, bias_X, experts, shared, own), own[0][0].dtype)
+        return cls(kernels, mixed, (router, bias_X, choice_bias_X, experts, shared, own), own[0][0].dtype)
 
     def __call__(self, x_NE: Tensor, passes: Passes) -> Tensor:
         """The weighted sum of each token's experts, and the shared one; see Share."""
@@ -138,6 +144,14 @@ class CpuExperts:
     def _checked(self, x_TE: Tensor) -> Tensor:
         assert x_TE.dtype == self.dtype and x_TE.dim() == 2 and x_TE.shape[1] == self.in_c.router.inputs
         return x_TE.contiguous()
+
+
+def _clamped(mlp: Mlp) -> Clamped | None:
+    return mlp.gating if isinstance(mlp.gating, Clamped) else None
+
+
+def _is_gated_in_c(mlp: Mlp) -> bool:
+    return mlp.gating is None or _clamped(mlp) is not None
 
 
 def aligned(room: Tensor) -> int:

@@ -83,6 +83,7 @@ typedef struct {
     const act *gate, *up;
     act *out;
     int64_t width, stride;
+    float limit, alpha;
     split split;
 } gate_job;
 
@@ -100,8 +101,29 @@ static void part_of_gate(const void *work, int64_t index) {
 
 // out (rows, width) = silu(gate) * up
 void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads) {
-    const gate_job job = {gate, up, out, width, stride, split_rows(rows, rows * width)};
+    const gate_job job = {gate, up, out, width, stride, 0.0f, 0.0f, split_rows(rows, rows * width)};
     team_run(part_of_gate, &job, job.split.parts, threads);
+}
+
+static void part_of_gate_within(const void *work, int64_t index) {
+    const gate_job job = *(const gate_job *)work;
+    EACH_ROW(row, job.split, index) {
+        const act *g = job.gate + row * job.stride, *u = job.up + row * job.stride;
+        act *to = job.out + row * job.width;
+        for (int64_t i = 0; i < job.width; i++) {
+            float value = READ(g[i]), factor = READ(u[i]);
+            value = value > job.limit ? job.limit : value;  // NaN stays NaN
+            factor = factor > job.limit ? job.limit : factor < -job.limit ? -job.limit : factor;
+            to[i] = WRITE((factor + 1.0f) * (value / (1.0f + exponential(-job.alpha * value))));
+        }
+    }
+}
+
+// out (rows, width) = (up + 1) * gate * sigmoid(alpha * gate). The gate is at most `limit`, and up lies within it.
+void gated_within(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, float limit,
+                  float alpha, int threads) {
+    const gate_job job = {gate, up, out, width, stride, limit, alpha, split_rows(rows, rows * width)};
+    team_run(part_of_gate_within, &job, job.split.parts, threads);
 }
 
 typedef struct {

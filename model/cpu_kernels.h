@@ -53,6 +53,9 @@ void rms_norm(const act *x, const act *weight, act *out, int64_t rows, int64_t w
 
 void gated(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, int threads);
 
+void gated_within(const act *gate, const act *up, act *out, int64_t rows, int64_t width, int64_t stride, float limit,
+                  float alpha, int threads);
+
 void rotation(const int64_t *positions, const float *inv_freq_F, float *cos_TF, float *sin_TF, int64_t tokens,
               int threads);
 

@@ -27,7 +27,7 @@ const place_of places[] = {
     WHOLE(layer), FIELD(layer, input_norm), FIELD(layer, q), FIELD(layer, k), FIELD(layer, v), FIELD(layer, qk_norm),
     FIELD(layer, by), FIELD(layer, output), FIELD(layer, feed_norm), FIELD(layer, feed), FIELD(layer, experts),
 
-    WHOLE(mlp), FIELD(mlp, gate), FIELD(mlp, up), FIELD(mlp, down),
+    WHOLE(mlp), FIELD(mlp, gate), FIELD(mlp, up), FIELD(mlp, down), FIELD(mlp, limit), FIELD(mlp, alpha),
 
     WHOLE(mixture), FIELD(mixture, router), FIELD(mixture, choice_bias), FIELD(mixture, num_chosen),
     FIELD(mixture, sigmoid), FIELD(mixture, num_groups), FIELD(mixture, num_chosen_groups), FIELD(mixture, normalised),

@@ -17,7 +17,7 @@ from model.attention_cpu import CpuPlan
 from model.cpu_experts import ALIGNED, CMlp, CpuExperts, aligned
 from model.cpu_kernels import CpuKernels, CRequests, CScoring
 from model.cpu_products import CLinear, CpuLinear
-from model.cpu_structs import check_struct
+from model.cpu_structs import address, check_struct
 from model.inputs import ModelInput
 from model.paged_kv import PagedKv
 from model.scoring import Scoring
@@ -160,8 +160,3 @@ def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:
     q_size, kv_size = kernels.num_heads * kernels.head_dim, kernels.num_kv_heads * kernels.head_dim
     after_norm = max(q_size + 2 * kv_size, 3 * layer.feed.down.inputs)
     return int(q_size + max(layer.output.outputs + after_norm, q_size))
-
-
-def address(tensor: Tensor | None) -> int | None:
-    """The address of a tensor's first number; None without a tensor."""
-    return None if tensor is None else tensor.data_ptr()

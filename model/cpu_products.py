@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.linear import AnyLinear, Linear
+from model.linear import AnyLinear, Unpacked
 from model.passes import Passes
+from model.rows import slices_of, whole
 
 PANEL: Final = 16  # outputs that lie side by side, as in cpu_products.h
 STEP: Final = 32  # inputs are padded to a multiple of it
@@ -100,22 +101,26 @@ def for_c(linears: Sequence[AnyLinear]) -> list[CpuLinear]:
     return found if len(found) == len(linears) else []
 
 
-def in_place(linear: Linear, library: ctypes.CDLL, threads: Threads) -> CpuLinear:
+def in_place(linear: Unpacked, library: ctypes.CDLL, threads: Threads) -> CpuLinear:
     """`linear` with its weight where it is, for rows of the same dtype. A share of a weight's columns is no copy."""
-    weight_OI = linear.weight_OI
+    weight_OI = whole(linear.weight_OI)
     assert weight_OI.dtype in (torch.float32, torch.bfloat16) and weight_OI.stride(1) == 1
     outputs, inputs = weight_OI.shape
     bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
     return CpuLinear(library, threads, weight_OI, bias_O, inputs, outputs, weight_OI.dtype)
 
 
-def pack_bfloat16(linear: Linear, library: ctypes.CDLL, threads: Threads, dtype: torch.dtype) -> CpuLinear:
+def pack_bfloat16(linear: Unpacked, library: ctypes.CDLL, threads: Threads, dtype: torch.dtype) -> CpuLinear:
     """`linear` for rows of `dtype`. Weights that bfloat16 cannot hold are rounded to it; the bias is float32."""
     outputs, inputs = linear.weight_OI.shape
     panels, pairs = -(-outputs // PANEL), -(-inputs // STEP) * STEP // 2
-    padded = linear.weight_OI.bfloat16()
-    if (outputs, inputs) != (panels * PANEL, pairs * 2):
-        padded = F.pad(padded, (0, pairs * 2 - inputs, 0, panels * PANEL - outputs))
-    packed = padded.reshape(panels, PANEL, pairs, 2).transpose(1, 2).contiguous()
+    packed = torch.empty((panels, pairs, PANEL, 2), dtype=torch.bfloat16)
+    for rows in slices_of(linear.weight_OI, PANEL):
+        first, end = rows.start // PANEL, -(-rows.stop // PANEL)
+        padding = (0, pairs * 2 - inputs, 0, end * PANEL - rows.stop)
+        padded = (
+            F.pad(linear.weight_OI[rows].bfloat16(), padding) if any(padding) else linear.weight_OI[rows].bfloat16()
+        )
+        packed[first:end] = padded.reshape(end - first, PANEL, pairs, 2).transpose(1, 2)
     bias_O = None if linear.bias_O is None else linear.bias_O.float().contiguous()
     return CpuLinear(library, threads, packed, bias_O, inputs, outputs, dtype)

@@ -3,6 +3,8 @@
 import ctypes
 from typing import Final
 
+from torch import Tensor
+
 from protocol.errors import InternalError
 
 
@@ -40,3 +42,8 @@ def check_struct(library: ctypes.CDLL, name: str, struct: type[ctypes.Structure]
             raise InternalError(
                 f"{part} has (offset, bytes) {theirs.get(part)} in C and {ours.get(part)} in Python, expected the same"
             )
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first number; None without a tensor."""
+    return None if tensor is None else tensor.data_ptr()

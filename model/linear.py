@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.passes import Passes
+from model.rows import Rows, joined, whole
 
 _PACKED_FOR_ROWS: Final = 16  # a hint to oneDNN; other numbers of rows run as well
 
@@ -35,11 +36,18 @@ class AnyLinear(Protocol):
 
 
 @dataclass(frozen=True)
-class Linear:
+class Unpacked:
+    """A linear before it is packed: its weight may be read a few rows at a time."""
+
+    weight_OI: Rows
+    bias_O: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Linear(Unpacked):
     """y = x @ weight.T + bias."""
 
     weight_OI: Tensor
-    bias_O: Tensor | None = None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
@@ -82,7 +90,7 @@ class PackedLinear:
 class Pack:
     """How linears are made that compute faster, or the same for any number of rows."""
 
-    make: Callable[[Linear], AnyLinear]
+    make: Callable[[Unpacked], AnyLinear]
     copies: bool = True  # weights into this worker's own memory, laid out in another way
 
 
@@ -99,11 +107,12 @@ def has_fast_bfloat16() -> bool:
     return bool(known is not None and known())
 
 
-def pack(linear: Linear) -> AnyLinear:
+def pack(linear: Unpacked) -> AnyLinear:
     """`linear` packed, if that is possible."""
-    if not can_pack(linear.weight_OI):
-        return linear
-    weight_OI = linear.weight_OI.contiguous()  # a share of a weight's columns is not
+    weight_OI = whole(linear.weight_OI)
+    if not can_pack(weight_OI):
+        return Linear(weight_OI, linear.bias_O)
+    weight_OI = weight_OI.contiguous()  # a share of a weight's columns is not
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACKED_FOR_ROWS), linear.bias_O)
 
 
@@ -122,11 +131,18 @@ class ParallelLinears:
         return tuple([linear(x_TI) for linear in self.linears])
 
 
-def parallel_linears(linears: Sequence[Linear], *, merge: bool, pack: Pack | None = None) -> ParallelLinears:
+def parallel_linears(linears: Sequence[Unpacked], *, merge: bool, pack: Pack | None = None) -> ParallelLinears:
     """Joins linears, of which all or none have a bias. `merge` merges them; `pack` packs them, or the merged one."""
     if not merge:
-        return ParallelLinears(tuple(pack.make(linear) if pack else linear for linear in linears))
+        return ParallelLinears(tuple(pack.make(linear) if pack else unpacked(linear) for linear in linears))
     biases = [linear.bias_O for linear in linears if linear.bias_O is not None]
     assert len(biases) in (0, len(linears))
-    merged = Linear(torch.cat([linear.weight_OI for linear in linears]), torch.cat(biases) if biases else None)
-    return ParallelLinears((pack.make(merged) if pack else merged,))
+    weights, bias_O = [linear.weight_OI for linear in linears], torch.cat(biases) if biases else None
+    if pack is not None:
+        return ParallelLinears((pack.make(Unpacked(joined(weights), bias_O)),))
+    return ParallelLinears((Linear(torch.cat(list(map(whole, weights))), bias_O),))
+
+
+def unpacked(linear: Unpacked) -> Linear:
+    """`linear` as it is, with its weight in memory."""
+    return Linear(whole(linear.weight_OI), linear.bias_O)

@@ -11,7 +11,6 @@ Shapes: T own tokens, N tokens of all ranks, R ranks, P tokens of each rank, pad
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -44,15 +43,21 @@ def gating_of(mlp: MlpConfig) -> Gating | None:
         case "gelu_tanh":
             return lambda gate_NI, up_NI: F.gelu(gate_NI, approximate="tanh") * up_NI
         case "clamped":
-            return partial(clamped, limit=mlp.limit, alpha=mlp.alpha)
+            return Clamped(mlp.limit, mlp.alpha)
         case _:
             return None
 
 
-def clamped(gate_NI: Tensor, up_NI: Tensor, *, limit: float, alpha: float) -> Tensor:
-    """The gate of gpt-oss, in transformers' order of operations."""
-    gate_NI, up_NI = gate_NI.clamp(max=limit), up_NI.clamp(min=-limit, max=limit)
-    return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * alpha))
+@dataclass(frozen=True)
+class Clamped:
+    """The gate of gpt-oss, in transformers' order of operations. gate is at most `limit`, and up lies within it."""
+
+    limit: float  # above 0
+    alpha: float
+
+    def __call__(self, gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+        gate_NI, up_NI = gate_NI.clamp(max=self.limit), up_NI.clamp(min=-self.limit, max=self.limit)
+        return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * self.alpha))
 
 
 class Feed(Protocol):

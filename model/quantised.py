@@ -12,8 +12,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-AT_ONCE: Final = 1 << 17  # numbers that are float32 at a time
-GROUP: Final = 32  # numbers of MXFP4 that share a scale
+from model.rows import AT_ONCE
+from runtime.model_config import MXFP4_GROUP
+
+GROUP: Final = MXFP4_GROUP
 EXPONENT_BIAS: Final = 127
 MXFP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 

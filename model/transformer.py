@@ -145,7 +145,7 @@ def load_decoder(
         embedding = embedding if f"{embedding}.weight" in checkpoint else head
         head = head if f"{head}.weight" in checkpoint else embedding
     embedding_VE = weights.tensor(f"{embedding}.weight", *sizes)
-    head_linear = Linear(embedding_VE) if head == embedding else weights.linear(head, *sizes, bias=False)
+    head_linear = Linear(embedding_VE) if head == embedding else weights.unpacked(head, *sizes, bias=False)
 
     layers = tuple(_layers(weights, prefix))
     ropes = tuple(Rope.of(rope, config.head_dim, to_device) for rope in config.ropes)

@@ -21,10 +21,11 @@ from model.cpu_kernels import CpuKernels
 from model.experts import Experts, Router
 from model.host_memory import return_free_memory
 from model.layer import Attention, DecoderLayer
-from model.linear import AnyLinear, Linear, Pack, ParallelLinears, parallel_linears
+from model.linear import AnyLinear, Linear, Pack, ParallelLinears, Unpacked, parallel_linears, unpacked
 from model.mlp import Feed, Mlp, Sharded, gating_of
 from model.passes import rotation_order
 from model.quantised import GROUP, from_mxfp4
+from model.rows import ReadRows, Rows, ordered, whole
 from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 from runtime.model_parts import (
@@ -63,10 +64,11 @@ class Weights:
 
         `as_dtype`: of a tensor that stays in this dtype whatever the model computes in.
         """
-        part = None
-        if self.collectives is not None and cut is not Cut.WHOLE:
-            part = Part(cut, *self._share(shape[cut]))
-        return self.checkpoint.take(name, shape, as_dtype or self.dtype, self.device, part)
+        return self.checkpoint.take(name, shape, as_dtype or self.dtype, self.device, self._part(shape, cut))
+
+    def _part(self, shape: tuple[int, ...], cut: Cut) -> Part | None:
+        """This rank's share of a tensor; None: all of it."""
+        return None if self.collectives is None or cut is Cut.WHOLE else Part(cut, *self._share(shape[cut]))
 
     def _share(self, size: int) -> tuple[int, int]:
         """Where this rank's share of so many numbers begins, and how many it has."""
@@ -87,18 +89,30 @@ class Weights:
         weight_OI = self.tensor(f"{name}.weight", outputs, inputs, cut=cut)
         return Linear(weight_OI, self.tensor(f"{name}.bias", outputs, cut=cut) if bias else None)
 
-    def finished(self, linear: Linear) -> AnyLinear:
-        """`linear`, packed if that is wanted."""
-        return self.pack.make(linear) if self.pack else linear
+    def unpacked(self, name: str, outputs: int, inputs: int, *, bias: bool, cut: Cut = Cut.WHOLE) -> Unpacked:
+        """The same. If it will be packed, its rows are read only then."""
+        if not self._copies or self.device.type != "cpu":
+            return self.linear(name, outputs, inputs, bias=bias, cut=cut)
+        part = self._part((outputs, inputs), cut)
+        rows_OI = self.checkpoint.rows(f"{name}.weight", (outputs, inputs), self.dtype, part)
+        return Unpacked(rows_OI, self.tensor(f"{name}.bias", outputs, cut=cut) if bias else None)
 
-    def joined(self, linears: Sequence[Linear]) -> ParallelLinears:
+    @property
+    def _copies(self) -> bool:
+        """Whether weights are packed into this worker's own memory."""
+        return self.pack is not None and self.pack.copies
+
+    def finished(self, linear: Unpacked) -> AnyLinear:
+        """`linear`, packed if that is wanted."""
+        return self.pack.make(linear) if self.pack else unpacked(linear)
+
+    def joined(self, linears: Sequence[Unpacked]) -> ParallelLinears:
         """Linears of one input, merged if weights are copied anyway."""
-        merge = self.device.type != "cpu" or (self.pack is not None and self.pack.copies)
-        return parallel_linears(linears, merge=merge, pack=self.pack)
+        return parallel_linears(linears, merge=self.device.type != "cpu" or self._copies, pack=self.pack)
 
     def head(self, outputs: int) -> AnyLinear:
         """The checkpoint's head, without a bias."""
-        return self.finished(self.linear("lm_head", outputs, self.config.hidden_size, bias=False))
+        return self.finished(self.unpacked("lm_head", outputs, self.config.hidden_size, bias=False))
 
     def layer(
         self, prefix: str, layer: LayerConfig, *, num_inputs: int = 0, may_lack_norm: bool = False
@@ -121,24 +135,24 @@ class Weights:
             mixed_norm_E=norm_of("post_attention") if outer else None,
             fed_norm_E=norm_of("post_feedforward") if outer else None,
         )
-        if self.pack is not None and self.pack.copies:
+        if self._copies:
             return_free_memory()  # of copies between the file and the packed weights
         return made
 
     def _attention(self, prefix: str, mixer: AttentionConfig, num_inputs: int) -> Attention:
         sizes = {"q": mixer.num_heads * mixer.head_dim, "k": mixer.num_kv_heads * mixer.head_dim}
         q, k, v = (
-            self.linear(f"{prefix}.{name}_proj", size, num_inputs, bias=mixer.qkv_bias)
+            self.unpacked(f"{prefix}.{name}_proj", size, num_inputs, bias=mixer.qkv_bias)
             for name, size in (*sizes.items(), ("v", sizes["k"]))
         )
-        output = self.linear(f"{prefix}.o_proj", self.config.hidden_size, sizes["q"], bias=mixer.output_bias)
+        output = self.unpacked(f"{prefix}.o_proj", self.config.hidden_size, sizes["q"], bias=mixer.output_bias)
 
         order = rotation_order(self.config.rope, mixer.head_dim)
         if order is not None:
             q, k = (_ordered_outputs(linear, order) for linear in (q, k))
             self._note_copies(f"{prefix}.{name}_proj.{kind}" for name in sizes for kind in ("weight", "bias"))
         joined, finished = self.joined((q, k, v)), self.finished(output)
-        self._forget(f"{prefix}.{name}_proj" for name in (*sizes, "v", "o"))
+        self._forget(f"{prefix}.{name}_proj.weight" for name in (*sizes, "v", "o"))
         window = mixer.window if mixer.window < self.config.context_length else 0
         sinks_H = self.tensor(f"{prefix}.sinks", mixer.num_heads, as_dtype=torch.float32) if mixer.has_sinks else None
         attention = Attention(joined, finished, scoring=Scoring(window, mixer.scale, sinks_H), rope=mixer.rope)
@@ -156,11 +170,11 @@ class Weights:
         both = q_norm.expand(mixer.num_heads, -1), k_norm.expand(mixer.num_kv_heads, -1)
         return replace(attention, qk_norm_ND=torch.cat(both))
 
-    def _forget(self, linears: Iterable[str]) -> None:
+    def _forget(self, weights: Iterable[str]) -> None:
         """Gives back what was read of weights that are packed now, so that a worker never has two copies of many."""
-        if self.pack is not None and self.pack.copies:
-            for name in linears:
-                self.checkpoint.forget(f"{name}.weight")
+        if self._copies:
+            for name in weights:
+                self.checkpoint.forget(name)
 
     def _note_copies(self, names: Iterable[str]) -> None:
         """These tensors are no views over the file."""
@@ -185,12 +199,12 @@ class Weights:
         """`bias`: of its outputs."""
         hidden = self.config.hidden_size
         gate, up = (
-            self.linear(f"{prefix}.{name}", mlp.width, hidden, bias=mlp.bias, cut=Cut.OUTPUTS)
+            self.unpacked(f"{prefix}.{name}", mlp.width, hidden, bias=mlp.bias, cut=Cut.OUTPUTS)
             for name in (names.gate, names.up)
         )
-        down = self.linear(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
+        down = self.unpacked(f"{prefix}.{names.down}", hidden, mlp.width, bias=bias, cut=Cut.INPUTS)
         made = Mlp(self.joined((gate, up)), self.finished(down), gating_of(mlp))
-        self._forget(f"{prefix}.{name}" for name in (names.gate, names.up, names.down))
+        self._forget(f"{prefix}.{name}.weight" for name in (names.gate, names.up, names.down))
         return made
 
     def _experts(self, prefix: str, feed: ExpertsConfig) -> Experts | CpuExperts:
@@ -205,13 +219,13 @@ class Weights:
             self.tensor(bias, feed.count, as_dtype=float32) if feed.router.has_choice_bias else None,
             self.tensor(f"{router_name}.bias", feed.count, as_dtype=float32).double() if has_bias else None,
         )
-        if names.is_stacked:
-            return Experts(router, self._stacked(f"{prefix}.experts", feed), None)
-        mixture = Experts(
-            router,
-            tuple(self._mlp(f"{prefix}.experts.{index}", feed.expert, names) for index in range(feed.count)),
-            self._mlp(f"{prefix}.shared_experts", feed.shared) if feed.shared else None,
+        experts = (
+            self._stacked(f"{prefix}.experts", feed)
+            if names.is_stacked
+            else tuple(self._mlp(f"{prefix}.experts.{index}", feed.expert, names) for index in range(feed.count))
         )
+        shared = self._mlp(f"{prefix}.shared_experts", feed.shared) if feed.shared else None
+        mixture = Experts(router, experts, shared)
         in_c = CpuExperts.of(self.kernels, mixture) if self.kernels else None
         return in_c or mixture
 
@@ -227,47 +241,61 @@ class Weights:
         has_bias = self.collectives is None or self.collectives.rank == 0
 
         def mlp(index: int) -> Mlp:
-            both_2IE, of_both_2I = gate_up(index), biases_X2I[index]
+            halves = (slice(2 * start + first, 2 * (start + own), 2) for first in (0, 1))
             gate, up = (
-                Linear(
-                    self._moved(both_2IE[first::2][start : start + own]),
-                    of_both_2I[first::2][start : start + own].contiguous(),
-                )
-                for first in (0, 1)
+                Unpacked(gate_up(index, half, slice(None)), biases_X2I[index, half].contiguous()) for half in halves
             )
-            down_EI = self._moved(down(index)[:, start : start + own])
-            joined, bias_E = self.joined((gate, up)), biases_XE[index].contiguous() if has_bias else None
-            return Mlp(joined, self.finished(Linear(down_EI, bias_E)), gating_of(feed.expert))
+            bias_E = biases_XE[index].contiguous() if has_bias else None
+            own_down = Unpacked(down(index, slice(None), slice(start, start + own)), bias_E)
+            return Mlp(self.joined((gate, up)), self.finished(own_down), gating_of(feed.expert))
 
-        return tuple(mlp(index) for index in range(feed.count))
+        made = tuple(mlp(index) for index in range(feed.count))
+        self._forget(name for name in self.checkpoint.taken if name.startswith(f"{prefix}."))
+        return made
 
-    def _moved(self, weight_OI: Tensor) -> Tensor:
-        return weight_OI.to(device=self.device, dtype=self.dtype).contiguous()
-
-    def _stack(self, name: str, count: int, outputs: int, inputs: int, own: int) -> Callable[[int], Tensor]:
-        """Gives the weight (O, I) of an expert, of which this rank has `own` numbers. Each is read when it is asked
-        for: as MXFP4, or with inputs before outputs."""
-        checkpoint, is_meta = self.checkpoint, self.device.type == "meta"
-        quantised = self.config.quantised
+    def _stack(self, name: str, count: int, outputs: int, inputs: int, own: int) -> Callable[[int, slice, slice], Rows]:
+        """Gives some outputs and inputs of an expert's weight, of which this rank has `own` numbers: held as MXFP4, or
+        with inputs before outputs. They are read when the expert is asked for, or if it will be packed, row by row."""
+        checkpoint, quantised = self.checkpoint, self.config.quantised
         if quantised is None or quantised.method != "mxfp4":
             weight_XIO = checkpoint.mapped(name, (count, inputs, outputs))
             checkpoint.taken[name] = Taken(count * own, self.dtype, is_view=False)
-            return lambda index: weight_XIO[index].T
+            return lambda index, some, columns: self._moved(name, weight_XIO[index].T[some, columns])
 
         groups, names = inputs // GROUP, (f"{name}_blocks", f"{name}_scales")
         blocks_XOGB = checkpoint.mapped(names[0], (count, outputs, groups, GROUP // 2), ("U8",))
         scales_XOG = checkpoint.mapped(names[1], (count, outputs, groups), ("U8",))
         checkpoint.taken[names[0]] = Taken(count * own, self.dtype, is_view=False)
         checkpoint.taken[names[1]] = Taken(0, self.dtype, is_view=False)
-        if is_meta:
-            return lambda _: torch.empty((outputs, inputs), device="meta")
-        return lambda index: from_mxfp4(blocks_XOGB[index], scales_XOG[index], self.dtype)
+
+        def expert(index: int, some: slice, columns: slice) -> Rows:
+            blocks_OGB, scales_OG = blocks_XOGB[index, some], scales_XOG[index, some]
+            shape = blocks_OGB.shape[0], len(range(inputs)[columns])
+            if self.device.type == "meta":
+                return torch.empty(shape, device="meta")
+            return self._moved(
+                names[0],
+                ReadRows(shape, lambda a, b: from_mxfp4(blocks_OGB[a:b], scales_OG[a:b], self.dtype)[:, columns]),
+            )
+
+        return expert
+
+    def _moved(self, name: str, rows_OI: Rows) -> Rows:
+        """Rows of the tensor `name` in the dtype that is served: read now, unless they will be packed."""
+        if self.device.type == "meta":
+            assert isinstance(rows_OI, Tensor)
+            return rows_OI.to(device=self.device, dtype=self.dtype)
+        served = ReadRows(rows_OI.shape, lambda start, end: rows_OI[start:end].to(self.dtype))
+        self.checkpoint.check(name, served)
+        return served if self._copies else whole(served).to(self.device)
 
 
-def _ordered_outputs(linear: Linear, order: Sequence[int]) -> Linear:
+def _ordered_outputs(linear: Unpacked, order: Sequence[int]) -> Unpacked:
     """A linear whose outputs are heads, with the dimensions of each head in this order."""
     bias_O = None if linear.bias_O is None else _ordered(linear.bias_O, order)
-    return Linear(_ordered(linear.weight_OI, order), bias_O)
+    if isinstance(linear.weight_OI, Tensor):
+        return Linear(_ordered(linear.weight_OI, order), bias_O)
+    return Unpacked(ordered(linear.weight_OI, order), bias_O)
 
 
 def _ordered(tensor: Tensor, order: Sequence[int]) -> Tensor:

@@ -243,7 +243,8 @@ def mixtral_windows(config: JsonFields) -> Windows:
 def qwen_windows(config: JsonFields) -> Windows:
     """If use_sliding_window says so, of the layers that layer_types names, or else from max_window_layers on."""
     types = layer_types(config)
-    if not config.boolean("use_sliding_window", False):
+    has_none = _is_null(config) and not types
+    if has_none or not config.boolean("use_sliding_window", False):
         return (0,) * num_layers_of(config)
     first = config.integer("max_window_layers", 28, minimum=0)
     slides = [kind == SLIDING for kind in types] or [index >= first for index in range(num_layers_of(config))]
@@ -253,7 +254,8 @@ def qwen_windows(config: JsonFields) -> Windows:
 
 def qwen3_moe_windows(config: JsonFields) -> Windows:
     """Of every layer, if use_sliding_window says so."""
-    return (_window(config) if config.boolean("use_sliding_window", False) else 0,) * num_layers_of(config)
+    has_windows = config.boolean("use_sliding_window", False) and not _is_null(config)
+    return (_window(config) if has_windows else 0,) * num_layers_of(config)
 
 
 def gemma3_windows(config: JsonFields) -> Windows:
@@ -280,11 +282,18 @@ def layer_types(config: JsonFields) -> tuple[str, ...]:
 
 
 def _window(config: JsonFields, default: int = 4096) -> int:
-    """sliding_window. CheckpointError if it is longer than any context."""
+    """sliding_window. CheckpointError if it is null, or longer than any context."""
+    if _is_null(config):
+        raise config.refuse("sliding_window", "an integer of at least 1, because a layer has a window")
     window, most = config.integer("sliding_window", default), config.integer("max_position_embeddings", minimum=2)
     if window > most and config.has("sliding_window"):
         raise config.refuse("sliding_window", f"at most max_position_embeddings, which is {most}")
     return window
+
+
+def _is_null(config: JsonFields) -> bool:
+    """Whether sliding_window is written as null, which is another thing than a field that is absent."""
+    return config.values.get("sliding_window", 0) is None
 
 
 def minimax_m2_rotated(config: JsonFields) -> float:

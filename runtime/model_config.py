@@ -23,8 +23,7 @@ from runtime.model_parts import AttentionConfig, LayerConfig, RopeConfig
 
 MAX_FACT_CHARS: Final = 200  # of one field in config_facts
 SUPPORTED_ROPE: Final = "'default', 'linear', 'llama3' or 'yarn'"
-
-
+MXFP4_GROUP: Final = 32  # numbers of MXFP4 that share a scale
 UNSUPPORTED: Final[Mapping[str, str]] = {  # fields that change results with every value but null
     "compression_config": "quantised checkpoints are",
     "attn_logit_softcapping": "capped attention scores are",
@@ -292,6 +291,9 @@ def _quantised(config: JsonFields, family: Family) -> Quantised | None:
     fields = config.nested("quantization_config")
     method, supported = fields.text("quant_method"), "'fp8' (blocks of float8 e4m3)"
     if method == "mxfp4" and family.quantised_experts:
+        for name in ("hidden_size", "intermediate_size"):
+            if config.integer(name) % MXFP4_GROUP:
+                raise config.refuse(name, f"a multiple of {MXFP4_GROUP}, of which the numbers of mxfp4 share a scale")
         return Quantised(method)
     if method != "fp8":
         raise fields.refuse("quant_method", supported + (" or 'mxfp4'" if family.quantised_experts else ""))

@@ -6,17 +6,19 @@ right, and do not depend on luck with rounding.
 
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from testkit.checkpoints import Architecture, greedy_reference, make_checkpoint
+from testkit.checkpoints import WINDOW, WITH_WINDOWS, Architecture, greedy_reference, make_checkpoint
 
 VOCAB_SIZE = 307
 NUM_TOKENS = 64
 MIN_MARGIN = 1e-3
 # One token, less than a page, a page and its neighbours, a chunk of 32 and its neighbours, several chunks.
 PROMPT_LENS = (1, 7, 15, 16, 33, 48, 90, 121)
+EDGE_LENS = (WINDOW - 1, WINDOW, WINDOW + 1)  # beside those, where layers have windows
 _SEEDS: dict[Architecture, int] = {
     "llama": 3,
     "mistral": 13,
@@ -26,7 +28,7 @@ _SEEDS: dict[Architecture, int] = {
     "mixtral": 1,
     "minimax_m2": 4,
     "glm4_moe": 1,
-    "mistral_window": 0,
+    "mistral_window": 7,
     "qwen3_window": 0,
     "gemma3": 0,
     "gpt_oss": 0,
@@ -42,10 +44,10 @@ class Reference:
     continuations: tuple[tuple[int, ...], ...]
 
 
-def random_prompts(seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """One prompt per entry of PROMPT_LENS."""
-    rng = random.Random(seed)
-    return tuple(tuple(rng.randrange(VOCAB_SIZE) for _ in range(length)) for length in PROMPT_LENS)
+def random_prompts(lengths: Sequence[int] = PROMPT_LENS) -> tuple[tuple[int, ...], ...]:
+    """One prompt of each length."""
+    rng = random.Random(0)
+    return tuple(tuple(rng.randrange(VOCAB_SIZE) for _ in range(length)) for length in lengths)
 
 
 @cache
@@ -56,7 +58,8 @@ def _scratch() -> "tempfile.TemporaryDirectory[str]":
 @cache
 def reference(arch: Architecture) -> Reference:
     """The reference of one architecture, in float32; a couple of seconds the first time in a process."""
-    return _reference(make_checkpoint(Path(_scratch().name) / arch, arch, seed=_SEEDS[arch]))
+    lengths = (*PROMPT_LENS, *EDGE_LENS) if arch in (*WITH_WINDOWS, "gpt_oss") else PROMPT_LENS
+    return _reference(make_checkpoint(Path(_scratch().name) / arch, arch, seed=_SEEDS[arch]), lengths)
 
 
 @cache
@@ -65,7 +68,7 @@ def reference_in_thirds() -> Reference:
     return _reference(make_checkpoint(Path(_scratch().name) / "thirds", "llama", seed=2, intermediate_size=96))
 
 
-def _reference(folder: Path) -> Reference:
-    prompts = random_prompts()
+def _reference(folder: Path, lengths: Sequence[int] = PROMPT_LENS) -> Reference:
+    prompts = random_prompts(lengths)
     continuations = greedy_reference(folder, prompts, NUM_TOKENS, min_margin=MIN_MARGIN)
     return Reference(folder, prompts, tuple(map(tuple, continuations)))

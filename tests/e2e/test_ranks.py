@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from protocol.messages_gateway import SamplingParams
+from testkit.checkpoints import WITH_WINDOWS
 from testkit.reference import NUM_TOKENS, reference, reference_in_thirds
 from tests.drafts import make_draft
 from tests.e2e.baton_process import BatonProcess
@@ -44,11 +45,19 @@ CASES = (
     Case("llama", f"{PAIR} --prefill-dp-size 2"),
     Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
     Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
+    Case("gemma3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
+    Case("mistral_window", f"{PAIR} --decode-dp-size 2"),
+    Case("qwen3_window", f"{UNIFIED} --dp-size 2 --page-size 1"),
 )
 MORE_CASES = (
     Case("qwen3", f"{UNIFIED} --dp-size 2"),
     Case("llama", f"{UNIFIED} --dp-size 4"),
     Case("qwen3", f"{PAIR} --dp-size 2"),
+    *(
+        Case(arch, f"{topology} --dp-size 2 --chunked-prefill-size {chunk} --page-size {page}")
+        for arch in (*WITH_WINDOWS, "gpt_oss")
+        for topology, chunk, page in ((PAIR, 32, 16), (UNIFIED, 0, 1))
+    ),
 )
 
 

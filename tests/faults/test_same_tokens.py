@@ -21,7 +21,6 @@ from tests.faults.arming import Arming
 from tests.faults.deployment import state_of
 from tests.selecting import broad, full
 
-FAMILIES = tuple(arch for arch in OF_EXPERTS if arch != "gpt_oss")  # torch computes the experts of gpt-oss
 AT_ONCE = 16
 LONGEST_PROMPT, MOST_TOKENS = 120, 48
 NUM_WAVES = 4  # in each the decode worker is killed once
@@ -83,7 +82,7 @@ def killed_answers(baton: BatonProcess, requests: Sequence[Request], arming: Arm
     return answers
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize("arch", OF_EXPERTS)
 @pytest.mark.parametrize("count", [broad(32), full(200)])
 def test_tokens_are_those_of_each_request_alone(arch: Architecture, count: int, tmp_path: Path) -> None:
     requests, arming = random_requests(arch, count), Arming(tmp_path / "hooks")

@@ -13,14 +13,15 @@ from model.cpu_kernels import CpuKernels, load_kernels
 from model.cpu_products import Threads, in_place, pack_bfloat16
 from model.experts import Experts, Router
 from model.fake import FakeRunner
-from model.linear import AnyLinear, Linear, Pack, parallel_linears
-from model.mlp import Mlp, Sharded
+from model.linear import AnyLinear, Linear, Pack, Unpacked, parallel_linears
+from model.mlp import Clamped, Mlp, Sharded
 from protocol.messages_group import StepShape
 from runtime.model_parts import RouterConfig
 from tests.model.ranks import MetCollectives, met
 from tests.model.routing import numbers, routed, routers
 
 HIDDEN, WIDTH, COUNT = 40, 24, 7
+LIMITS = Clamped(1.5, 1.7)
 GROUPED = RouterConfig(3, "sigmoid", has_choice_bias=True, scale=1.5)
 KINDS = {  # the dtype of rows, and whether weights are packed
     "float32 in place": (torch.float32, False),
@@ -59,6 +60,20 @@ class Kind:
             size = width // ranks.size
             own = slice(ranks.rank * size, (ranks.rank + 1) * size)
             gate, up, down = Linear(gate.weight_OI[own]), Linear(up.weight_OI[own]), Linear(down.weight_OI[:, own])
+        return self._mlp(gate, up, down)
+
+    def limited(self, seed: int) -> tuple[Mlp, tuple[Linear, ...]]:
+        """An expert of gpt-oss, with biases and limits; and its gate, up and down as they are."""
+        plain = tuple(
+            Linear(
+                (numbers(*shape, seed=seed + index) / 4).bfloat16().to(self.dtype),
+                numbers(shape[0], seed=seed + 5 + index),
+            )
+            for index, shape in enumerate(((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)))
+        )
+        return replace(self._mlp(*plain), gating=LIMITS), plain
+
+    def _mlp(self, gate: Linear, up: Linear, down: Linear) -> Mlp:
         pack = Pack(self._made, copies=self.is_packed)
         return Mlp(parallel_linears((gate, up), merge=self.is_packed, pack=pack), pack.make(down))
 
@@ -71,6 +86,16 @@ class Kind:
         mlps = [self.mlp(10 * index, ranks=ranks) for index in range(COUNT)]
         return Experts(router, tuple(mlps), self.mlp(100, ranks=ranks, width=2 * WIDTH) if shared else None)
 
+    def limited_mixture(self) -> Experts:
+        """Experts as those of gpt-oss, chosen by biased logits."""
+        router = Router(
+            RouterConfig(3, has_bias=True),
+            numbers(COUNT, HIDDEN, seed=7).double() / 4,
+            None,
+            numbers(COUNT, seed=8).double(),
+        )
+        return Experts(router, tuple(self.limited(10 * index)[0] for index in range(COUNT)), None)
+
     def in_c(self, mixture: Experts) -> CpuExperts:
         """The same in C."""
         found = CpuExperts.of(self.kernels, mixture)
@@ -81,7 +106,7 @@ class Kind:
         """Random tokens."""
         return numbers(rows, HIDDEN, seed=seed).to(self.dtype)
 
-    def _made(self, linear: Linear) -> AnyLinear:
+    def _made(self, linear: Unpacked) -> AnyLinear:
         if self.is_packed:
             return pack_bfloat16(linear, self.kernels.library, self.threads, self.dtype)
         return in_place(linear, self.kernels.library, self.threads)
@@ -178,12 +203,42 @@ def test_the_bits_are_those_of_one_expert_after_the_other(kind: Kind, rows: int,
     assert torch.equal(normed_TE, kind.kernels.rms_norm(sum_TE, weight_E))
 
 
+def _exact(linear: Linear, x_TI: Tensor) -> Tensor:
+    assert linear.bias_O is not None
+    return x_TI @ linear.weight_OI.double().T + linear.bias_O.double()
+
+
+def test_experts_with_biases_and_limits_are_what_their_formula_says(kind: Kind) -> None:
+    """That of gpt-oss in float64. Gates and ups lie on both sides of the limits, and one number is NaN."""
+    mixture, x_TE = kind.limited_mixture(), kind.rows(60)
+    assert mixture.router.bias_X is not None
+    logits_TX = x_TE.double() @ mixture.router.weight_XE.T + mixture.router.bias_X
+    best_TK = logits_TX.topk(3).indices.sort().values
+    weights_TK, expected_TE = logits_TX.gather(1, best_TK).softmax(-1), torch.zeros(60, HIDDEN, dtype=torch.float64)
+    num_cut = 0
+    for index in range(COUNT):
+        _, (gate, up, down) = kind.limited(10 * index)
+        gate_TI, up_TI = (_exact(linear, x_TE.double()) for linear in (gate, up))
+        num_cut += int((gate_TI > 1.5).sum() + (up_TI > 1.5).sum() + (up_TI < -1.5).sum())
+        inner_TI = (up_TI.clamp(-1.5, 1.5) + 1) * gate_TI.clamp(max=1.5) / (1 + (-1.7 * gate_TI.clamp(max=1.5)).exp())
+        expected_TE += (weights_TK * (best_TK == index)).sum(-1, keepdim=True) * _exact(down, inner_TI)
+    assert num_cut > 100, "limits are reached"
+
+    in_c, slack = kind.in_c(mixture), 1e-5 if kind.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(in_c(x_TE, kind.kernels).double(), expected_TE, rtol=slack, atol=slack)
+    assert torch.equal(in_c.route(x_TE)[0], best_TK)
+    x_TE[7, 3] = float("nan")
+    assert in_c(x_TE, kind.kernels).isnan().any(-1).nonzero().flatten().tolist() == [7]
+
+
+@pytest.mark.parametrize("limited", [False, True])
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 1000))
 def test_any_split_of_tokens_gives_the_bits_of_all_together(
-    kind: Kind, sizes: list[int], threads: int, seed: int
+    kind: Kind, limited: bool, sizes: list[int], threads: int, seed: int
 ) -> None:
-    in_c, x_TE = kind.in_c(kind.mixture()), kind.rows(sum(sizes), seed)
+    mixture = kind.limited_mixture() if limited else kind.mixture()
+    in_c, x_TE = kind.in_c(mixture), kind.rows(sum(sizes), seed)
     kind.threads.num = 1
     expected_TE = in_c(x_TE, kind.kernels)
     kind.threads.num = threads

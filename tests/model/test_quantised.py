@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import quantised
-from model.checkpoint import Part, open_checkpoint
+from model.checkpoint import Part, SafetensorsFile, open_checkpoint
 from model.quantised import from_fp8, from_mxfp4
 from model.runner import ModelRunner
 from protocol.errors import CheckpointError
 from protocol.messages_group import StepShape
 from testkit.checkpoints import make_checkpoint
 from tests.model.driving import Lanes, random_prompt
+from tests.model.live_bytes import LiveBytes, uncounted
 from tests.model.ranks import on_host
 
 CPU = torch.device("cpu")
@@ -166,6 +167,43 @@ def test_ranks_read_their_shares_of_a_quantised_folder(tmp_path: Path, kind: str
         torch.testing.assert_close(found, logits(whole, None), rtol=1e-4, atol=1e-4)
 
 
+def large_folder(kind: str, to: Path) -> Path:
+    """Some layers that are far larger than the rows that are read at a time."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 4, "head_dim": 128, "dtype": "bfloat16"}
+    sizes["intermediate_size"] = 1536 if kind == "fp8" else 512
+    made = make_checkpoint(to / "made", "qwen3" if kind == "fp8" else "gpt_oss", **sizes)
+    tensors = load_file(made / "model.safetensors")
+    if kind == "bfloat16":
+        return made
+    for name in [name for name in tensors if name.endswith("_proj.weight" if kind == "fp8" else "_proj")]:
+        if kind == "fp8":
+            tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = torch.ones([-(-size // 128) for size in tensors[name].shape])
+        else:
+            count, inputs, outputs = tensors.pop(name).shape
+            tensors[f"{name}_blocks"] = torch.full((count, outputs, inputs // 32, 16), 0x21, dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.full((count, outputs, inputs // 32), 120, dtype=torch.uint8)
+    how = {"quant_method": kind} | ({"weight_block_size": [128, 128]} if kind == "fp8" else {})
+    return written(made, to / kind, tensors, quantization_config=how)
+
+
+@pytest.mark.parametrize("available", [1 << 40, 1 << 16], ids=["packed", "not packed"])
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "bfloat16"])
+def test_a_load_takes_no_more_than_what_is_served_and_a_tenth(
+    tmp_path: Path, kind: str, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a quantised folder, and of one whose experts lie in another order. Bytes of tensors, not of the process."""
+    folder = large_folder(kind, tmp_path)
+    monkeypatch.setattr("model.packing.available_bytes", lambda _: available)
+    monkeypatch.setattr(SafetensorsFile, "_view", uncounted(SafetensorsFile._view))
+    with LiveBytes() as live:
+        runner = ModelRunner.load(folder, device="cpu", dtype="bfloat16")
+    served = runner.private_weight_bytes + runner.mapped_weight_bytes
+    assert runner.packing.packed == (available == 1 << 40)
+    assert served > 25_000_000 and live.now > 0.9 * runner.private_weight_bytes, "the weights were counted"
+    assert live.peak < 1.1 * served, f"{live.peak / served:.2f} of the served weights"
+
+
 def test_parts_are_read_and_no_more(tmp_path: Path) -> None:
     held, scales, exact = fp8_of(torch.randn(40, 70), BLOCK)
     save_file({"w.weight": held, "w.weight_scale_inv": scales}, tmp_path / "model.safetensors")
@@ -207,6 +245,41 @@ FAULTS: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
         "down_proj_scales: got dtype F32, supported: U8",
     ),
     ("mxfp4", lambda t: t.pop("model.layers.1.mlp.experts.gate_up_proj_blocks"), "gate_up_proj_blocks of shape"),
+    (
+        "mxfp4",
+        lambda t: t.pop("model.layers.1.mlp.experts.down_proj_scales"),
+        "down_proj_scales of shape .8, 64, 1. is",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.0.mlp.experts.down_proj_blocks": torch.ones(8, 64, 1, 15).byte()}),
+        "down_proj_blocks: got shape .8, 64, 1, 15., config.json implies .8, 64, 1, 16.",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.0.mlp.experts.down_proj_blocks": torch.ones(8, 64, 1, 16).char()}),
+        "down_proj_blocks: got dtype I8, supported: U8",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.1.self_attn.sinks": torch.ones(5)}),
+        "self_attn.sinks: got shape .5., config.json implies .4.",
+    ),
+    (
+        "mxfp4",
+        lambda t: t.update({"model.layers.1.self_attn.sinks": torch.ones(4).int()}),
+        "self_attn.sinks: got dtype I32, supported: F32, BF16, F16",
+    ),
+    (
+        "fp8",
+        lambda t: t.update({"model.layers.1.self_attn.q_proj.weight": torch.ones(60, 48).to(torch.float8_e4m3fn)}),
+        "q_proj.weight: got shape .60, 48., config.json implies .64, 48.",
+    ),
+    (
+        "fp8",
+        lambda t: t.update({"model.layers.1.self_attn.q_norm.weight": torch.ones(20)}),
+        "q_norm.weight: got shape .20., config.json implies .16.",
+    ),
 ]
 
 
@@ -220,6 +293,33 @@ def test_what_does_not_fit_is_named(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=sentence):
         ModelRunner.load(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind, dtype", [("fp8", "F8_E4M3"), ("mxfp4", "gate_up_proj of shape")])
+def test_quantised_weights_that_the_config_does_not_tell_of_are_named(tmp_path: Path, kind: str, dtype: str) -> None:
+    folder, plain = quantised_folders(kind, tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    how = fields.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=dtype):
+        ModelRunner.load(folder, device="cpu", dtype="float32")
+    if kind == "mxfp4":  # and the other way round
+        (plain / "config.json").write_text(json.dumps(fields | {"quantization_config": how}))
+        with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks of shape .* is missing"):
+            ModelRunner.load(plain, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_which_a_scale_is_no_number_are_found(tmp_path: Path, dtype: str) -> None:
+    """255 stands for no number; the largest scale times 6 is more than float32 has."""
+    folder, _ = quantised_folders("mxfp4", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[f"{name}_scales"][3, 7, 0], tensors[f"{name}_blocks"][3, 7, 0] = 255, 0x22
+    save_file(tensors, folder / "model.safetensors")
+    ModelRunner.load(folder, device="cpu", dtype=dtype)
+    with pytest.raises(CheckpointError, match=r"down_proj_blocks: 32 of 2048 values are NaN or infinite"):
+        ModelRunner.load(folder, device="cpu", dtype=dtype, check_weights=True)
 
 
 def test_scales_that_are_no_numbers_are_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.parity.serving import runner_of, serve
 
 pytestmark = pytest.mark.slow
 
-NUM_KV_TOKENS = 1600  # the eight requests need some 800
+NUM_KV_TOKENS = 1600  # the requests need some 1,100 at most
 
 
 def check_parity(combination: Combination) -> None:

@@ -45,7 +45,8 @@ OF_EXPERTS = {
 
 
 def write(folder: Path, arch: str = "llama", *, without: tuple[str, ...] = (), **fields: Any) -> Path:
-    config = {**BASE, "architectures": [(ARCHITECTURE | OF_EXPERTS).get(arch, arch)], "sliding_window": None, **fields}
+    base = BASE if arch.startswith(("Gemma3", "GptOss")) else {**BASE, "sliding_window": None}
+    config = {**base, "architectures": [(ARCHITECTURE | OF_EXPERTS).get(arch, arch)], **fields}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in without}))
     return folder
 
@@ -116,11 +117,15 @@ def test_windows_by_layer(tmp_path: Path) -> None:
     assert [windows(write(tmp_path, "qwen2", **used, max_window_layers=first)) for first in (0, 1, 2)] == [
         [64, 64], [0, 64], [0, 0],
     ]  # fmt: skip
-    assert windows(write(tmp_path, "qwen2", use_sliding_window=True, max_window_layers=1)) == [0, 4096]
+    absent = write(tmp_path, "qwen2", without=("sliding_window",), use_sliding_window=True, max_window_layers=1)
+    assert windows(absent) == [0, 4096]
     types = ["sliding_attention", "full_attention"]
     assert windows(write(tmp_path, "qwen3", **used, layer_types=types)) == [64, 0]
     assert windows(write(tmp_path, "qwen3", **used, layer_types=["full_attention"] * 2)) == [0, 0]
     assert windows(write(tmp_path, "qwen3_moe", **used, num_experts=16)) == [64, 64]
+    null: dict[str, Any] = {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}
+    for arch in ("qwen2", "qwen3", "qwen3_moe"):
+        assert windows(write(tmp_path, arch, **null, num_experts=16)) == [0, 0], "as transformers takes null"
 
 
 def test_what_gpt_oss_has(tmp_path: Path) -> None:
@@ -215,6 +220,58 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("GptOssForCausalLM", {"swiglu_limit": 0}, "swiglu_limit: got 0"),
     ("GptOssForCausalLM", {"layer_types": ["sliding_attention"]}, "layer_types: got ['sliding_attention'], expected"),
+    *(
+        (arch, {"sliding_window": value}, f"sliding_window: got {value!r}, expected an integer of at least 1")
+        for arch in ("Gemma3ForCausalLM", "GptOssForCausalLM")
+        for value in (0, -24, "24", 24.5, True, None)
+    ),
+    *(
+        (arch, {"layer_types": types}, f"layer_types: got {types!r}, expected")
+        for arch in ("Gemma3ForCausalLM", "GptOssForCausalLM", "qwen2", "mistral")
+        for types in (["full_attention"] * 3, ["chunked_attention"] * 2, "full_attention", [1, 2])
+    ),
+    ("GptOssForCausalLM", {"sliding_window": 8193}, "sliding_window: got 8193, expected at most"),
+    ("Gemma3ForCausalLM", {"sliding_window": 8193}, "sliding_window: got 8193, expected at most"),
+    ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern: got 0"),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
+        "sliding_window: got None, expected an integer of at least 1, because a layer has a window",
+    ),
+    ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers: got -1"),
+    *(
+        ("llama", {"quantization_config": {**FP8, "weight_block_size": block}}, f"weight_block_size: got {block!r}")
+        for block in ([], [128] * 3, [0, 0], [-128, 128], 128, [128.0, 128], [True, 128], None)
+    ),
+    ("llama", {"quantization_config": "fp8"}, "quantization_config: got 'fp8', expected an object"),
+    *(
+        (
+            "GptOssForCausalLM",
+            {"quantization_config": {"quant_method": "mxfp4"}, field: 80},
+            f"{field}: got 80, expected a multiple of 32, of which the numbers of mxfp4 share a scale",
+        )
+        for field in ("hidden_size", "intermediate_size")
+    ),
+    *(
+        ("GptOssForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0} | fields}, sentence)
+        for fields, sentence in (
+            ({"original_max_position_embeddings": 0}, "original_max_position_embeddings: got 0"),
+            ({"original_max_position_embeddings": "4096"}, "original_max_position_embeddings: got '4096'"),
+            ({"beta_slow": 0}, "beta_slow: got 0"),
+            ({"factor": "4"}, "factor: got '4'"),
+            ({"factor": None}, "factor: got None"),
+            ({"mscale": -1}, "mscale: got -1"),
+            ({"rope_type": "proportional"}, "rope_type: got 'proportional', expected 'default', 'linear'"),
+        )
+    ),
+    (
+        "Gemma3ForCausalLM",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+        "rope_parameters: sliding_attention: factor is missing",
+    ),
+    ("Gemma3ForCausalLM", {"rope_local_base_freq": 0}, "rope_local_base_freq: got 0"),
+    ("GptOssForCausalLM", {"head_dim": 63}, "head_dim: got 63, expected an even number"),
+    ("GptOssForCausalLM", {"swiglu_alpha": -1}, "swiglu_alpha: got -1"),
     ("llama", {"compression_config": {}}, "compression_config: got {}, expected none"),
     ("mistral", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50.0, expected none"),
     ("qwen3", {"final_logit_softcapping": 30}, "final_logit_softcapping: got 30, expected none"),
