@@ -85,7 +85,6 @@ class Planner:
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
         self._plans = Plans(kv_manager, self.roster, self.spills)
         self._drafting: tuple[tuple[Req, ...], int] = (), 0  # who decodes, and how many of them have a draft
-        self._rests = False  # as of the last launch
 
     # ---- memory ----
 
@@ -227,17 +226,15 @@ class Planner:
         *,
         relay: bool = True,
         ships: bool = False,
-        resting: tuple[Req, ...] = (),
+        paused: tuple[Req, ...] = (),
     ) -> Launched:
         """Makes a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
-        `resting`, also from decodes(), do not decode in this launch, but in the next one."""
-        num_steps = self.speculation.next_steps(len(decodes), self._num_drafting(decodes))
-        self._follow_rest()
-        is_idle = not decodes and not chunks
+        `paused`, also from decodes(), do not decode in this launch, but in the next one."""
+        num_steps = self._next_steps(chunks, decodes)
         drafts = num_steps > 0 or ships or self._drafting[1] > 0 or any(chunk.req.held.has_draft for chunk in chunks)
-        drafts |= is_idle and not self._rests
+        drafts |= not decodes and not chunks and not self.speculation.rests
         plan = self._plans.next(
-            chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps, drafts=drafts
+            chunks, decodes, relay=relay, ships=ships, paused=paused, num_steps=num_steps, drafts=drafts
         )
         launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps, plan.drafts)
         launched.count_progress()
@@ -257,13 +254,17 @@ class Planner:
             self._drafting = decodes, sum(req.held.has_draft for req in decodes)
         return self._drafting[1]
 
-    def _follow_rest(self) -> None:
-        """When the draft's rest begins, whatever holds pages gives up its KV of the draft."""
-        if self.speculation.rests and not self._rests:
+    def _next_steps(self, chunks: Sequence[ExtendChunk], decodes: tuple[Req, ...]) -> int:
+        """How many tokens the next launch proposes. If the draft's rest begins with it, whatever holds pages gives up
+        its KV of the draft."""
+        rested = self.speculation.rests
+        num_prompt_tokens = sum(chunk.end - chunk.start for chunk in chunks if rested or chunk.req.held.has_draft)
+        num_steps = self.speculation.next_steps(len(decodes), self._num_drafting(decodes), num_prompt_tokens)
+        if self.speculation.rests and not rested:
             self._draft_writes.settle()
             self.kv_manager.forget_drafts()
-            self._drafting = self._drafting[0], 0
-        self._rests = self.speculation.rests
+            self._drafting = decodes, 0
+        return num_steps
 
     def launch_idle_batch(self) -> bool:
         """Launches a batch without rows, if other ranks wait for this one. True if it did. The caller has no work."""

@@ -12,6 +12,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.scheduler.building import greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import Remembers, finish, make
+from tests.scheduler.speculating import rest
 
 GRAMMAR = replace(greedy(9), grammar="g")
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -45,10 +46,10 @@ def launch(planner: Planner, executor: Remembers) -> Plan:
 
 def test_a_rest_begins_behind_the_drafts_kv_that_waits_and_takes_all_drafts() -> None:
     planner, executor = drafting()
-    planner.speculation.next_steps = lambda num_rows, num_drafting: 0  # type: ignore[method-assign]
+    planner.speculation.next_steps = lambda *_: 0  # type: ignore[method-assign]
     req = begun(planner, executor)
     assert launch(planner, executor).drafts and req.held.has_draft
-    planner.speculation.rests = True
+    rest(planner)
     assert not launch(planner, executor).drafts and not req.held.has_draft
     assert [type(operation) for operation in executor.sent[-3:]] == [Plan, WriteDraft, Plan]
     assert not launch(planner, executor).drafts and isinstance(executor.sent[-2], Plan), "nothing waits any more"
