@@ -83,11 +83,11 @@ class UnifiedWorker:
         if not chunks and not decodes:
             return False
 
-        resting: tuple[Req, ...] = ()
+        paused: tuple[Req, ...] = ()
         if not self._policies.enable_mixed_chunk:
             self._prompts_were_last = prompts_first(bool(chunks), bool(decodes), self._prompts_were_last)
             if self._prompts_were_last:
-                decodes, resting = (), decodes
+                decodes, paused = (), decodes
             else:
                 chunks = ()
 
@@ -95,7 +95,7 @@ class UnifiedWorker:
         for chunk, request in zip(chunks, asked, strict=True):
             if chunk.start == request.num_cached:
                 self._phases.stamp(request, "prefill start")
-        self.planner.launch(chunks, decodes, resting=resting)
+        self.planner.launch(chunks, decodes, paused=paused)
         for chunk, request in zip(chunks, asked, strict=True):
             if chunk.samples:
                 self._fork(request)

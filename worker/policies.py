@@ -36,7 +36,7 @@ class Policies:
         """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""
         if self.schedule_policy == "fcfs":
             return None
-        return lambda request: planner.kv_manager.num_cached(request.cache_key)
+        return lambda request: planner.num_cached(request.prompt, request.cache_key)
 
     def refusal(self, assign: Assign, num_waiting: int, kind: type[QueueFull] = QueueFull) -> QueueFull | None:
         """The error if too many requests wait already. One that has begun elsewhere is never refused."""

@@ -104,7 +104,7 @@ class Prompts(Generic[A]):
         if not computing or not kv_manager.caches or request.wanted_cached is None:  # it can use no cached KV
             return False
 
-        key, num_cached = request.cache_key, kv_manager.num_cached(request.cache_key)
+        key, num_cached = request.cache_key, self._planner.num_cached(request.prompt, request.cache_key)
         end = num_cached + max(kv_manager.page_size, (request.prompt_len - num_cached) // 4)
         start = key.ids[: (end + kv_manager.lookahead) * ID_BYTES]
         return end + max(kv_manager.lookahead, 1) <= request.prompt_len and any(

@@ -6,7 +6,8 @@
 
 A choice that decodes writes one token a launch. So the launch in which its pages run out is known when it gets them,
 and no other launch looks at it. With a draft a launch writes several tokens, and the host does not know how many of
-them the launch in flight keeps. So a choice needs pages for two launches, and is watched for the soonest shortage.
+them the launch in flight keeps. So a choice needs pages for two launches, and is watched for the soonest shortage. One
+without the draft's KV keeps one token of a launch, whatever that writes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +86,8 @@ class Growth:
         num_tokens = len(req.held.pages) * self._kv_manager.page_size
         if num_tokens >= req.longest:
             return None
-        return max(0, (num_tokens - req.num_written - self._ahead) // self._step + 1)
+        step = self._step if req.held.has_draft else 1
+        return max(0, (num_tokens - req.num_written - self._ahead) // step + 1)
 
     def _grow(self, req: Req) -> bool:
         """Takes a few pages at once, if there are as many."""

@@ -78,7 +78,7 @@ class KvManager:
     KV depends on tokens to come are neither cached nor shared.
 
     Some cached pages may lack the draft's KV. A prompt with a draft finds none of them, and what it computes takes
-    their place in the cache. A prompt without one finds all.
+    their place in the cache, unless somebody reads pages behind them. A prompt without one finds all.
     """
 
     def __init__(
@@ -171,10 +171,12 @@ class KvManager:
         self._claimed += margins
         return tuple(holdings)
 
-    def num_cached(self, key: CacheKey) -> int:
-        """Tokens at the start of a prompt that are cached, maybe without the draft's KV. Asking does not count as a use
-        of them."""
-        return 0 if self._cache is None else self._cache.num_known(key.ids, key.salt) * self.page_size
+    def num_cached(self, key: CacheKey, *, has_draft: bool) -> int:
+        """Tokens at the start of a prompt that it finds cached. Asking is no use of them. `has_draft`: see
+        Holding."""
+        if self._cache is None:
+            return 0
+        return self._cache.num_known(key.ids, key.salt, self._bare if has_draft else frozenset()) * self.page_size
 
     def _find(self, key: CacheKey | None, prompt_len: int, alignment: int, *, has_draft: bool) -> list[int]:
         """The cached pages that a prompt can begin with."""
@@ -206,7 +208,7 @@ class KvManager:
         """Adds the settled pages of `key` to the cache: their KV is written and right.
 
         What was admitted before the newest flush adds nothing. Nor does a context whose first tokens the cache has in
-        other pages.
+        other pages, unless its own take the places of pages without the draft's KV.
         """
         assert self._held.get(holding.row) is holding, f"row {holding.row} keeps pages that were given back"
         if self._cache is None or holding.flushes != self._flushes:
@@ -215,8 +217,11 @@ class KvManager:
         wanted = self._with_draft(known) if holding.has_draft else known
         if wanted != holding.pages[: len(wanted)]:
             return  # it does not hold the pages that its own would follow in the cache, so they could leave before
-        if len(wanted) < len(known):  # its own take the places of pages without the draft's KV, and of all behind these
-            self._take_out(self._cache.cut(key.ids, key.salt, len(wanted)))
+        if len(wanted) < len(known):
+            replaced = self._cache.replace(key.ids, holding.pages, key.salt, len(wanted))
+            if replaced is None:
+                return
+            self._take_out(replaced)
             known = wanted
         self._cache.insert(key.ids, holding.pages, key.salt)
         num_kept = settled_pages(len(key.ids) // ID_BYTES, self.page_size, self.lookahead)

@@ -4,6 +4,9 @@ At the start launches run alone. Later the host works beside some and is waited 
 between two results tells what a launch costs. It counts where both launches are of one kind and size, and have a choice
 in common: as many proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4), [4, 8), ...
 A **plain** launch has no row with a draft; one that proposes nothing, and keeps the draft's KV, is **quiet**.
+
+Whether proposals pay depends on how kinds of launches compare. The start has compared them in turns, alone. Later each
+kind is timed at another time, beside other work. So what a few launches say against the start counts in part only.
 """
 
 from bisect import bisect_left
@@ -13,20 +16,23 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-KEPT: Final = 12  # the newest launches of a kind, whose mean counts
+KEPT: Final = 24  # the newest launches of a kind, whose mean counts
 FEW: Final = 4  # fewer tell nothing yet
+DOUBT: Final = 1  # launches that weigh as much as the start, where kinds are compared
 PLAIN: Final = -1  # the kind of a plain launch; any other has the number of its proposals
-MOST: Final = 1.5  # times their median: a launch that took longer was held up by something else, and counts as so long
+MOST: Final = 1.3  # times their lower quartile: one that took longer was held up by others, and counts as so long
 
 
 @dataclass(frozen=True)
 class StepCosts:
     """Seconds of launches, as measured at the start: seconds[i][s] of num_rows[i] rows with s proposals each, and
-    plain[i] of such plain launches. Without `plain` they are taken to last as long as quiet ones."""
+    plain[i] of such plain launches. Without `plain` they are taken to last as long as quiet ones. `prompt_token_s`:
+    those of a token of a prompt, without a draft and with one."""
 
     num_rows: tuple[int, ...]  # ascending
     seconds: tuple[tuple[float, ...], ...]
     plain: tuple[float, ...] = ()
+    prompt_token_s: tuple[float, float] = (0.0, 0.0)
 
     def launch_s(self, num_rows: int) -> list[float]:
         """[s]: a launch of so many rows with s proposals each. One that proposes more never takes less: what was
@@ -54,18 +60,25 @@ class _Ratio:
     def __init__(self) -> None:
         self._newest = deque[float](maxlen=KEPT)
         self.mean = 1.0
+        self.count = 0
 
     def add(self, ratio: float) -> None:
         self._newest.append(ratio)
-        most = MOST * sorted(self._newest)[len(self._newest) // 2]
+        self.count += 1
+        most = MOST * sorted(self._newest)[len(self._newest) // 4]
         self.mean = sum(min(ratio, most) for ratio in self._newest) / len(self._newest)
 
     @property
     def is_known(self) -> bool:
-        return len(self._newest) >= FEW
+        return self.count >= FEW
+
+    def beside(self, reference: "_Ratio") -> float:
+        """How much longer they take than those of `reference`, beside what the start says."""
+        return float((self.mean / reference.mean) ** (self.count / (self.count + DOUBT)))
 
 
-Ratios = dict[int, _Ratio]  # by proposals
+_NOT_TIMED: Final = _Ratio()
+Ratios = dict[int, _Ratio]  # by kind
 
 
 @dataclass(eq=False)
@@ -73,7 +86,7 @@ class LaunchCosts:
     """Costs of one worker's launches. `over` is called for every launch, in their order."""
 
     at_start: StepCosts
-    _ratios: dict[tuple[int, int], Ratios] = field(init=False, default_factory=dict)  # by size and _column
+    _ratios: dict[int, Ratios] = field(init=False, default_factory=dict)  # by size
     _newest: tuple[Sequence[object], int] = field(init=False, default=((), 0))  # rows and kind of the last launch
     _newest_at: float = field(init=False, default=0.0)
     _line: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # at_start for so many rows
@@ -88,8 +101,7 @@ class LaunchCosts:
         if rows is not rows_before and rows[0] not in rows_before:  # those that go on come first
             return
         expected_s = self._at_start(len(rows))[kind]
-        of_kind = self._ratios.setdefault((size_of(len(rows)), _column(kind)), {})
-        of_kind.setdefault(kind, _Ratio()).add(taken_s / expected_s)
+        self._ratios.setdefault(size_of(len(rows)), {}).setdefault(kind, _Ratio()).add(taken_s / expected_s)
 
     def is_known(self, num_rows: int, kind: int) -> bool:
         """Whether launches of this size and of this kind were timed. All that propose something are one kind."""
@@ -98,18 +110,18 @@ class LaunchCosts:
     def launch_s(self, num_rows: int) -> list[float]:
         """[s]: a launch of so many rows with s proposals each. It is corrected by the launches of the nearest number of
         proposals, of this size if some were timed."""
-        quiet, proposing = (self._nearest(size_of(num_rows), column) for column in (0, 1))
-        seconds = self._at_start(num_rows)[:PLAIN]
-        return [launch_s * _ratio(proposing if steps else quiet, steps) for steps, launch_s in enumerate(seconds)]
+        seconds, reference = self._at_start(num_rows)[:PLAIN], self._reference(size_of(num_rows)).mean
+        quiet, proposing = (self._compared(size_of(num_rows), column) for column in (0, 1))
+        ratios = [_nearest(proposing if steps else quiet, steps) for steps in range(len(seconds))]
+        return [launch_s * reference * ratio for launch_s, ratio in zip(seconds, ratios, strict=True)]
 
     def plain_s(self, num_rows: int) -> float:
-        """A plain launch of so many rows. Until some of this size are timed, quiet ones correct it, and it takes no
-        longer than these."""
+        """A plain launch of so many rows. Until some of this size are timed, it takes no longer than a quiet one."""
         size, at_start = size_of(num_rows), self._at_start(num_rows)
-        if known := self._known(size, PLAIN):
-            return at_start[PLAIN] * _ratio(known, PLAIN)
-        known = self._known(size, 0) or self._nearest(size, PLAIN) or self._nearest(size, 0)
-        return min(at_start[PLAIN] * _ratio(known, PLAIN), at_start[0] * _ratio(self._nearest(size, 0), 0))
+        plain_s = at_start[PLAIN] * _nearest(self._compared(size, PLAIN), PLAIN)
+        if not self._known(size, PLAIN):
+            plain_s = min(plain_s, at_start[0] * _nearest(self._compared(size, 0), 0))
+        return plain_s * self._reference(size).mean
 
     def _at_start(self, num_rows: int) -> list[float]:
         """By kind: proposals, then PLAIN as the last one."""
@@ -118,15 +130,24 @@ class LaunchCosts:
         return self._line[1]
 
     def _known(self, size: int, column: int) -> Ratios:
-        ratios = self._ratios.get((size, column), {})
-        return {steps: ratio for steps, ratio in ratios.items() if ratio.is_known}
+        ratios = self._ratios.get(size, {})
+        return {kind: ratio for kind, ratio in ratios.items() if ratio.is_known and _column(kind) == column}
 
-    def _nearest(self, size: int, column: int) -> Ratios:
-        """Those of this size, or else of the nearest one that is known, or none."""
-        if known := self._known(size, column):
-            return known
-        others = sorted((abs(other - size), other) for other, kind in self._ratios if kind == column)
-        return next((known for _, other in others if (known := self._known(other, column))), {})
+    def _reference(self, size: int) -> _Ratio:
+        """Of the kind of this size, or of the nearest one, that was timed most often: how slow the machine is."""
+        for other in sorted(self._ratios, key=lambda other: (abs(other - size), other)):
+            if known := [ratio for ratio in self._ratios[other].values() if ratio.is_known]:
+                return max(known, key=lambda ratio: ratio.count)
+        return _NOT_TIMED
+
+    def _compared(self, size: int, column: int) -> dict[int, float]:
+        """By kind: how much longer its launches take than those of the reference of their size, beside what the start
+        says. Those of this size, or else of the nearest one that is known, or none."""
+        for other in sorted(self._ratios, key=lambda other: (abs(other - size), other)):
+            if known := self._known(other, column):
+                reference = self._reference(other)
+                return {kind: ratio.beside(reference) for kind, ratio in known.items()}
+        return {}
 
 
 def _column(kind: int) -> int:
@@ -139,5 +160,5 @@ def size_of(num_rows: int) -> int:
     return num_rows.bit_length()
 
 
-def _ratio(known: Ratios, num_steps: int) -> float:
-    return known[min(known, key=lambda steps: (abs(steps - num_steps), steps))].mean if known else 1.0
+def _nearest(known: dict[int, float], kind: int) -> float:
+    return known[min(known, key=lambda other: (abs(other - kind), other))] if known else 1.0

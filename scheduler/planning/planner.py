@@ -85,7 +85,6 @@ class Planner:
         self._draft_writes = DraftWrites(layout.lookahead, self.copies.submit)
         self._plans = Plans(kv_manager, self.roster, self.spills)
         self._drafting: tuple[tuple[Req, ...], int] = (), 0  # who decodes, and how many of them have a draft
-        self._rests = False  # as of the last launch
 
     # ---- memory ----
 
@@ -110,8 +109,7 @@ class Planner:
         if self._growth.is_waiting or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
-        if self.speculation.rests or (self.speculation.has_draft and grows and reqs[0].sampling.grammar):
-            has_draft = False  # nothing is proposed for an answer in a grammar
+        has_draft = has_draft and (not grows or self._may_draft(reqs[0]))
         size = reqs[0].prompt_len, num_tokens, len(reqs)
         holdings = self.kv_manager.admit(*size, state, key, longest, alignment, has_draft=has_draft)
         if holdings is None:
@@ -120,6 +118,15 @@ class Planner:
         for req, holding in zip(reqs, holdings, strict=True):
             self._seat(req, holding)
         return True
+
+    def num_cached(self, req: Req, key: CacheKey) -> int:
+        """Tokens of a prompt that it would find cached if it were admitted now."""
+        return self.kv_manager.num_cached(key, has_draft=self._may_draft(req))
+
+    def _may_draft(self, req: Req) -> bool:
+        """Whether a choice that is admitted now, and decodes here, has KV of the draft, if there is one. Nothing is
+        proposed for an answer in a grammar."""
+        return not self.speculation.rests and not (self.speculation.has_draft and req.sampling.grammar)
 
     def _seat(self, req: Req, holding: Holding) -> None:
         req.holding = holding
@@ -193,8 +200,8 @@ class Planner:
 
     def spill(self, req: Req) -> bool:
         """Moves the KV of a choice that decodes to host memory, if that is possible and worth it. It goes on when there
-        is room again. With a draft it must have begun: what the draft reads first is not kept."""
-        if self.speculation.has_draft and not req.has_begun:
+        is room again. With KV of the draft it must have begun: what the draft reads first is not kept."""
+        if self.speculation.has_draft and req.held.has_draft and not req.has_begun:
             return False
         self._draft_writes.settle()
         if not self.spills.copy_out(req):
@@ -227,17 +234,14 @@ class Planner:
         *,
         relay: bool = True,
         ships: bool = False,
-        resting: tuple[Req, ...] = (),
+        paused: tuple[Req, ...] = (),
     ) -> Launched:
         """Makes a plan, and counts its requests' progress as if it had succeeded. `decodes` is from decodes().
-        `resting`, also from decodes(), do not decode in this launch, but in the next one."""
-        num_steps = self.speculation.next_steps(len(decodes), self._num_drafting(decodes))
-        self._follow_rest()
-        is_idle = not decodes and not chunks
+        `paused`, also from decodes(), do not decode in this launch, but in the next one."""
+        num_steps = self._next_steps(chunks, decodes)
         drafts = num_steps > 0 or ships or self._drafting[1] > 0 or any(chunk.req.held.has_draft for chunk in chunks)
-        drafts |= is_idle and not self._rests
         plan = self._plans.next(
-            chunks, decodes, relay=relay, ships=ships, resting=resting, num_steps=num_steps, drafts=drafts
+            chunks, decodes, relay=relay, ships=ships, paused=paused, num_steps=num_steps, drafts=drafts
         )
         launched = Launched(plan.ticket, tuple(chunks), decodes, plan.num_steps, plan.drafts)
         launched.count_progress()
@@ -245,7 +249,7 @@ class Planner:
             self._growth.launched()
 
         self.num_launches += 1
-        self.num_plain += self.speculation.has_draft and not drafts
+        self.num_plain += self.speculation.has_draft and not drafts and bool(decodes or chunks)
         self.in_flight.append(launched)
         self.steps.submit(plan)
         self._draft_writes.launched(plan)
@@ -257,13 +261,17 @@ class Planner:
             self._drafting = decodes, sum(req.held.has_draft for req in decodes)
         return self._drafting[1]
 
-    def _follow_rest(self) -> None:
-        """When the draft's rest begins, whatever holds pages gives up its KV of the draft."""
-        if self.speculation.rests and not self._rests:
+    def _next_steps(self, chunks: Sequence[ExtendChunk], decodes: tuple[Req, ...]) -> int:
+        """How many tokens the next launch proposes. If the draft's rest begins with it, whatever holds pages gives up
+        its KV of the draft."""
+        rested = self.speculation.rests
+        num_prompt_tokens = sum(chunk.end - chunk.start for chunk in chunks if rested or chunk.req.held.has_draft)
+        num_steps = self.speculation.next_steps(len(decodes), self._num_drafting(decodes), num_prompt_tokens)
+        if self.speculation.rests and not rested:
             self._draft_writes.settle()
             self.kv_manager.forget_drafts()
-            self._drafting = self._drafting[0], 0
-        self._rests = self.speculation.rests
+            self._drafting = decodes, 0
+        return num_steps
 
     def launch_idle_batch(self) -> bool:
         """Plans and announces a step without rows, if another rank has announced one. True if it did.

@@ -39,12 +39,12 @@ class Plans:
         *,
         relay: bool,
         ships: bool,
-        resting: tuple[Req, ...],
+        paused: tuple[Req, ...],
         num_steps: int,
         drafts: bool,
     ) -> Plan:
         """The next plan. The parameters are those of Planner.launch, and Plan's."""
-        leaves, joins = self._roster.change(decodes, resting)
+        leaves, joins = self._roster.change(decodes, paused)
         for req in joins:
             self.grant(req.held)
         for chunk in chunks:

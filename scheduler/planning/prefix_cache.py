@@ -11,7 +11,7 @@ follow its last page, and only prompts that have them too find that page. The ne
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from heapq import heappop, heappush
 from itertools import count
 
@@ -58,14 +58,16 @@ class PrefixCache:
             return []
         return _path(self._descend(root, ids)[0])
 
-    def num_known(self, ids: bytes, salt: str = "") -> int:
-        """How many pages `match` would return. Does not count as a use of them."""
+    def num_known(self, ids: bytes, salt: str = "", but: Set[int] = frozenset()) -> int:
+        """How many pages `match` would return, up to the first of those in `but`. Does not count as a use of them."""
         node, at = self._roots.get(salt), 0
-        while node is not None:
-            node = (node.children or {}).get(ids[at : at + self._key_bytes])
-            if node is not None and not ids.startswith(node.ids, at):
-                return at // self._page_bytes + self._num_same(node.ids, ids, at)
-            at += 0 if node is None else len(node.ids) - self._ahead_bytes
+        while node is not None and (node := (node.children or {}).get(ids[at : at + self._key_bytes])) is not None:
+            is_whole = ids.startswith(node.ids, at)
+            num = len(node.pages) if is_whole else self._num_same(node.ids, ids, at)
+            num_wanted = next((number for number in range(num) if node.pages[number] in but), num) if but else num
+            at += num_wanted * self._page_bytes
+            if not is_whole or num_wanted < num:
+                break
         return at // self._page_bytes
 
     def insert(self, ids: bytes, pages: Sequence[int], salt: str = "") -> list[int]:
@@ -112,28 +114,39 @@ class PrefixCache:
         self.num_pages -= len(evicted)
         return evicted
 
-    def cut(self, ids: bytes, salt: str, num_pages: int) -> list[int]:
-        """Removes the page behind the first `num_pages` of `ids`, which the tree has, and all that follow it, even if
-        somebody reads them. Returns them."""
-        node, left = self._roots[salt], num_pages
-        while True:
-            at = (num_pages - left) * self._page_bytes
-            child = (node.children or {})[ids[at : at + self._key_bytes]]
-            if len(child.pages) > left:
-                break
-            node, left = child, left - len(child.pages)
-        if left:
-            self._split(child, left)
+    def replace(self, ids: bytes, pages: Sequence[int], salt: str, start: int) -> list[int] | None:
+        """Puts pages[i] in the place of page i of `ids`, from page `start` on, as far as the tree has them. Returns
+        those that were there. None, and nothing changes: somebody reads pages behind them. `ids` were matched, so that
+        the known run ends with an edge."""
+        node, at, path = (
+            self._roots[salt],
+            0,
+            list[tuple[_Node, int]](),
+        )  # edges, and the number of each one's last page
+        while (child := (node.children or {}).get(ids[at : at + self._key_bytes])) and ids.startswith(child.ids, at):
+            node, at = child, at + len(child.ids) - self._ahead_bytes
+            path.append((node, at // self._page_bytes))
+        path = [(edge, end) for edge, end in path if end > start]
+        if not self._is_idle_behind([edge for edge, _ in path]):
+            return None
 
-        pages, nodes = list[int](), [child]
+        replaced: list[int] = []
+        for edge, end in path:
+            first = end - len(edge.pages)
+            for number in range(max(start, first), end):
+                replaced.append(edge.pages[number - first])
+                edge.pages[number - first] = pages[number]
+        return replaced
+
+    def _is_idle_behind(self, path: Sequence[_Node]) -> bool:
+        """Whether nobody reads any page behind these edges, which follow one another, but theirs."""
+        nodes = [child for edge in path for child in (edge.children or {}).values() if child not in path]
         while nodes:
             node = nodes.pop()
-            pages.extend(node.pages)
+            if not all(map(self._is_idle, node.pages)):
+                return False
             nodes.extend((node.children or {}).values())
-            node.children = {}  # no leaf: it may be queued for eviction
-        self._remove(child)
-        self.num_pages -= len(pages)
-        return pages
+        return True
 
     def clear(self) -> list[int]:
         """Forgets everything. Returns the pages, also those that somebody reads."""

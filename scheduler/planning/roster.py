@@ -1,6 +1,6 @@
 """Who decodes: the choices that the executor has since the last plan, and what the next plan changes.
 
-join --> joining --next plan--> decoding --ended, short of pages, late, or resting--> left, may join again
+join --> joining --next plan--> decoding --ended, short of pages, late, or paused--> left, may join again
                                    '--its KV goes to host memory: its row leaves with the next plan
 """
 
@@ -65,9 +65,9 @@ class Roster:
             return self.decoding
         return (*going_on, *self.joining)
 
-    def change(self, decodes: tuple[Req, ...], resting: tuple[Req, ...]) -> RosterChange:
-        """What changes so that exactly `decodes` decode. `resting` join later."""
-        if decodes is self.decoding and not self.leaving and not resting:
+    def change(self, decodes: tuple[Req, ...], paused: tuple[Req, ...]) -> RosterChange:
+        """What changes so that exactly `decodes` decode. `paused` join later."""
+        if decodes is self.decoding and not self.leaving and not paused:
             return RosterChange((), [])
 
         staying = set(decodes)
@@ -75,5 +75,5 @@ class Roster:
         joins = [req for req in self.joining if req in staying]
         self.rows.update((req, req.held.row) for req in joins)
         self.leaving.clear()
-        self.decoding, self.joining = decodes, list(resting)
+        self.decoding, self.joining = decodes, list(paused)
         return RosterChange(leaves, joins)

@@ -70,11 +70,14 @@ class Adaptive:
         rates = rates_of(acceptance, launch_s)
         best = max(range(1, len(rates)), key=rates.__getitem__)
         trials = self._trials.setdefault(size_of(num_rows), Trials(proposes=rates[best] * plain_s > 1.0))
+        if self.rest.is_over and share >= ENOUGH:
+            self.rest.is_over = False
+            trials.retry()
+
         num_steps, goes_on = 0, trials.is_trying  # with as many proposals, so that launches of one kind are timed
         if trials.next(self._rates(num_rows, rates[best], plain_s, share)):
             num_steps = self._tried = self._tried if goes_on else self._proposed(best, len(rates) - 1)
-        is_first_trial_near = not trials.has_tried and share >= ENOUGH
-        if self.clock is not None and (self.costs.is_known(num_rows, 1) or not (num_steps or is_first_trial_near)):
+        if self.clock is not None:
             quiet_s = min(plain_s - launch_s[0], -OVERHEAD * plain_s)
             saved_s = _lengths(acceptance)[num_steps] * plain_s - launch_s[num_steps] if num_steps else quiet_s
             self.rest.launched(saved_s, plain_s)
@@ -82,22 +85,15 @@ class Adaptive:
 
     def _rates(self, num_rows: int, proposing: float, plain_s: float, share: float) -> Rates:
         """What is known of launches of so many rows."""
-        is_timed = self.clock is not None
-        proposing_known, quiet_known, plain_known = (
-            not is_timed or self.costs.is_known(num_rows, kind) for kind in (1, 0, PLAIN)
-        )
-        return Rates(proposing, 1.0 / plain_s, proposing_known, quiet_known or plain_known, may_try=share >= ENOUGH)
+        quiet_known = self.clock is None or any(self.costs.is_known(num_rows, kind) for kind in (0, PLAIN))
+        return Rates(proposing, 1.0 / plain_s, quiet_known, may_try=share >= ENOUGH)
 
     def _proposed(self, best: int, most: int) -> int:
         self._num_proposing += 1
         return min(max(1, best + self._probe), most)
 
     def _would(self, num_rows: int, acceptance: Sequence[float], plain_s: float) -> float:
-        """What a launch of so many rows with a draft would save. Where none was ever tried, a whole launch: it is worth
-        a trial."""
-        trials = self._trials.get(size_of(num_rows))
-        if not self.costs.is_known(num_rows, 1) and (trials is None or not trials.has_tried):
-            return plain_s
+        """What a launch of so many rows with a draft would save."""
         launch_s = self.costs.launch_s(num_rows)
         rates = rates_of(acceptance, launch_s)
         best = max(range(1, len(rates)), key=rates.__getitem__)
@@ -113,9 +109,17 @@ class Adaptive:
             plain_s = self.costs.plain_s(num_rows)
             self._would_save[num_rows] = self._would(num_rows, acceptance(), plain_s), plain_s
         self.rest.rested(*self._would_save[num_rows])
-        if not self.rest.is_resting:
-            for trials in self._trials.values():
-                trials.retry()
+
+    def read_prompts(self, num_tokens: int) -> None:
+        """A launch computes so many tokens of prompts. While the draft does not rest, it reads them, too."""
+        if self.clock is None:
+            return
+        plain_s, drafting_s = (num_tokens * token_s for token_s in self.costs.at_start.prompt_token_s)
+        lost_s = max(0.0, drafting_s - plain_s)
+        if self.rest.is_resting:
+            self.rest.rested(-lost_s, plain_s)
+        else:
+            self.rest.prompted(lost_s)
 
     @property
     def _probe(self) -> int:
@@ -177,16 +181,16 @@ class Speculation:
         first launch behind a rest has no row with a draft."""
         return num_rows * (1 if self.rests else self.shape.num_computed)
 
-    def next_steps(self, num_rows: int, num_drafting: int) -> int:
+    def next_steps(self, num_rows: int, num_drafting: int, num_prompt_tokens: int = 0) -> int:
         """Proposals for each of `num_rows` rows in the next launch. Only the `num_drafting` with a draft keep some. The
-        draft's rest may begin or end with this launch."""
-        if not num_rows:
-            return 0
+        launch computes `num_prompt_tokens` of prompts, too. The draft's rest may begin or end with it."""
         if self._adaptive is None:
             return self.shape.num_steps if num_drafting else 0
 
         num_steps = 0
-        if self.rests:
+        if num_prompt_tokens:
+            self._adaptive.read_prompts(num_prompt_tokens)
+        if num_rows and self._adaptive.rest.is_resting:
             self._adaptive.go_on_resting(num_rows, self._hoped)
         elif num_drafting:
             num_steps = self._adaptive.next_steps(num_rows, num_drafting / num_rows, self.acceptance)

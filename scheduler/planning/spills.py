@@ -93,7 +93,7 @@ class Spills:
         False: it has to begin again. Host memory is full or the dearer way, or the host knows too few tokens that were
         drawn here.
         """
-        num_redrawn = max(self._kv_manager.lookahead - 1, 0)
+        num_redrawn = max(self._kv_manager.lookahead - 1, 0) if req.held.has_draft else 0
         num_new = len(req.outputs) - req.num_replayed - num_redrawn
         num_tokens = req.prompt_len + num_new - 1  # no launch that is over has read the last one
         if num_new < 1 or (self._costs is not None and not is_cheaper_on_host(num_tokens, self._costs)):

@@ -1,15 +1,17 @@
 """Whether launches propose: what pays by the costs that are known, and now and then a trial of what does not.
 
-    settle --the other way was never timed, or its turn has come--> trial --TRIAL launches--> settle
+    settle --the other way's turn has come--> trial --TRIAL launches--> settle
        '--the other way gives MARGIN more tokens a second: it is taken from now on--'
 
-Each trial that changes nothing doubles the wait for the next one. What loses more waits longer.
+Launches that propose nothing have their turn soon, if they were never timed: they may be faster than at the start.
+Proposals that lose by the costs of the start wait as those that have lost in a trial. Each trial that changes nothing
+doubles the wait for the next one. What loses more waits longer.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-SETTLE: Final = 8  # launches of one way before the other one is timed for the first time
+SETTLE: Final = 8  # launches with proposals before others are timed for the first time
 TRIAL: Final = 8  # launches in a row: the first two are not timed, as the ones before them are of another kind
 FIRST_WAIT: Final = 512  # launches between two trials
 LONGEST_WAIT: Final = 8192
@@ -18,13 +20,12 @@ MARGIN: Final = 1.03  # a change costs something, too
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens a second of the best launches that propose something, and of those that propose nothing, and whether
-    launches of this size were timed in that way. `may_try`: so many rows have a draft that a trial of proposals tells
-    how many are kept."""
+    """Tokens a second of the best launches that propose something, and of those that propose nothing; and whether quiet
+    ones of this size were timed. `may_try`: so many rows have a draft that a trial of proposals tells how many are
+    kept."""
 
     proposing: float
     quiet: float
-    proposing_known: bool
     quiet_known: bool
     may_try: bool = True
 
@@ -61,8 +62,8 @@ class Trials:
             return self.proposes
 
         self._since += 1
-        is_known = rates.quiet_known if self.proposes else rates.proposing_known
-        wait = self._wait * max(1.0, here / there) if is_known or self.has_tried else SETTLE
+        is_first = self.proposes and not rates.quiet_known and not self.has_tried
+        wait = SETTLE if is_first else self._wait * max(1.0, here / there)
         if self._since > wait and (self.proposes or rates.may_try):
             self._wait = min(2 * self._wait, LONGEST_WAIT) if self.has_tried else self._wait
             self._since, self._left, self.has_tried = 0, TRIAL - 1, True

@@ -6,7 +6,7 @@ from typing import Final
 from protocol.messages_gateway import SamplingParams
 from runtime.clock import Clock
 from scheduler.execution.executor import Executor
-from scheduler.plan import Draw, Join, Plan
+from scheduler.plan import Chunk, Draw, Join, Plan
 from scheduler.planning.launch_costs import StepCosts
 
 MAX_ROUNDS: Final = 5  # the fastest launch of each kind counts
@@ -20,13 +20,14 @@ OWNER: Final = 2**31 - 1  # an owner number that no row comes to
 
 def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock: Clock) -> StepCosts:
     """Times launches of 1, 2, 4, ... rows (of a rank 1, 4, 16, ...), up to `max_rows`, with 0 to `num_steps` proposals
-    each, then plain ones. Blocks.
+    each, then plain ones. First it times prompts. Blocks.
 
     They are whole launches, with the host's share. It is called before the first plan. Page 0 is all that is read and
     written. InternalError if a launch fails. All ranks of a group call it together, before the first step.
     """
     is_alone = executor.num_ranks == 1
     context = min(CONTEXT, executor.page_table.req_to_page_cpu.shape[1] * executor.kv.layout.page_size)
+    prompt_token_s = _prompt_token_s(executor, context, clock)
     sizes: list[int] = []
     seconds: list[tuple[float, ...]] = []
     num_rows, joined = 1, 0
@@ -40,7 +41,21 @@ def measure_step_costs(executor: Executor, max_rows: int, num_steps: int, clock:
         if num_rows == max_rows or (is_alone and is_long):
             break
         num_rows, joined = min((2 if is_alone else GROUP_GROWTH) * num_rows, max_rows), num_rows
-    return StepCosts(tuple(sizes), tuple(seconds), _plain(executor, sizes, context, clock))
+    return StepCosts(tuple(sizes), tuple(seconds), _plain(executor, sizes, context, clock), prompt_token_s)
+
+
+def _prompt_token_s(executor: Executor, num_tokens: int, clock: Clock) -> tuple[float, float]:
+    """Of a token of a prompt without a draft, and with one. Both take turns."""
+    prompt = Chunk(1, 0, (0,) * num_tokens, ahead=(0,) * executor.kv.layout.lookahead)
+    plans = [Plan(0, chunks=(prompt,), relay=False, drafts=drafts) for drafts in (False, True)]
+    rounds: list[list[float]] = []
+    began = clock.now()
+    while len(rounds) < GROUP_ROUNDS:
+        rounds.append([_timed(executor, plan, clock) for plan in plans])
+        if executor.num_ranks == 1 and len(rounds) > 1 and clock.now() - began > ENOUGH_S:
+            break
+    plain_s, drafting_s = map(min, zip(*rounds, strict=True))
+    return plain_s / num_tokens, drafting_s / num_tokens
 
 
 def _plain(executor: Executor, sizes: Sequence[int], context: int, clock: Clock) -> tuple[float, ...]:
@@ -59,17 +74,17 @@ def _plain(executor: Executor, sizes: Sequence[int], context: int, clock: Clock)
 
 def _fastest(executor: Executor, num_rows: int, num_steps: int, clock: Clock) -> tuple[float, ...]:
     """By proposals. All numbers of them take turns: other work on the machine slows down some launches, not one number.
-
-    Behind a launch that proposes nothing the draft reads the last token first. So the most proposals come twice.
-    """
+    Each is timed behind a launch of its kind, as it is later."""
     fastest = [float("inf")] * (num_steps + 1)
     is_alone = executor.num_ranks == 1
     began = clock.now()
     for done in range(MAX_ROUNDS if is_alone else GROUP_ROUNDS):
         if is_alone and done > 1 and clock.now() - began > ENOUGH_S:
             break
-        for steps in (num_steps, *range(num_steps, -1, -1)):
-            fastest[steps] = min(fastest[steps], _timed(executor, Plan(0, num_rows, num_steps=steps), clock))
+        for steps in range(num_steps, -1, -1):
+            plan = Plan(0, num_rows, num_steps=steps)
+            executor.run_alone(plan)
+            fastest[steps] = min(fastest[steps], _timed(executor, plan, clock))
     return tuple(fastest)
 
 

@@ -37,7 +37,7 @@ class Proposals:
             rng, shape = random.Random(varied), planner.speculation.shape
             steps = (0, shape.num_steps) if shape.is_tree else range(shape.num_steps + 1)
 
-            def next_steps(num_rows: int, num_drafting: int) -> int:
+            def next_steps(num_rows: int, num_drafting: int, num_prompt_tokens: int) -> int:
                 if rests and rng.random() < (REST_ENDS if self._speculation.rests else REST_BEGINS):
                     self._rest_or_wake()
                 return rng.choice(steps) if (num_rows or idle) and not self._speculation.rests else 0

@@ -48,4 +48,16 @@ def stepping(monkeypatch: pytest.MonkeyPatch, planner: Planner, *num_steps: int)
     """Launches with rows that decode propose as many tokens as `num_steps` says, in turn, if there is a draft."""
     steps = chain(num_steps, repeat(num_steps[-1]))
     if planner.speculation is not None:
-        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows, _: next(steps) if num_rows else 0)
+        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows, *_: next(steps) if num_rows else 0)
+
+
+def rest(planner: Planner) -> None:
+    """The draft's rest begins with the next launch."""
+    speculation, before = planner.speculation, planner.speculation.next_steps
+
+    def next_steps(*asked: int) -> int:
+        before(*asked)
+        vars(speculation)["next_steps"], speculation.rests = before, True
+        return 0
+
+    vars(speculation)["next_steps"] = next_steps

@@ -153,7 +153,7 @@ def life(
 
     bench = Bench(context, Welcoming(on_beat, welcome, *map(FlushCache, range(flushes))))
     bench.core.kv_manager, bench.loop.around = kv_manager, replace(bench.loop.around, known=known)
-    bench.peers.receive = lambda: instances.append(kv_manager.num_cached(PROMPT))  # type: ignore[method-assign]
+    bench.peers.receive = lambda: instances.append(kv_manager.num_cached(PROMPT, has_draft=True))  # type: ignore[method-assign]
     bench.loop.run()
     bench.close()
     return news, instances[0]

@@ -76,7 +76,7 @@ def test_a_prompt_waits_for_a_page_that_it_will_find_only(lookahead: int, prompt
     request = role.ask("r", prompt)
     assert role.prompts.admit() == ([] if waits else [request])
     role.planner.kv_manager.keep(computing.prompt.held, computing.cache_key)
-    assert (role.planner.kv_manager.num_cached(request.cache_key) == 4) == waits or not lookahead
+    assert (role.planner.num_cached(request.prompt, request.cache_key) == 4) == waits or not lookahead
     role.launch()
     finish(role.planner, role.executor)
     role.prompts.computed(computing)

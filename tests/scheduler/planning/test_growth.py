@@ -1,5 +1,6 @@
 """What is preempted when pages run out. What the planner makes of it is tested with whole workers, in tests/handoff."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -104,3 +105,60 @@ def test_who_waits_for_a_page_gets_one_before_those_that_run_out_now() -> None:
     kv_manager.release(last.held)
     assert kv_manager.pages.num_free == 1
     assert growth.grow_due() == [first] and growth.out_of_pages == [second]
+
+
+WIDTH = 7
+
+
+class Watched(Growth):
+    """Counts how often a choice is watched anew."""
+
+    num_looks = 0
+
+    def watch(self, req: Req) -> None:
+        self.num_looks += 1
+        super().watch(req)
+
+
+def growing(has_draft: bool) -> tuple[Watched, Req]:
+    """A choice of 200 outputs that begins to decode, with pages of 16 tokens."""
+    kv_manager, req = KvManager(20, 16, max_requests=4, max_context=210), make_req((1, 2), greedy(200))
+    (req.holding,) = kv_manager.admit(2, 2, 1, max_tokens=201, has_draft=has_draft) or (None,)
+    req.num_sampled, growth = 1, Watched(kv_manager, WIDTH)
+    growth.watch(req)
+    return growth, req
+
+
+@pytest.mark.parametrize("has_draft, least, most", [(True, 80, 160), (False, 10, 14)])
+def test_a_choice_without_a_draft_is_looked_at_only_when_its_pages_run_out(
+    has_draft: bool, least: int, most: int
+) -> None:
+    """Launches draw one token each. With a draft each might have drawn seven, so it is looked at ever sooner."""
+    growth, req = growing(has_draft)
+    for _ in range(160):
+        growth.grow_due()
+        growth.launched()
+        req.num_sampled += 1
+    assert least <= growth.num_looks <= most
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_launches_keep_each_has_pages_for_all_that_it_writes(seed: int) -> None:
+    """The launch in flight counts as one token. The choice loses its draft at some time, and keeps one from then on;
+    launches still write as many, for the sake of other choices."""
+    rng, in_flight = random.Random(seed), 0
+    growth, req = growing(has_draft=True)
+    loses_at, num_written = rng.randrange(40), req.num_written  # what launches have really written
+    for launch in range(200):
+        req.num_sampled += max(0, in_flight - 1)  # the result is known
+        req.held.has_draft &= launch < loses_at
+        growth.grow_due()
+        in_flight = rng.randint(1, WIDTH) if req.held.has_draft else 1
+        room = min(len(req.held.pages) * 16, req.longest)
+        assert min(num_written + WIDTH, req.longest) <= room and not growth.out_of_pages
+        req.num_sampled += 1
+        num_written += in_flight
+        growth.launched()
+        if req.num_left < 2 * WIDTH:
+            return
+    raise AssertionError("the choice does not end")

@@ -66,14 +66,31 @@ def test_a_prompt_with_a_draft_finds_no_page_that_lacks_its_kv_and_puts_its_own_
     assert kv_manager.counts().cached == 0, "nobody finds the pages of the first one any more"
 
 
-def test_what_follows_pages_without_the_drafts_kv_leaves_the_cache_with_them() -> None:
-    kv_manager = make_kv_manager(num_pages=30, max_requests=9, caches=True, lookahead=1)
-    for last in (2, 3):
-        ids = [1] * 8 + [last] * 9
-        kv_manager.keep(begun(kv_manager, ids, has_draft=False), CacheKey(packed(ids), ""))
-    kv_manager.keep(begun(kv_manager, [1] * 9, has_draft=True), CacheKey(packed([1] * 9), ""))
-    found = [begun(kv_manager, [1] * 8 + [last] * 9, has_draft=False).num_cached for last in (1, 2, 3)]
-    assert found == [8, 4, 4], "the second page depends on the token behind it, and the one cut off had none in common"
+def test_what_follows_pages_without_the_drafts_kv_stays_behind_those_that_take_their_places() -> None:
+    """The first page of three prompts is the same. While somebody reads what follows it, it keeps its place."""
+    kv_manager = make_kv_manager(num_pages=40, max_requests=9, caches=True, lookahead=1)
+    prompts = [[1] * 8 + [last] * 9 for last in (2, 3)]
+    bare: list[Holding] = []
+    for ids in prompts:
+        bare.append(begun(kv_manager, ids, has_draft=False))
+        kv_manager.keep(bare[-1], CacheKey(packed(ids), ""))
+
+    def found(*, has_draft: bool) -> list[int]:
+        return [kv_manager.num_cached(CacheKey(packed(ids), ""), has_draft=has_draft) for ids in (*prompts, [1] * 9)]
+
+    drafting = begun(kv_manager, [1] * 9, has_draft=True)
+    kv_manager.keep(drafting, CacheKey(packed([1] * 9), ""))
+    assert found(has_draft=False) == [16, 16, 4] and found(has_draft=True) == [0, 0, 0]
+
+    for holding in bare:
+        kv_manager.release(holding)
+    kv_manager.collect(kv_manager.newest_ticket)
+    kv_manager.keep(drafting, CacheKey(packed([1] * 9), ""))
+    assert found(has_draft=False) == [16, 16, 8] and found(has_draft=True) == [4, 4, 8]
+    again = begun(kv_manager, prompts[0], has_draft=False)
+    assert again.pages[0] == drafting.pages[0] and again.pages[1:4] == bare[0].pages[1:4]
+    cached = kv_manager.counts().cached
+    assert cached == 3, "of the other prompt; the first one's page is free, and all others are read"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -94,8 +94,10 @@ def test_the_last_output_settles_kv_of_a_draft_that_looks_one_token_ahead(lookah
     req.append((8,))
     finish(planner, executor)
     planner.keep(req, "")
-    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 8, 9)), "")) == num_cached
-    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 6, 9)), "")) == (0 if lookahead else 4)
+    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 8, 9)), ""), has_draft=True) == num_cached
+    assert planner.kv_manager.num_cached(CacheKey(packed((1, 2, 3, 7, 6, 9)), ""), has_draft=True) == (
+        0 if lookahead else 4
+    )
 
 
 def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> None:
@@ -113,7 +115,7 @@ def test_kv_that_a_draft_has_still_to_write_is_written_before_it_is_kept() -> No
         finish(planner, executor)
     planner.keep(req, "")
     assert isinstance(executor.sent[-1], WriteDraft)
-    assert planner.kv_manager.num_cached(CacheKey(packed((*req.prompt_ids, *req.outputs, 9)), "")) == 12
+    assert planner.kv_manager.num_cached(CacheKey(packed((*req.prompt_ids, *req.outputs, 9)), ""), has_draft=True) == 12
     planner.release(req)
     assert sum(isinstance(operation, WriteDraft) for operation in executor.sent) == 1
 

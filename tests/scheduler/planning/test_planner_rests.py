@@ -12,6 +12,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.scheduler.building import greedy, make_req, prompt_chunk
 from tests.scheduler.remembering import Remembers, finish, make
+from tests.scheduler.speculating import rest
 
 GRAMMAR = replace(greedy(9), grammar="g")
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -45,10 +46,10 @@ def launch(planner: Planner, executor: Remembers) -> Plan:
 
 def test_a_rest_begins_behind_the_drafts_kv_that_waits_and_takes_all_drafts() -> None:
     planner, executor = drafting()
-    planner.speculation.next_steps = lambda num_rows, num_drafting: 0  # type: ignore[method-assign]
+    planner.speculation.next_steps = lambda *_: 0  # type: ignore[method-assign]
     req = begun(planner, executor)
     assert launch(planner, executor).drafts and req.held.has_draft
-    planner.speculation.rests = True
+    rest(planner)
     assert not launch(planner, executor).drafts and not req.held.has_draft
     assert [type(operation) for operation in executor.sent[-3:]] == [Plan, WriteDraft, Plan]
     assert not launch(planner, executor).drafts and isinstance(executor.sent[-2], Plan), "nothing waits any more"
@@ -106,8 +107,45 @@ def test_without_a_draft_prompts_in_grammars_share_what_is_cached_with_all_other
     assert "spec_plain_launches" not in planner.counters
 
 
-def test_an_idle_batch_is_plain_in_a_rest_only() -> None:
+@pytest.mark.parametrize("rests", [True, False])
+def test_an_idle_batch_is_plain_and_counts_as_none_without_a_draft(rests: bool) -> None:
+    """The draft needs no other rank."""
     planner, executor = drafting()
-    assert launch(planner, executor).drafts
+    planner.speculation.rests = rests
+    assert not launch(planner, executor).drafts and planner.counters["spec_plain_launches"] == 0
+
+
+@pytest.mark.parametrize(("has_draft", "outcome"), [(True, False), (False, True)])
+def test_a_choice_without_a_draft_may_leave_for_host_memory_before_it_has_decoded(
+    has_draft: bool, outcome: bool
+) -> None:
+    planner, executor = drafting()
+    planner.speculation.rests = not has_draft
+    req = begun(planner, executor)
+    req.append((5,))
+    assert not req.has_begun and planner.spill(req) == outcome
+
+
+@pytest.mark.parametrize(("has_draft", "num_redrawn"), [(True, 2), (False, 0)])
+def test_only_a_draft_of_several_layers_has_outputs_drawn_once_more(has_draft: bool, num_redrawn: int) -> None:
+    planner, executor = drafting(lookahead=3)
+    planner.speculation.rests = not has_draft
+    req = begun(planner, executor)
+    req.append((5,))
+    for token in (6, 7, 8):
+        launch(planner, executor)
+        req.append((token,))
+    assert planner.spill(req) and planner.spills.num_redrawn(req) == num_redrawn
+
+
+def test_a_prompt_counts_as_cached_only_what_it_would_find() -> None:
+    """It has a draft, unless the draft rests or its answer follows a grammar."""
+    planner, executor = drafting()
     planner.speculation.rests = True
-    assert not launch(planner, executor).drafts
+    begun(planner, executor)
+    plain, grammar = make_req(PROMPT, greedy(9)), make_req(PROMPT, GRAMMAR)
+    assert [planner.num_cached(req, key_of()) for req in (plain, grammar)] == [8, 8]
+    planner.speculation.rests = False
+    assert [planner.num_cached(req, key_of()) for req in (plain, grammar)] == [0, 8]
+    begun(planner, executor, "other")
+    assert planner.num_cached(plain, key_of()) == 8, "its pages have taken the places of those without a draft"

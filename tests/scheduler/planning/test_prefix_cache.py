@@ -85,13 +85,27 @@ class Tree(RuleBasedStateMachine):
             before = ids[:-PAGE_SIZE]
             assert len(before) == self.ahead or (salt, before) in self.held, "a page is useless without its prefix"
 
-    @rule(ids=IDS, salt=SALTS, num=st.integers(0, 3))
-    def cut(self, ids: list[int], salt: str, num: int) -> None:
-        if num >= len(self.known(ids, salt)):
+    @rule(ids=IDS, salt=SALTS, start=st.integers(0, 3))
+    def replace(self, ids: list[int], salt: str, start: int) -> None:
+        known = self.tree.match(packed(ids), salt)
+        if start >= len(known):
             return
-        start = tuple(ids[: (num + 1) * PAGE_SIZE + self.ahead])
-        behind = [prefix for prefix in self.held if prefix[0] == salt and prefix[1][: len(start)] == start]
-        assert sorted(self.tree.cut(packed(ids), salt, num)) == sorted(self.held.pop(prefix) for prefix in behind)
+        first, last = (tuple(ids[: (end + 1) * PAGE_SIZE + self.ahead]) for end in (start, len(known) - 1))
+        behind = [page for (own, prefix), page in self.held.items() if own == salt and prefix[: len(first)] == first]
+        is_read = any(page in read for read in self.readers for page in behind if page not in known)
+        pages = list(range(self.newest + 1, self.newest + 1 + len(known)))
+        replaced = self.tree.replace(packed(ids), pages, salt, start)
+        assert replaced == (None if is_read else known[start:])
+        if replaced is not None:
+            self.newest += len(known)
+            for number in range(start, len(known)):
+                self.held[salt, last[: (number + 1) * PAGE_SIZE + self.ahead]] = pages[number]
+
+    @rule(ids=IDS, salt=SALTS, but=st.sets(st.integers(1, 40)))
+    def count(self, ids: list[int], salt: str, but: set[int]) -> None:
+        known = self.known(ids, salt)
+        expected = next((number for number, page in enumerate(known) if page in but), len(known))
+        assert self.tree.num_known(packed(ids), salt, but) == expected
 
     @precondition(lambda self: not self.readers)
     @rule()

@@ -1,6 +1,7 @@
 """When the draft rests; and what the whole policy makes of random costs and loads, where a rest takes rows' drafts."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -9,13 +10,14 @@ import pytest
 
 from scheduler.draft_shape import DraftShape
 from scheduler.planning.launch_costs import PLAIN, StepCosts
-from scheduler.planning.resting import ALLOWED, CREDIT, LONGEST, LOST, RARE, WORTH, Rest
+from scheduler.planning.resting import ALLOWED, CREDIT, FIRST, LONGEST, LOST, PROMPTS, RARE, WORTH, Rest
 from scheduler.planning.speculation import OVERHEAD, Speculation
 from tests.doubles.clock import VirtualClock
 
 STEPS: Final = 4
 SIZES: Final = ((1, 32), (1, 2, 4, 8, 16, 32), (16, 32), (4,), (1, 16), (32,))  # the numbers of rows of one load
 LIVES: Final = (20, 300)  # tokens of an answer
+WINS_ALONE: Final = {"quiet": 0.05, "first": 0.3, "more": 0.3, "by_row": 0.1, "acceptance": 0.8}
 
 
 def launched(rest: Rest, saved_s: float, count: int) -> int:
@@ -44,7 +46,7 @@ def test_a_draft_that_saves_time_never_rests() -> None:
 @pytest.mark.parametrize("lost_s", [0.03, 0.3, 7.0])
 def test_what_loses_rests_when_the_time_of_a_few_launches_is_lost(lost_s: float) -> None:
     rest = Rest()
-    assert launched(rest, -lost_s, 1000) == int(LOST / lost_s) + 1 and rest.is_resting
+    assert launched(rest, -lost_s, 1000) == int(FIRST * LOST / lost_s) + 1 and rest.is_resting
 
 
 def test_old_savings_pay_for_little() -> None:
@@ -75,10 +77,10 @@ def test_what_a_load_that_is_over_would_have_saved_wakes_nobody() -> None:
 
 def test_where_proposals_would_not_pay_they_are_tried_ever_more_rarely() -> None:
     rest, waits, losses = Rest(), list[int](), list[float]()
-    for _ in range(8):
+    for _ in range(10):
         losses.append(launched(rest, -0.5, 1000) * 0.5)
         waits.append(rested(rest, -0.1))
-    factors = [min(1 << number, LONGEST) for number in range(8)]
+    factors = [min(FIRST * (1 << number), LONGEST) for number in range(10)]
     assert losses == [pytest.approx(LOST * factor, abs=0.6) for factor in factors]
     assert waits == [pytest.approx(RARE * lost / ALLOWED, abs=1.1) for lost in losses]
 
@@ -87,10 +89,46 @@ def test_a_phase_that_has_paid_makes_the_next_rest_short_again() -> None:
     rest = Rest()
     for _ in range(4):
         launched(rest, -0.5, 1000)
-        assert rested(rest, -0.1) >= RARE * LOST / ALLOWED
+        assert rested(rest, -0.1) >= RARE * FIRST * LOST / ALLOWED
     launched(rest, 1.0, 20)
     lost = launched(rest, -0.5, 1000) * 0.5 - CREDIT
     assert rested(rest, 1.0) == pytest.approx(lost / ALLOWED, abs=1.1)
+
+
+def test_each_rest_ends_with_a_wish_to_try_proposals() -> None:
+    rest = Rest()
+    assert not rest.is_over
+    for would_save_s in (1.0, -1.0):
+        launched(rest, -0.5, 1000)
+        assert not rest.is_over and rested(rest, would_save_s) and rest.is_over
+
+
+@pytest.mark.parametrize("lost_s", [0.1, 20.0])
+def test_prompts_whose_drafts_nothing_pays_for_end_in_a_rest(lost_s: float) -> None:
+    rest = Rest()
+    for _ in range(PROMPTS):
+        rest.prompted(lost_s)
+        assert not rest.is_resting
+    rest.prompted(lost_s)
+    assert rest.is_resting and rested(rest, 1.0) == pytest.approx((PROMPTS + 1) * lost_s / ALLOWED, abs=1.1)
+
+
+def test_what_launches_save_pays_for_prompts_first() -> None:
+    rest = Rest()
+    for _ in range(10 * PROMPTS):
+        rest.prompted(5.0)
+        assert launched(rest, 0.5, 10) == 10 and not rest.is_resting
+    rest.prompted(5.0)
+    launched(rest, 0.5, 5)
+    assert launched(rest, -0.5, 1000) * 0.5 < LOST, "nothing was left to save"
+    assert rest.is_resting
+
+
+def test_a_long_prompt_may_owe_much_among_short_ones() -> None:
+    rest = Rest()
+    for lost_s in (0.1, 100.0, *(0.1,) * (10 * PROMPTS)):
+        rest.prompted(lost_s)
+    assert not rest.is_resting
 
 
 @dataclass(eq=False)
@@ -105,11 +143,15 @@ class Served:
     while the draft did not rest, until the next rest."""
 
     seed: int
+    wrong: float = 0.3  # how far the start was mistaken of each kind of launch
+    asks: Mapping[str, float] = field(default_factory=dict)  # of costs and acceptance; others are random
     clock: VirtualClock = field(init=False, default_factory=VirtualClock)
     rows: tuple[Row, ...] = field(init=False, default=())
     plain_s: float = field(init=False, default=0.0)  # of plain launches that draw as many tokens
     num_steps: list[int] = field(init=False, default_factory=list)
     lives: tuple[int, int] = field(init=False, default=LIVES)
+    others: float = field(init=False, default=0.0)  # how much longer they make launches that they hold up
+    busy: float = field(init=False, default=0.0)  # how often they do so
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
@@ -118,7 +160,8 @@ class Served:
         self.first, self.more = rng.uniform(0.0, 1.0), rng.uniform(0.0, 1.0) * rng.choice((0.1, 0.5, 1.5))
         self.by_row = rng.choice((0.0, 0.02, 0.1))
         self.acceptance = rng.choice((0.0, 0.3, 0.6, 0.8, 0.95))
-        wrong = [rng.lognormvariate(0.0, 0.3) for _ in range(3)]  # by this much the start was mistaken
+        self.__dict__.update(self.asks)
+        wrong = [rng.lognormvariate(0.0, self.wrong) for _ in range(3)]
         sizes = (1, 4, 16, 32)
         seconds = tuple(
             tuple(self.cost(rows, steps) * wrong[min(steps, 1)] for steps in range(STEPS + 1)) for rows in sizes
@@ -136,9 +179,12 @@ class Served:
 
     def best(self, num_rows: int) -> float:
         """How many times as many tokens a second as plain launches the best number of proposals gives."""
-        lengths = [sum(self.acceptance**place for place in range(steps + 1)) for steps in range(STEPS + 1)]
-        plain_s = self.cost(num_rows, PLAIN)
-        return max(1.0, *(length * plain_s / self.cost(num_rows, steps) for steps, length in enumerate(lengths)))
+        return max(1.0, *(self.speed(num_rows, steps) for steps in range(STEPS + 1)))
+
+    def speed(self, num_rows: int, kind: int) -> float:
+        """Tokens a second of a kind of launch, beside plain ones."""
+        length = sum(self.acceptance**place for place in range(max(kind, 0) + 1))
+        return length * self.cost(num_rows, PLAIN) / self.cost(num_rows, kind)
 
     def run(self, num_rows: int, num_launches: int) -> float:
         """Launches so many times with so many rows. Tokens a second, beside plain launches."""
@@ -160,9 +206,15 @@ class Served:
         assert has_drafts or not steps, "nothing is proposed where no row has a draft"
         kind = steps if has_drafts else PLAIN
         self.num_steps.append(kind)
-        self.clock.advance(self.cost(num_rows, kind) * self.rng.lognormvariate(0.0, 0.05))
+        self.clock.advance(self.cost(num_rows, kind) * self.rng.lognormvariate(0.0, 0.05) * self._held_up())
         self.speculation.over(self.rows, kind)
         self._draw(steps)
+
+    def _held_up(self) -> float:
+        """Others on the machine come and go: for some hundred launches, some are held up."""
+        if self.rng.random() < 0.005:
+            self.busy = self.rng.random()
+        return 1.0 + self.others * self.rng.expovariate(1.0) * (self.rng.random() < self.busy)
 
     def _draw(self, steps: int) -> None:
         runs = list[tuple[int, ...]]()
@@ -190,28 +242,71 @@ def test_whatever_launches_cost_and_however_loads_change_little_is_lost(seed: in
 @pytest.mark.parametrize("num_rows", [1, 4, 32])
 @pytest.mark.parametrize("seed", range(8))
 def test_where_drafts_win_clearly_they_are_used(seed: int, num_rows: int) -> None:
-    served = Served(seed)
-    served.run(num_rows, 4000)
-    found, best = served.run(num_rows, 1000), served.best(num_rows)
-    assert found > (0.9 * best if best > 1.2 else 0.97)
+    served = Served(seed, wrong=0.1)
+    assert served.run(num_rows, 4000) > 0.97
+    best = served.best(num_rows)
+    assert served.run(num_rows, 1000) > (0.9 * best if best > 1.2 else 0.97)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
+def test_where_drafts_win_they_are_found_though_the_start_says_that_they_lose(seed: int) -> None:
+    served = Served(seed, asks=WINS_ALONE)
+    served.speculation = Speculation(DraftShape(STEPS), 9, StepCosts((1,), ((1.0, 2.0, 3.0, 4.0, 5.0),)), served.clock)
+    best = served.best(1)
+    served.run(1, 300)
+    assert best > 1.4 and served.speculation.rests
+    served.run(1, 12_000)
+    assert served.run(1, 1000) > 0.9 * best
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_a_load_that_loses_is_left_and_one_that_wins_is_found_again(seed: int) -> None:
-    served = Served(seed)
-    served.quiet, served.first, served.more, served.by_row, served.acceptance = 0.05, 0.3, 0.3, 0.1, 0.8
+    served = Served(seed, wrong=0.1, asks=WINS_ALONE)
     assert served.best(1) > 1.4 and served.best(32) == 1.0
     for _ in range(3):
         served.run(32, 400)
         assert served.speculation.rests and served.run(32, 2000) > 0.98
-        served.run(1, 1500)
+        served.run(1, 5000)
         assert not served.speculation.rests and served.run(1, 500) > 0.9 * served.best(1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 32])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_load_that_loses_by_the_start_is_left_within_a_few_launches(seed: int, num_rows: int) -> None:
+    """Of a worker's first launches hardly any lose. Before it was timed, no size is tried, nor others next to it."""
+    served = Served(seed, wrong=0.1, asks=WINS_ALONE | {"by_row": 0.4, "quiet": 0.3, "first": 2.0})
+    served.lives = 96, 96
+    assert served.best(num_rows) == 1.0
+    served.run(num_rows, 96)
+    assert sum(kind > 0 for kind in served.num_steps) == 0
+    assert sum(kind == 0 for kind in served.num_steps) <= 20 and set(served.num_steps[20:]) == {PLAIN}
+
+
+@pytest.mark.parametrize("wrong", [0.1, 0.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_of_a_losing_kind_are_few(seed: int, wrong: float) -> None:
+    """Of any costs, however the start was mistaken: a sixth of the launches at most, and they lose a fiftieth."""
+    served = Served(seed, wrong)
+    num_rows = served.rng.choice((1, 2, 5, 16, 32))
+    served.run(num_rows, 6000)
+    speeds = {kind: served.speed(num_rows, kind) for kind in range(PLAIN, STEPS + 1)}
+    losing = [kind for kind in served.num_steps if speeds[kind] < 0.97]
+    assert len(losing) <= 6000 / 6 and served.plain_s > 0.98 * served.clock.now()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_that_others_use_misleads_no_draft_that_loses(seed: int) -> None:
+    """Launches are held up for a while, then not: those with proposals and those without at different times."""
+    served = Served(seed, wrong=0.1, asks=WINS_ALONE | {"by_row": 0.035, "more": 0.5})
+    served.others = 1.0
+    assert 0.75 < served.speed(32, 1) < served.best(32) == 1.0
+    served.run(32, 6000)
+    assert sum(kind > 0 for kind in served.num_steps) < 60 and sum(kind >= 0 for kind in served.num_steps) < 360
 
 
 def test_a_draft_comes_back_where_answers_are_long() -> None:
     """Rows with a draft are few for long, and each launch meanwhile costs what their KV takes."""
-    served = Served(2)
-    served.quiet, served.first, served.more, served.by_row, served.acceptance = 0.1, 0.3, 0.3, 0.1, 0.8
+    served = Served(2, wrong=0.1, asks=WINS_ALONE | {"quiet": 0.1})
     served.lives = 1500, 2500
     served.run(32, 400)
     assert served.speculation.rests and served.best(4) > 1.3
@@ -221,9 +316,8 @@ def test_a_draft_comes_back_where_answers_are_long() -> None:
 
 def test_a_launch_without_proposals_counts_as_a_loss_though_none_is_measured() -> None:
     """Noise must not hide what quiet launches cost: it is taken to be a fiftieth at least."""
-    served = Served(3)
-    served.quiet, served.acceptance = 0.0, 0.0
-    served.run(16, 40 + round(LOST / OVERHEAD))
+    served = Served(3, asks={"quiet": 0.0, "acceptance": 0.0, "first": 9.0})
+    served.run(16, 20 + round(FIRST * LOST / OVERHEAD))
     assert served.speculation.rests and median(served.num_steps[-9:]) == PLAIN
 
 

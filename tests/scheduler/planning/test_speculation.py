@@ -8,6 +8,7 @@ import torch
 from model.inputs import ModelInput
 from protocol.errors import InternalError
 from scheduler.draft_shape import DraftShape
+from scheduler.plan import Plan, StepResult
 from scheduler.planning.launch_costs import StepCosts
 from scheduler.planning.speculation import FIRST_GUESS, PROBE, Speculation, rates_of
 from scheduler.planning.trials import FIRST_WAIT, TRIAL
@@ -183,7 +184,55 @@ def test_a_group_times_a_list_of_launches_that_no_clock_ends() -> None:
         return seen
 
     fast = steps(0.0)
-    assert steps(2 * LONG_S) == fast and len(fast) == 3 * (1 + 3 * 5) + 3 * (1 + 3) + 1
+    assert steps(2 * LONG_S) == fast and len(fast) == 2 * 3 + 3 * (1 + 3 * 2 * 4) + 3 * (1 + 3) + 1
+
+
+def test_prompts_are_timed_with_the_draft_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is slow in the first round."""
+    clock, slow, seen = VirtualClock(), iter((5.0, 5.0)), list[Plan]()
+    executor = make_executor(ManualStream(), runner=FakeRunner(draft_seed=1))
+    run_alone = executor.run_alone
+
+    def timed(plan: Plan) -> StepResult:
+        seen.append(plan)
+        clock.advance(next(slow, 1.0) + 0.5 * plan.drafts if plan.chunks else 0.0)
+        return run_alone(plan)
+
+    monkeypatch.setattr(executor, "run_alone", timed)
+    plain_s, drafting_s = measure_step_costs(executor, 1, 1, clock).prompt_token_s
+    num_tokens = len(seen[0].chunks[0].ids)
+    assert num_tokens > 1 and (plain_s, drafting_s) == pytest.approx((1.0 / num_tokens, 1.5 / num_tokens))
+
+
+PROMPTS_COST = StepCosts((1, 64), ((1.0, 1.2, 1.4, 1.6),) * 2, (0.9, 0.9), (0.01, 0.02))
+
+
+@pytest.mark.parametrize("num_outputs", [0, 1, 200])
+def test_a_load_of_prompts_alone_rests_and_one_that_decodes_does_not(num_outputs: int) -> None:
+    """Of 300 tokens each, for which the draft takes three seconds. A launch with proposals saves one and more."""
+    speculation = Speculation(DraftShape(3), 9, PROMPTS_COST, VirtualClock())
+    began = 0
+    while began < 200 and not speculation.rests:
+        speculation.next_steps(0, 0, 300)
+        for _ in range(num_outputs):
+            speculation.next_steps(1, 1)
+        began += 1
+    assert speculation.rests == (num_outputs < 3) and began >= (64 if num_outputs < 3 else 200)
+
+
+def test_prompts_of_a_rest_speak_against_its_end() -> None:
+    """Each 300 tokens of prompts are followed by two launches of decodes, or by a hundred."""
+    for num_outputs, rests in ((2, True), (100, False)):
+        speculation = Speculation(DraftShape(3), 9, PROMPTS_COST, VirtualClock())
+        while not speculation.rests:
+            speculation.next_steps(0, 0, 300)
+        for _ in range(20_000):
+            speculation.next_steps(0, 0, 300)
+            for _ in range(num_outputs):
+                speculation.next_steps(1, 0)
+            if not speculation.rests:
+                break
+        assert speculation.rests == rests
 
 
 def test_a_slow_round_does_not_count() -> None:

@@ -22,14 +22,14 @@ def ways(trials: Trials, rates: Rates, count: int) -> list[bool]:
 
 def test_a_way_that_was_never_timed_is_tried_soon_and_once() -> None:
     """Also if its launches cannot be timed."""
-    trials, rates = Trials(), Rates(2.0, 1.0, proposing_known=True, quiet_known=False)
+    trials, rates = Trials(), Rates(2.0, 1.0, quiet_known=False)
     ways_taken = ways(trials, rates, FIRST_WAIT)
     assert ways_taken == [True] * SETTLE + [False] * TRIAL + [True] * (FIRST_WAIT - SETTLE - TRIAL)
 
 
 @pytest.mark.parametrize("proposes", [True, False])
 def test_a_way_that_loses_is_tried_ever_more_rarely(proposes: bool) -> None:
-    trials, rates = Trials(proposes), Rates(2.0 if proposes else 0.5, 1.0, True, True)
+    trials, rates = Trials(proposes), Rates(2.0 if proposes else 0.5, 1.0, True)
     ways_taken = ways(trials, rates, 12 * LONGEST_WAIT)
     begins = [at for at, (before, now) in enumerate(pairwise(ways_taken)) if before == proposes != now]
     waits = [end - start - TRIAL for start, end in pairwise(begins)]
@@ -40,7 +40,7 @@ def test_a_way_that_loses_is_tried_ever_more_rarely(proposes: bool) -> None:
 @pytest.mark.parametrize("proposes", [True, False])
 def test_what_pays_is_taken_at_once_if_it_pays_clearly(proposes: bool) -> None:
     def rates(there: float) -> Rates:
-        return Rates(1.0, there, True, True) if proposes else Rates(there, 1.0, True, True)
+        return Rates(1.0, there, True) if proposes else Rates(there, 1.0, True)
 
     trials = Trials(proposes)
     assert ways(trials, rates(MARGIN - 0.01), 20) == [proposes] * 20
@@ -48,23 +48,23 @@ def test_what_pays_is_taken_at_once_if_it_pays_clearly(proposes: bool) -> None:
 
 
 def test_proposals_are_tried_only_where_enough_rows_have_a_draft() -> None:
-    few = Rates(0.5, 1.0, True, True, may_try=False)
+    few = Rates(0.5, 1.0, True, may_try=False)
     trials = Trials(proposes=False)
     assert not any(ways(trials, few, 8 * FIRST_WAIT)) and not trials.has_tried
-    assert ways(trials, Rates(0.5, 1.0, True, True), TRIAL + 1) == [True] * TRIAL + [False] and trials.has_tried
+    assert ways(trials, Rates(0.5, 1.0, True), TRIAL + 1) == [True] * TRIAL + [False] and trials.has_tried
 
 
 def test_a_trial_goes_on_to_its_end() -> None:
     trials = Trials(proposes=False)
     trials.retry()
-    seen = [(trials.is_trying, trials.next(Rates(0.5, 1.0, True, True))) for _ in range(TRIAL + 1)]
+    seen = [(trials.is_trying, trials.next(Rates(0.5, 1.0, True))) for _ in range(TRIAL + 1)]
     assert seen == [(False, True), *[(True, True)] * (TRIAL - 1), (False, False)]
 
 
 @pytest.mark.parametrize("proposes", [True, False])
 def test_a_trial_that_is_wanted_again_comes_at_once_unless_launches_propose_anyway(proposes: bool) -> None:
     trials = Trials(proposes)
-    rates = Rates(2.0 if proposes else 0.5, 1.0, True, True)
+    rates = Rates(2.0 if proposes else 0.5, 1.0, True)
     ways(trials, rates, FIRST_WAIT)
     trials.retry()
     assert ways(trials, rates, 2) == [True, True]
@@ -129,11 +129,12 @@ NOISE = 1.1  # the mean of it
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("num_rows", [1, 32])
 def test_never_much_slower_than_the_better_way(name: str, acceptance: float, num_rows: int) -> None:
+    """Where the start says that proposals lose, it may take a rest to find that they win."""
     world = World(COSTS[name], acceptance, num_rows, seed=num_rows)
     world.run(100)
-    speed = world.run(4000) * NOISE
+    assert world.run(2000) * NOISE > 0.96 * world.expected(0)
     best = max(world.expected(steps) for steps in range(STEPS + 1))
-    assert speed > 0.94 * best and speed > 0.96 * world.expected(0)
+    assert world.run(4000) * NOISE > 0.94 * best
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])

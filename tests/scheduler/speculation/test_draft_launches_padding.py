@@ -243,7 +243,7 @@ def test_an_idle_launch_that_cannot_be_built_is_a_forward_too(
     counting = Counting(size=size)
     executor, planner = rank(mode, counting)
     if planner.speculation is not None:
-        monkeypatch.setattr(planner.speculation, "next_steps", lambda num_rows, num_drafting: mode.num_steps)
+        monkeypatch.setattr(planner.speculation, "next_steps", lambda *_: mode.num_steps)
     breaks(monkeypatch, executor, mode, "build")
     planner.launch()
     planner.launch()

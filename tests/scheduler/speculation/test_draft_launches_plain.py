@@ -13,7 +13,7 @@ from scheduler.planning.planner import Planner
 from scheduler.planning.req import Req
 from tests.explore.proposals import Proposals
 from tests.scheduler.building import ManualStream, admitted, decode, drawn, finish, greedy, prompt_chunk
-from tests.scheduler.speculating import CHAIN, MODEL, PROMPT, STEPS, Tree, begun, speculating, stepping
+from tests.scheduler.speculating import CHAIN, MODEL, PROMPT, STEPS, Tree, begun, rest, speculating, stepping
 
 TREE: Tree = (2, 6)
 
@@ -44,7 +44,10 @@ class Watched:
         return [isinstance(launch, PlainLaunch) for launch in self.launches]
 
     def rest(self, rests: bool = True) -> None:
-        self.planner.speculation.rests = rests
+        if rests:
+            rest(self.planner)
+        else:
+            self.planner.speculation.rests = False
 
 
 def take(planner: Planner, executor: Executor) -> None:
