@@ -174,7 +174,7 @@ FIELD = (
     ),
     Mutant(
         "stop strings are not read within min_tokens",
-        "Pipeline._stop",
+        "Pipeline._scan",
         "return self._stops.feed(text, may_stop=__may, is_hidden=is_hidden)",
         "return self._stops.feed(text, is_hidden=is_hidden) if __may else text",
         "a stop string that begins there and ends later is missed",
@@ -182,7 +182,7 @@ FIELD = (
     ),
     Mutant(
         "stop strings end a choice within min_tokens",
-        "Pipeline._stop",
+        "Pipeline._scan",
         "self.num_tokens >= self._min_tokens",
         "True",
         "the answer has fewer tokens than were asked for",

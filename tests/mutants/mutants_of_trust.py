@@ -166,7 +166,7 @@ TRUST = (
     ),
     Mutant(
         "an interrupt of the terminal ends a process that tries grammars",
-        "TrialChild._started",
+        "TrialChild._spawn",
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})",
         "signal.pthread_sigmask(signal.SIG_BLOCK, ())",
         "a gateway that finishes its answers refuses grammars",

@@ -66,8 +66,8 @@ def events(draw: st.DrawFn) -> list[Event]:
         kind = draw(st.sampled_from(["text", "thought", "call"]))
         if kind == "call":
             arguments = [CallDelta(num_calls, part) for part in draw(st.lists(texts, max_size=3))]
-            ends = CallEnd(num_calls), CallBroken(num_calls)
-            found += [CallBegin(num_calls, f"call_{num_calls}", draw(texts)), *arguments, draw(st.sampled_from(ends))]
+            end = CallEnd(num_calls) if draw(st.booleans()) else CallBroken(num_calls)
+            found += [CallBegin(num_calls, f"call_{num_calls}", draw(texts)), *arguments, end]
             num_calls += 1
         else:
             found.append(TextDelta(draw(texts)) if kind == "text" else ReasoningDelta(draw(texts)))
