@@ -2,6 +2,7 @@
 
     unified    a unified worker: 16 clients, then one
     pair       a prefill and a decode worker: streams alone, and beside long prompts
+    experts    a unified worker with a mixture of experts: one client, then 16; only if it is asked for
     trace      a unified worker with its prefix cache, on a trace; only if it is asked for
 
 Both sides are treated alike: each is started for its turn, warmed up, measured and stopped. Without a peer, Baton is
@@ -10,7 +11,7 @@ measured alone. The last line of output is one JSON object.
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from bench.rounds import spread
 from bench.sheet import Printed, Sheet
 from bench.vllm import ABSENT, VARIABLE, peer_executable, peer_running, version_of
 from loadtest.bench_flags import at_least
-from loadtest.bench_model import CONFIG, bench_model
+from loadtest.bench_model import CONFIG, bench_model, experts_model
 from loadtest.deployment import PAIR, UNIFIED, deployed
 from loadtest.http_exchange import Server
 from loadtest.load import cells_of, failures, plain_load, run_load
@@ -34,6 +35,7 @@ from runtime.clock import MonotonicClock
 
 OURS, PEER = "Baton", "vLLM"
 CROWD, ALONE, QUIET, DISTURBED, TRACE = "16 clients", "1 client", "8 streams", "8 streams, disturbed", "trace"
+CROWD_OF_EXPERTS, ALONE_WITH_EXPERTS = "16 clients, experts", "1 client, experts"
 VOCAB: Final = int(CONFIG["vocab_size"])
 PAGE_SIZE, POOL_TOKENS = 32, 16384  # of both sides' KV memory for the trace
 QUICK_REQUESTS: Final = 8
@@ -43,11 +45,13 @@ Rounds = Mapping[tuple[str, str], Sequence[Mapping[str, float | None]]]  # cells
 
 @dataclass(frozen=True)
 class Scenario:
-    """Loads that one deployment serves in turn. `serve`, `peer`: arguments of `baton serve` and of vLLM."""
+    """Loads that one deployment serves in turn. `serve`, `peer`: arguments of `baton serve` and of vLLM. `model` makes
+    the folder that both serve."""
 
     serve: tuple[str, ...]
     loads: Mapping[str, Load]
     peer: tuple[str, ...] = ()
+    model: Callable[[], Path] = bench_model
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ SCENARIOS: Final = {
         UNIFIED, {CROWD: plain_load(64, 16, 256, 64, VOCAB, seed=1), ALONE: plain_load(10, 1, 256, 64, VOCAB, seed=2)}
     ),
     "pair": Scenario(PAIR, {QUIET: _STREAMS, DISTURBED: replace(_STREAMS, seed=4, intruder_rate=1.0)}),
+    "experts": Scenario(
+        UNIFIED,
+        {
+            ALONE_WITH_EXPERTS: plain_load(10, 1, 256, 64, VOCAB, seed=6),
+            CROWD_OF_EXPERTS: plain_load(64, 16, 256, 64, VOCAB, seed=7),
+        },
+        model=experts_model,
+    ),
     "trace": Scenario(
         (*UNIFIED, "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(POOL_TOKENS)),
         {TRACE: _trace_load()},
@@ -106,6 +118,8 @@ TARGETS: Final = (
     Target("ITL p99.9", (OURS, DISTURBED), (OURS, QUIET), "at most", 2.0),
     _beside(DISTURBED, "tokens/s", "at least", 1.5),
     _beside(DISTURBED, "long prompts' TTFT p50", "at most", 1.5),
+    _beside(ALONE_WITH_EXPERTS, "tokens/s", "at least", 1.0),
+    _beside(CROWD_OF_EXPERTS, "tokens/s", "at least", 1.0),
     _beside(TRACE, "cached share", "at least", 0.95),
     _beside(TRACE, "TTFT p50", "at most", 0.8),
 )
@@ -122,13 +136,13 @@ async def compare(names: Sequence[str], rounds: int, is_quick: bool, arguments: 
     others, so that none is cached."""
     executable, clock = peer_executable(os.environ), MonotonicClock()
     sheet.note(f"the peer: vLLM {await version_of(executable)}" if executable else ABSENT)
-    model, rounds_of = bench_model(), dict[tuple[str, str], list[dict[str, float | None]]]()
+    rounds_of = dict[tuple[str, str], list[dict[str, float | None]]]()
     for number in range(rounds):
         for name in names:
             scenario = SCENARIOS[name]
             for side in (OURS, PEER) if executable else (OURS,):
                 sheet.note(f"round {number + 1} of {rounds}, {name}: {side}")
-                async with _running(executable if side == PEER else None, scenario, model, arguments) as server:
+                async with _running(executable if side == PEER else None, scenario, arguments) as server:
                     for load_name, load in scenario.loads.items():
                         asked = replace(smaller(load) if is_quick else load, seed=load.seed + RUN_SEED * number)
                         measured = await run_load(server, clock, asked)
@@ -139,10 +153,9 @@ async def compare(names: Sequence[str], rounds: int, is_quick: bool, arguments: 
 
 
 @asynccontextmanager
-async def _running(
-    executable: str | None, scenario: Scenario, model: Path, arguments: Sequence[str]
-) -> AsyncIterator[Server]:
+async def _running(executable: str | None, scenario: Scenario, arguments: Sequence[str]) -> AsyncIterator[Server]:
     """A side, started for its turn: Baton without an `executable`."""
+    model = scenario.model()
     if executable is None:
         async with deployed(["--model", str(model), *arguments, *scenario.serve]) as url:
             yield Server.at(url, "")

@@ -1,7 +1,7 @@
-"""The model of the comparisons: Qwen3's shape with 29 million parameters, bfloat16, random weights.
+"""The models of the comparisons: Qwen3's shape with 29 million parameters, and a mixture of experts.
 
-It is a Hugging Face folder that any server loads, with a tokenizer of one made-up word per token. Its answers make no
-sense; only its speed is measured.
+Each is a Hugging Face folder that any server loads: bfloat16, random weights, a tokenizer of one made-up word per
+token. Answers make no sense; only speed is measured.
 """
 
 import json
@@ -46,18 +46,45 @@ CONFIG: Mapping[str, Any] = {
     "pad_token_id": 0,
     "torch_dtype": "bfloat16",
 }
+EXPERTS_NAME = "qwen3-moe-321m"
+EXPERTS_CONFIG: Mapping[str, Any] = {  # half of Qwen3-30B-A3B's widths, two layers: 8 of 128 experts for a token
+    **CONFIG,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 _SEED = 0
 Weights = Callable[[str, tuple[int, ...]], bytes]  # from a tensor's name and shape
 
 
 def bench_model(**changes: int) -> Path:
-    """The model's folder, written into the user's cache on first use. `changes`: keys of CONFIG with other values."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """The folder of the dense model, written into the user's cache on first use. `changes`: keys of CONFIG with other
+    values."""
     name = "-".join([NAME, *[f"{key}-{value}" for key, value in sorted(changes.items())]])
+    return _cached(name, {**CONFIG, **changes})
+
+
+def experts_model() -> Path:
+    """The same of the mixture of experts."""
+    return _cached(EXPERTS_NAME, EXPERTS_CONFIG)
+
+
+def _cached(name: str, config: Mapping[str, Any]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "baton" / f"{name}-1"  # increase the number when the content changes
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-        write_model(unfinished, {**CONFIG, **changes})
+        write_model(unfinished, config)
         try:
             unfinished.rename(folder)
         except OSError:  # another process was faster
@@ -85,8 +112,8 @@ def write_model(folder: Path, config: Mapping[str, Any], weights: Weights | None
 
 
 def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of a Qwen3 checkpoint with untied embeddings."""
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    """Every tensor of a Qwen3 checkpoint with untied embeddings, with an MLP or experts in each layer."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
     head = config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
 
@@ -102,9 +129,13 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield of + "self_attn.k_norm.weight", (head,)
         yield of + "self_attn.o_proj.weight", (hidden, queries)
         yield of + "post_attention_layernorm.weight", (hidden,)
-        yield of + "mlp.gate_proj.weight", (inner, hidden)
-        yield of + "mlp.up_proj.weight", (inner, hidden)
-        yield of + "mlp.down_proj.weight", (hidden, inner)
+        if num_experts := config.get("num_experts", 0):
+            yield of + "mlp.gate.weight", (num_experts, hidden)
+        inner = config["moe_intermediate_size" if num_experts else "intermediate_size"]
+        for mlp in [f"experts.{expert}." for expert in range(num_experts)] or [""]:
+            yield f"{of}mlp.{mlp}gate_proj.weight", (inner, hidden)
+            yield f"{of}mlp.{mlp}up_proj.weight", (inner, hidden)
+            yield f"{of}mlp.{mlp}down_proj.weight", (hidden, inner)
 
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (vocab, hidden)

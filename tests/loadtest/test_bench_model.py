@@ -1,4 +1,4 @@
-"""The model of the comparison is what a Hugging Face folder should be."""
+"""The models of the comparisons are what Hugging Face folders should be."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from loadtest import bench_model as module
-from loadtest.bench_model import CONFIG, bench_model, write_model
+from loadtest.bench_model import CONFIG, EXPERTS_CONFIG, bench_model, experts_model, write_model
+from model.runner import ModelRunner
 
 SMALL: dict[str, Any] = {**CONFIG, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -32,6 +33,20 @@ def test_every_tensor_is_there_in_bfloat16(tmp_path: Path) -> None:
 def test_it_has_29_million_parameters() -> None:
     sizes = [torch.Size(shape).numel() for _, shape in module._shapes(CONFIG)]
     assert round(sum(sizes) / 1e6) == 29
+
+
+def test_the_mixture_of_experts_is_named_after_its_parameters() -> None:
+    sizes = [torch.Size(shape).numel() for _, shape in module._shapes(EXPERTS_CONFIG)]
+    assert f"{sum(sizes) / 1e6:.0f}" in module.EXPERTS_NAME
+
+
+def test_a_worker_loads_the_mixture_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {**EXPERTS_CONFIG, "vocab_size": 64, "hidden_size": 32, "num_experts": 9, "moe_intermediate_size": 16}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "EXPERTS_CONFIG", small)
+    folder = experts_model()
+    runner = ModelRunner.load(folder, device="cpu", dtype="float32")
+    assert [layer.feed.num_scores for layer in runner.config.layers] == [9, 9]
 
 
 def test_it_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,15 +185,18 @@ def test_only_experts_that_a_token_has_are_computed_for_it() -> None:
 
 
 def test_other_tokens_change_no_bit() -> None:
-    """Products of whole numbers are exact, however many rows they have. So what is left is the order of the sums."""
-    mixture, passes = experts_of(whole=True), Products(1, HIDDEN, 1e-6)
-    own_2E = numbers(2, HIDDEN, seed=8, whole=True)
-    expected_2E = mixture(own_2E, passes)
-    assert bool((expected_2E != expected_2E.round()).any()), "the weights are no whole numbers"
+    """Products of whole numbers are exact, however many rows they have. So what is left is the order of the sums, of
+    three experts: two may be added in any order."""
+    mixture, passes = experts_of(RouterConfig(3, "sigmoid"), whole=True), Products(1, HIDDEN, 1e-6)
+    own_TE = numbers(20, HIDDEN, seed=8, whole=True)
+    expected_TE = mixture(own_TE, passes)
+    assert bool((expected_TE != expected_TE.round()).any()), "the weights are no whole numbers"
+    for one_1E, expected_1E in zip(own_TE.split(1), expected_TE.split(1), strict=True):
+        assert torch.equal(mixture(one_1E, passes), expected_1E)
     for count, seed in ((0, 0), (1, 1), (14, 2), (60, 3)):
         others_TE = numbers(count, HIDDEN, seed=seed, whole=True)
-        assert torch.equal(mixture(torch.cat((own_2E, others_TE)), passes)[:2], expected_2E)
-        assert torch.equal(mixture(torch.cat((others_TE, own_2E)), passes)[count:], expected_2E)
+        assert torch.equal(mixture(torch.cat((own_TE, others_TE)), passes)[:20], expected_TE)
+        assert torch.equal(mixture(torch.cat((others_TE, own_TE)), passes)[count:], expected_TE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
