@@ -1,6 +1,6 @@
 """A pytest plugin: for each test file the functions of the product that it enters, and the CPU seconds that it takes.
 
-`python -m pytest -p tests.mutants.tracing` writes them to the file in BATON_TRACE, as JSON. Functions that are entered
+`python -m pytest -p tests.mutants.tracing` writes them to the file in TRACED_TESTS, as JSON. Functions that are entered
 while modules are imported belong to no test file; those in child processes are not seen.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-VARIABLE = "BATON_TRACE"
+VARIABLE = "TRACED_TESTS"  # `baton` refuses unknown variables that begin with BATON_
 
 
 @dataclass(frozen=True)
