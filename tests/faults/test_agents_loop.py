@@ -24,7 +24,9 @@ from tests.selecting import broad, full
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 TEMPLATE = str(PROJECT / "tests/gateway/golden/tools.jinja")
-FLAGS = f"serve --port 0 --dtype float32 --chat-template {TEMPLATE} --reasoning-parser none --hang-limit 0"
+FLAGS = (
+    f"serve --port 0 --dtype float32 --chat-template {TEMPLATE} --reasoning-parser none --hang-limit 0 --retry-wait 600"
+)
 SOME = "--prefill 2 --decode 2 --max-total-tokens 8192"
 RANKS = "--prefill 1 --decode 2 --dp-size 2 --enable-dp-attention --max-total-tokens 4096"
 LITTLE = "--prefill 1 --decode 2 --context-length 2000 --max-total-tokens 2048"

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Final
 
 from tests.fuzz.mutations import WORDS
-from tests.fuzz.served.hostile import hostile
+from tests.fuzz.served.hostile import hostile, hostile_tools
 from tests.fuzz.served.patterns import is_common, pattern
 from tests.fuzz.served.rules import Rules, as_gbnf, as_lark, rules
 from tests.fuzz.served.schemas import schema
@@ -42,7 +42,7 @@ CALM_FIELDS: Final = "messages max_tokens temperature seed n stream ignore_eos".
 
 @dataclass(frozen=True)
 class Rule:
-    """How an answer is judged. `kind`: json, regex, choice, ebnf, tags; or none, which judges only how it ends."""
+    """How an answer is judged. `kind`: json, regex, choice, ebnf, tags, tools; or none: only how it ends is judged."""
 
     kind: str = "none"
     value: Any = None
@@ -50,7 +50,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. `family`: how it was made; `grammar`: the field of its grammar, "" if the body may be no JSON."""
+    """A request. `family`: how it was made; `grammar`: the field of its grammar, "" if the body may be no JSON. With
+    `tools` it has a `tool_choice`, too."""
 
     number: int
     family: str
@@ -73,7 +74,7 @@ def ask(seed: int, number: int, mark: str = "") -> Ask:
     name = rng.choices(list(_FAMILIES), [share for share, _ in _FAMILIES.values()])[0]
     made, rule = _FAMILIES[name][1](rng)
     fields = _marked(made, mark) if mark else made
-    (grammar,) = fields
+    grammar, *_ = fields
     body = {**_sampling(Random(number)), **fields}
     raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode()
     if name != "bytes" and len(raw) <= MAX_BODY:
@@ -174,6 +175,27 @@ def _tags(rng: Random) -> Made:
     return {"structural_tag": tag}, rule
 
 
+def _tools(rng: Random) -> Made:
+    """Tools of which one must be called, any or the last one."""
+    if rng.random() < 0.1:
+        sets = [fields for fields in hostile_tools(rng.randrange(10**6)).values() if len(str(fields)) < MAX_BODY]
+        hostile_set = dict(rng.choice(sets))
+        return hostile_set, Rule("tools", hostile_set["tools"])
+
+    tools: list[dict[str, Any]] = []
+    for name in rng.sample(("f", "g", "look_up", "a.b-c"), rng.randint(1, 3)):
+        drawn = schema(rng)
+        parameters = drawn if isinstance(drawn, dict) and rng.random() < 0.5 else _object_of(rng, drawn)
+        tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
+    named = {"type": "function", "function": {"name": tools[-1]["function"]["name"]}}
+    return {"tools": tools, "tool_choice": rng.choice(("required", named))}, Rule("tools", tools)
+
+
+def _object_of(rng: Random, value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "object", "properties": {"a": value, "b": {"type": "boolean"}}}
+    return {**found, "required": rng.sample(("a", "b"), 1), "additionalProperties": False}
+
+
 def _hostile(rng: Random) -> Made:
     """Those that fit into a body."""
     fields = rng.choice([each for each in hostile(rng.randrange(10**6)).values() if len(str(each)) < MAX_BODY])
@@ -212,6 +234,7 @@ _FAMILIES: Final[dict[str, tuple[float, Callable[[Random], Made]]]] = {  # with 
     "random rules": (10, _random_rules),
     "changed rules": (5, _changed_rules),
     "tags": (4, _tags),
+    "tools": (12, _tools),
     "hostile": (1.5, _hostile),
     "long": (2, _long),
     "bytes": (2.5, _bytes),
@@ -257,6 +280,10 @@ def _with_flips(rng: Random, raw: bytes) -> bytes:
 
 def _marked(fields: dict[str, Any], mark: str) -> dict[str, Any]:
     """The same field with another grammar for the same answers; the same one where there is no room for a mark."""
+    if "tools" in fields:
+        *others, last = fields["tools"]
+        parameters = {**last["function"]["parameters"], "title": mark}
+        return {**fields, "tools": [*others, {**last, "function": {**last["function"], "parameters": parameters}}]}
     ((name, value),) = fields.items()
     if name in ("guided_json", "json_schema") and isinstance(value, dict):
         return {name: {**value, "title": mark}}

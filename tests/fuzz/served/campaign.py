@@ -30,7 +30,8 @@ NUM_NEIGHBOURS: Final = 2
 MAX_STORED: Final = 20  # findings of one kind and family
 ROUNDS: Final = 3  # in which a gap is tried again
 COMES_AGAIN: Final = 2  # in so many of them it must be above the bound
-FLAGS: Final = "serve --port 0 --dtype float32 --prefill 1 --decode 1"
+TEMPLATE: Final = PROJECT / "tests" / "gateway" / "golden" / "tools.jinja"  # the bundled model's own has no tools
+FLAGS: Final = f"serve --port 0 --dtype float32 --prefill 1 --decode 1 --chat-template {TEMPLATE}"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,47 @@ def hostile(turn: int) -> dict[str, Fields]:
     return found
 
 
+def hostile_tools(turn: int) -> dict[str, Fields]:
+    """Tools of which one must be called, by name: their schemas cost much, or there are too many of them."""
+    schemas: dict[str, Any] = {name: _within(each) for name, each in _schemas(turn).items()}
+    schemas |= {name: _within({"type": "string", "pattern": f"{each}{turn}"}) for name, each in _PATTERNS.items()}
+    schemas["a tree of references"] = _tree_of_references(turn)
+    schemas["references around a loop"] = {
+        "$defs": {f"d{place}": {"$ref": f"#/$defs/d{(place + 1) % 500}"} for place in range(500)},
+        **_within({"$ref": "#/$defs/d0"}),
+        "title": f"turn {turn}",
+    }
+    found: dict[str, Fields] = {name: _forced([_tool(f"f{turn}", each)]) for name, each in schemas.items()}
+    small = _object(1, turn, {"enum": [turn, None]})
+    for number in (2000, 1024, 200):
+        found[f"{number:,} tools"] = _forced([_tool(f"f{turn}_{place}", small) for place in range(number)])
+    long = [_tool("f" * 120 + f"{place}", small) for place in range(500)]
+    found["500 tools whose names begin alike"] = _forced(long, named=long[turn % 500]["function"]["name"])
+    of_enum = {"enum": [f"turn {turn} value {place}" for place in range(60)]}
+    found["100 tools of long enums"] = _forced([_tool(f"f{place}", _object(9, place, of_enum)) for place in range(100)])
+    return found
+
+
+def _within(schema: Any) -> dict[str, Any]:
+    """An object with such a value."""
+    return {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+
+
+def _tree_of_references(turn: int) -> dict[str, Any]:
+    """Each name twice in the one before: 2^40 objects, if they were written out."""
+    names = {f"d{place}": _object(2, turn, {"$ref": f"#/$defs/d{place + 1}"}) for place in range(40)}
+    return {"$defs": {**names, "d40": {"const": turn}}, **_within({"$ref": "#/$defs/d0"})}
+
+
+def _tool(name: str, schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "strict": True, "parameters": schema}}
+
+
+def _forced(tools: list[dict[str, Any]], named: str = "") -> Fields:
+    choice: Any = {"type": "function", "function": {"name": named}} if named else "required"
+    return {"tools": tools, "tool_choice": choice}
+
+
 def _slow_ones(turn: int) -> dict[str, Fields]:
     """Grammars of a few characters, or of one long text: each mask and each read takes much."""
     long_ones = {"max_tokens": 400, "ignore_eos": True, "n": 8, "seed": turn}

@@ -67,13 +67,16 @@ def _refusal(ask: Ask, status: int, error: Mapping[str, Any]) -> Verdict:
         return Verdict("dead end" if DEAD_END.search(message) else "fault at a worker", message, is_finding=True)
     if message.startswith("the body is nested"):
         return Verdict("refused", message)
-    if ask.grammar and str(error.get("param")).partition(".")[0] != ask.grammar:
+    fields = ("tools", "tool_choice") if ask.grammar == "tools" else (ask.grammar,)
+    if ask.grammar and str(error.get("param")).partition(".")[0] not in fields:
         return Verdict("another field is named", f"{error.get('param')}: {message}", is_finding=True)
     return Verdict("refused", message)
 
 
 def _choice(rule: Rule, choice: Mapping[str, Any]) -> Verdict:
-    text, reason = choice["text"], choice["finish_reason"]
+    text, reason = choice["text"] or "", choice["finish_reason"]
+    if rule.kind == "tools":
+        return _calls(rule.value, choice["calls"], reason)
     if reason == "length":
         wrong = _wrong_beginning(rule, text)
         return Verdict("cut", f"{wrong}: {text[-200:]!r}" if wrong else "", is_finding=bool(wrong))
@@ -86,6 +89,36 @@ def _choice(rule: Rule, choice: Mapping[str, Any]) -> Verdict:
     if wrong.startswith("disputed"):
         return Verdict("disputed", f"{wrong}: {text[:200]!r}")
     return Verdict("does not follow", f"{wrong}: {text[:200]!r}", is_finding=True) if wrong else Verdict("follows")
+
+
+def _calls(tools: list[dict[str, Any]], calls: list[list[str]], reason: str) -> Verdict:
+    """An answer that must call one of these tools."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    whole_calls = calls[:-1] if reason == "length" else calls
+    if reason not in ("length", "tool_calls") or not (calls or reason == "length"):
+        return Verdict("another end", f"{reason} with {len(calls)} calls", is_finding=True)
+    if unknown := [name for name, _ in calls if name not in schemas]:
+        return Verdict("does not follow", f"no tool is called {unknown[0]!r}", is_finding=True)
+    try:
+        wrong = next(filter(None, (_wrong_call(schemas[name], text) for name, text in whole_calls)), "")
+    except NotJudged as error:
+        return Verdict("not judged", str(error))
+    if wrong.startswith("disputed"):
+        return Verdict("disputed", wrong)
+    if wrong:
+        return Verdict("does not follow", wrong, is_finding=True)
+    return Verdict("cut" if reason == "length" else "follows")
+
+
+def _wrong_call(schema: Any, arguments: str) -> str:
+    """Why these arguments do not follow the schema; "" if they do."""
+    try:
+        if not isinstance(json.loads(arguments), dict):
+            return f"no object: {arguments[:200]!r}"
+    except ValueError as error:
+        return f"no JSON: {error}: {arguments[:200]!r}"
+    wrong = wrong_with(arguments, schema)
+    return f"{wrong}: {arguments[:200]!r}" if wrong else ""
 
 
 def _wrong(rule: Rule, text: str) -> str:
@@ -141,6 +174,7 @@ def _wrong_beginning(rule: Rule, text: str) -> str:
 def joined(events: Iterator[Any]) -> Got:
     """What a stream of a chat has come to: the texts of its choices, or its last event if that is an error."""
     texts: dict[int, str] = {}
+    calls: dict[int, list[list[str]]] = {}
     reasons: dict[int, str] = {}
     for event in events:
         if "error" in event:
@@ -148,13 +182,31 @@ def joined(events: Iterator[Any]) -> Got:
         for choice in event["choices"]:
             place = choice["index"]
             texts[place] = texts.get(place, "") + (choice["delta"].get("content") or "")
+            own = calls.setdefault(place, [])
+            for item in choice["delta"].get("tool_calls", ()):
+                if item["index"] == len(own):
+                    own.append([item["function"]["name"], ""])
+                own[item["index"]][1] += item["function"]["arguments"]
             reasons[place] = choice.get("finish_reason") or reasons.get(place, "")
-    return Got(200, {"choices": [{"text": texts[place], "finish_reason": reasons[place]} for place in sorted(texts)]})
+    choices = [
+        {"text": texts[place], "calls": calls[place], "finish_reason": reasons[place]} for place in sorted(texts)
+    ]
+    return Got(200, {"choices": choices})
 
 
 def whole(status: int, body: Any) -> Got:
     """What an answer that is no stream has come to."""
     if status != 200:
         return Got(status, body)
-    choices = [{"text": each["message"]["content"], "finish_reason": each["finish_reason"]} for each in body["choices"]]
+    choices = [
+        {
+            "text": choice["message"]["content"],
+            "calls": [
+                [call["function"]["name"], call["function"]["arguments"]]
+                for call in choice["message"].get("tool_calls", ())
+            ],
+            "finish_reason": choice["finish_reason"],
+        }
+        for choice in body["choices"]
+    ]
     return Got(200, {"choices": choices})

@@ -94,7 +94,8 @@ def test_events_of_a_stream_are_joined_by_choice() -> None:
         return {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": reason}]}
 
     events = [event(1, "a"), event(0, "b"), event(1, None), event(1, "c", "stop"), event(0, "d", "length")]
-    choices = [{"text": "bd", "finish_reason": "length"}, {"text": "ac", "finish_reason": "stop"}]
+    texts = (("bd", "length"), ("ac", "stop"))
+    choices = [{"text": text, "calls": [], "finish_reason": reason} for text, reason in texts]
     assert joined(iter(events)) == Got(200, {"choices": choices})
     fault = {"error": {"message": "x"}}
     assert joined(iter([*events, fault])) == Got(200, fault)
@@ -102,5 +103,47 @@ def test_events_of_a_stream_are_joined_by_choice() -> None:
 
 def test_an_answer_that_is_no_stream_has_its_choices() -> None:
     body = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
-    assert whole(200, body) == Got(200, {"choices": [{"text": "x", "finish_reason": "stop"}]})
+    assert whole(200, body) == Got(200, {"choices": [{"text": "x", "calls": [], "finish_reason": "stop"}]})
     assert whole(400, {"error": 1}) == Got(400, {"error": 1})
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "g", "parameters": {}}},
+]
+CALLS = [
+    ([["f", '{"a": 1}'], ["g", "{}"]], "tool_calls", ("follows", False)),
+    ([["f", '{"a": 1}'], ["f", '{"a": "x']], "length", ("cut", False)),
+    ([], "length", ("cut", False)),
+    ([["f", '{"a": "x"}'], ["g", "{"]], "length", ("does not follow", True)),
+    ([["f", '{"a": "x"}']], "tool_calls", ("does not follow", True)),
+    ([["f", "[1]"]], "tool_calls", ("does not follow", True)),
+    ([["f", '{"a": 1']], "tool_calls", ("does not follow", True)),
+    ([["h", "{}"]], "tool_calls", ("does not follow", True)),
+    ([["f", '{"a": 1}']], "stop", ("another end", True)),
+    ([], "tool_calls", ("another end", True)),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("calls", "reason", "wanted"), CALLS)
+def test_calls_that_must_be_made_follow_their_tools(
+    calls: list[list[str]], reason: str, wanted: tuple[str, bool], stream: bool
+) -> None:
+    told: list[dict[str, Any]] = [
+        {"index": index, "function": {"name": name, "arguments": text}} for index, (name, text) in enumerate(calls)
+    ]
+    if stream:
+        events = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in told]
+        got = joined(iter([*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]))
+    else:
+        message = {"content": None, "tool_calls": told}
+        got = whole(200, {"choices": [{"message": message, "finish_reason": reason}]})
+    found = verdict(Ask(0, "x", "tools", b"", Rule("tools", TOOLS)), got)
+    assert (found.kind, found.is_finding) == wanted
+
+
+def test_a_refusal_of_tools_names_them_or_the_choice_among_them() -> None:
+    for param in ("tools", "tools.3.function.parameters", "tool_choice"):
+        assert error(400, "bad_request", "x", param, "tools") == ("refused", False)
+    assert error(400, "bad_request", "x", "messages.0", "tools") == ("another field is named", True)
