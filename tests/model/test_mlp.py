@@ -1,5 +1,6 @@
 """A sharded MLP gives what the whole one gives: whatever the other ranks compute, padded or not, with a bias or not."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,13 +147,15 @@ class Parts:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
-def test_parts_are_added_in_the_order_of_ranks(rank: int) -> None:
-    """So all ranks would round alike: (1e8 + 1) - 1e8 + 1 is 1, in other orders it is 0 or 2."""
+@pytest.mark.parametrize("values", [*itertools.permutations((1e8, 1.0, -1e8, 3.0))])
+def test_parts_are_added_in_the_order_of_ranks(rank: int, values: tuple[float, ...]) -> None:
+    """So all ranks would round alike: (1e8 + 1) - 1e8 + 3 is 3, in other orders it is 0, 1 or 4."""
     linear = Linear(torch.zeros(HIDDEN, HIDDEN))
-    parts = Parts(rank, [1e8, 1.0, -1e8, 1.0])
-    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), linear), None, parts)
-    x_2E = torch.zeros(2, HIDDEN)
-    assert mlp.added_to(x_2E, x_2E, PASSES, StepShape(1, (2, 2, 2, 2))).unique().tolist() == [1.0]
+    mlp = Sharded(Mlp(ParallelLinears((linear, linear)), linear), None, Parts(rank, [*values]))
+    x_2E, total = torch.zeros(2, HIDDEN), torch.zeros(())
+    for value in values:
+        total = total + value
+    assert mlp.added_to(x_2E, x_2E, PASSES, StepShape(1, (2, 2, 2, 2))).unique().tolist() == [float(total)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
