@@ -44,7 +44,9 @@ def make_case(
     """
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads = heads
-    scoring = Scoring(window, scale, torch.randn(num_heads, generator=generator) * 3 if sinks else None)
+    sinks_H = torch.randn(num_heads, generator=generator) * 3
+    sinks_H[0], sinks_H[-1] = 120, -120  # far above and below all scores: they join at the largest of both
+    scoring = Scoring(window, scale, sinks_H if sinks else None)
     layout = LayerLayout(num_kv_heads, head_dim, page_size, dtype)
     lens = [(chunk, context) for chunk, context in extends] + [(1, context) for context in decodes]
     counts = [layout.num_pages(context) for _, context in lens]
