@@ -40,8 +40,8 @@ class Watched:
 
     @property
     def plain(self) -> list[bool]:
-        """Of each launch with rows, whether it is one without a draft."""
-        return [isinstance(launch, PlainLaunch) for launch in self.launches if launch.owners]
+        """Of each launch, whether it is one without a draft."""
+        return [isinstance(launch, PlainLaunch) for launch in self.launches]
 
     def rest(self, rests: bool = True) -> None:
         if rests:
