@@ -240,6 +240,7 @@ class Planner:
         `paused`, also from decodes(), do not decode in this launch, but in the next one."""
         num_steps = self._next_steps(chunks, decodes)
         drafts = num_steps > 0 or ships or self._drafting[1] > 0 or any(chunk.req.held.has_draft for chunk in chunks)
+        drafts |= not decodes and not chunks and not self.speculation.rests
         plan = self._plans.next(
             chunks, decodes, relay=relay, ships=ships, paused=paused, num_steps=num_steps, drafts=drafts
         )

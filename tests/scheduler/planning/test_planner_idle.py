@@ -23,7 +23,7 @@ def test_it_launches_nothing_only_if_others_wait() -> None:
     planner, executor, agreement = grouped()
     assert not planner.launch_idle_batch() and executor.sent == []
     agreement.call()
-    assert planner.launch_idle_batch() and executor.sent == [Plan(1, step=StepShape(1, (0, OTHERS)), drafts=False)]
+    assert planner.launch_idle_batch() and executor.sent == [Plan(1, step=StepShape(1, (0, OTHERS)))]
     assert not planner.launch_idle_batch()
     assert (planner.num_launches, planner.num_idle, planner.counters["idle_launches"]) == (1, 1, 1)
     (launched,) = planner.in_flight
@@ -33,7 +33,7 @@ def test_it_launches_nothing_only_if_others_wait() -> None:
 def test_a_worker_without_a_group_is_never_called() -> None:
     planner, executor = make()
     planner.launch()
-    assert not planner.launch_idle_batch() and executor.sent == [Plan(1, drafts=False)]
+    assert not planner.launch_idle_batch() and executor.sent == [Plan(1)]
 
 
 def test_a_plan_with_rows_answers_as_well() -> None:
@@ -68,7 +68,7 @@ def test_choices_that_sit_out_come_back(lookahead: int) -> None:
         assert planner.launch_idle_batch() and planner.num_idle == idle
         leaves = (req.held.row,) if idle == 1 else ()
         step = StepShape(planner.num_launches, (0, OTHERS))
-        assert executor.plan == Plan(executor.plan.ticket, leaves=leaves, step=step, drafts=False)
+        assert executor.plan == Plan(executor.plan.ticket, leaves=leaves, step=step)
         finish(planner, executor)
         assert planner.make_room() == [] and planner.decodes() == () and planner._growth.out_of_pages == [req]
 

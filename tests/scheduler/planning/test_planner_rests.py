@@ -108,11 +108,10 @@ def test_without_a_draft_prompts_in_grammars_share_what_is_cached_with_all_other
 
 
 @pytest.mark.parametrize("rests", [True, False])
-def test_an_idle_batch_is_plain_and_counts_as_none_without_a_draft(rests: bool) -> None:
-    """The draft needs no other rank."""
+def test_an_idle_batch_is_plain_in_a_rest_only_and_never_counts_as_such(rests: bool) -> None:
     planner, executor = drafting()
     planner.speculation.rests = rests
-    assert not launch(planner, executor).drafts and planner.counters["spec_plain_launches"] == 0
+    assert launch(planner, executor).drafts is not rests and planner.counters["spec_plain_launches"] == 0
 
 
 @pytest.mark.parametrize(("has_draft", "outcome"), [(True, False), (False, True)])
