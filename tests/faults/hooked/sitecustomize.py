@@ -103,7 +103,7 @@ def _gateway_control(module: ModuleType) -> None:
     _wrap(module.Control, "_send", before)
 
 
-PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id
+PREFILL_OF: dict[str, str] = {}  # on a decode worker, by request id: that of its latest attempt here
 
 
 def _decode_requests(module: ModuleType) -> None:
@@ -115,8 +115,9 @@ def _decode_requests(module: ModuleType) -> None:
             reached(phases[state.name], request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
 
     def after(is_reserved: bool, requests: Any, request: Any, *_: Any) -> None:
-        if is_reserved and request.assign.attempt == 0:
+        if is_reserved:
             PREFILL_OF[request.assign.request_id] = request.prefill.worker_id
+        if is_reserved and request.assign.attempt == 0:
             reached("reserving", request.assign.prompt_ids, prefill=request.prefill.worker_id, decode=name)
 
     _wrap(module.DecodeRequest, "move", before)
