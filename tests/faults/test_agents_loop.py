@@ -140,7 +140,7 @@ def expect_loop(loop: Loop, folder: Path) -> None:
             ]
 
         assert baton.metric("request_retries_total") >= num_retries
-        assert baton.metric("workers_lost_total") >= lost
+        assert baton.wait_until(lambda: baton.metric("workers_lost_total") >= lost), "a death was not noticed"
         expect_calls(agent)
         expect_nothing_left(baton, names)
 

@@ -111,7 +111,7 @@ def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so(
     asked = make(replace(LARGE, schedule_policy=policy))
     kv_manager = asked.worker.planner.kv_manager
     kv_manager._cache = None
-    kv_manager.num_cached = lambda key: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
+    kv_manager.num_cached = lambda key, **_: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
     asked.crowded()
     asked.ask(11)
     asked.ask(12, prompt=(9, *PROMPT))

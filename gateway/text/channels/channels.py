@@ -54,7 +54,9 @@ class Channels:
         self._is_begun = False  # the call of the reader was told
         self._read: list[str] = []  # the call of the reader since then, as it is written, and what was held before it
         self._has_called = False  # between these markers a call was told
+        self._home_before = self._home  # where text went when the call of the reader began
         self._num_calls = 0
+        self._num_whole = 0  # of these, the calls that were not broken
         self._events: list[Event] = []  # of this text or marker
 
     @property
@@ -200,6 +202,7 @@ class Channels:
         self._tell_call(CallBegin(self._num_calls, call_id, name))
 
         self._read, self._held = self._held, []
+        self._home_before = self._home
         self._home, self._drops_breaks, self._is_start = _Home.TEXT, False, False
         self._is_begun = self._has_called = True
         return True
@@ -218,13 +221,14 @@ class Channels:
         self._tell_call(CallBroken(self._num_calls))
         self._num_calls += 1
         self._reader, self._is_begun, self._is_behind_call, self._has_called = None, False, False, False
-        if self._num_calls <= self._most_calls:
+        self._home = self._home_before
+        if self._num_whole < self._most_calls:
             self._plain(read.removesuffix(rest))
         return rest
 
     def _end_call(self) -> None:
         self._tell_call(CallEnd(self._num_calls))
-        self._num_calls += 1
+        self._num_calls, self._num_whole = self._num_calls + 1, self._num_whole + 1
         self._reader, self._is_begun, self._is_behind_call = None, False, True
 
     def _break_off(self, reader: CallReader) -> None:
@@ -247,7 +251,7 @@ class Channels:
 
     def _tell_call(self, event: CallBegin | CallDelta | CallEnd | CallBroken) -> None:
         """Calls beyond the most that a choice may have are read, but not told."""
-        if self._num_calls < self._most_calls:
+        if self._num_whole < self._most_calls:
             self._events.append(event)
 
     def _told(self) -> list[Event]:

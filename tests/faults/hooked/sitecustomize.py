@@ -44,7 +44,8 @@ def reached(phase: str, prompt_ids: Sequence[int], *, num_outputs: int = 0, atte
     except FileNotFoundError:
         return  # nothing is armed, or another process was quicker
     victim = workers.get(armed["victim"], armed["victim"])
-    pid = armed["pids"].get(victim, 0)  # 0: it was started again since
+    pid = armed["pids"].get(victim, 0)  # 0: it was started again since, and nobody can be sent a signal
+    assert pid or not armed["signal"], f"{victim} is none of {armed['pids']}"
     proof = {"phase": phase, "at": time.monotonic(), "by": os.getpid(), "victim": victim, "pid": pid}
     (folder / "proof.part").write_text(json.dumps(proof))
     (folder / "proof.part").rename(folder / "proof.json")

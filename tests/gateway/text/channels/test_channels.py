@@ -161,6 +161,28 @@ def test_a_call_that_breaks_within_its_arguments_was_none(name: str) -> None:
 
 
 @every_format
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_broken_call_takes_the_place_of_none(name: str, most: int) -> None:
+    """As many whole calls follow it as a choice may have."""
+    form, (begin, rest, _), call = FORMATS[name], BROKEN_LATE[name], FIRST_CALL[name]
+    broken = begin + rest
+    reader = Channels(
+        markers(form), tools=TOOLS, is_reasoning_open=False, response_id="answer", choice=0, most_calls=most
+    )
+    whole = fold(event for events in deliver(reader, [broken * 3 + call * (most + 1)]) for event in events)
+    assert told(whole) == (broken * 3, "", [("f", '{"text": "a"}')] * most)
+
+
+@every_format
+def test_a_broken_call_ends_no_thoughts(name: str) -> None:
+    form, (begin, rest, _) = FORMATS[name], BROKEN_LATE[name]
+    assert form.reasoning is not None
+    opening, closing = form.reasoning.opening, form.reasoning.closing
+    whole = read(form, [f"{opening}maybe {begin}{rest} no, wait{closing}Answer."])
+    assert told(whole) == ("Answer.", f"maybe {begin}{rest} no, wait", [])
+
+
+@every_format
 def test_a_call_without_its_end_was_none_unless_it_is_cut(name: str) -> None:
     form, (begin, _, arguments) = FORMATS[name], BROKEN_LATE[name]
     assert told(read(form, [begin])) == (begin, "", [])
