@@ -9,6 +9,7 @@ choice that ends on its way is forgotten here; the KV manager keeps its host pag
 KV of a draft's last slots may depend on proposals (LayerGroup.lookahead). What the draft needs to write them again is
 not kept. So with a draft of J layers the last J - 1 known outputs are drawn once more, and no message repeats them:
 with J = 3 and outputs 50, 51, 52 a choice goes on behind 50, and the next two draws, 51 and 52, are dropped.
+A choice that has lost its draft in between, and leaves again, still draws once more what it had left to draw.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class Spills:
         False: it has to begin again. Host memory is full or the dearer way, or the host knows too few tokens that were
         drawn here.
         """
-        num_redrawn = max(self._kv_manager.lookahead - 1, 0) if req.held.has_draft else 0
+        num_redrawn = max(self._kv_manager.lookahead - 1, 0) if req.held.has_draft else self.num_redrawn(req)
         num_new = len(req.outputs) - req.num_replayed - num_redrawn
         num_tokens = req.prompt_len + num_new - 1  # no launch that is over has read the last one
         if num_new < 1 or (self._costs is not None and not is_cheaper_on_host(num_tokens, self._costs)):
