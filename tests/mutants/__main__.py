@@ -21,6 +21,7 @@ from tests.mutants.run import KILLER_S, ROOT, Copy, Verdict, baseline, judge_all
 from tests.mutants.sampling import sample
 
 MOST_CHANGED = 200  # generated mutants of what has changed; of a larger change, so many are drawn
+MOST_NAMED = 8  # functions that have changed
 
 
 def main() -> int:
@@ -67,8 +68,22 @@ def _changed(args: argparse.Namespace) -> list[Generated]:
     before = args.before or default_before(ROOT)
     found = changed_functions(ROOT, before)
     drawn = [*_undone(found, before), *sample(found, MOST_CHANGED, args.seed, is_harmless)]
-    sys.stdout.write(f"{len(found)} functions have changed since {before}: {len(drawn)} generated mutants\n")
+    sys.stdout.write(said_of_changed([f"{function.path} {function.name}" for function in found], before, len(drawn)))
+    sys.stdout.flush()
     return drawn
+
+
+def said_of_changed(names: Sequence[str], before: str, num_mutants: int) -> str:
+    """What a person reads while the tests of these functions run for the first time."""
+    if not names:
+        return (
+            f"No function has changed since {before}. What is committed has changed since BEFORE=HEAD~1, or earlier.\n"
+        )
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (
+        f"Changed since {before}: {', '.join(names[:MOST_NAMED])}{more}. {num_mutants} generated mutants."
+        " Their tests run once without any; that takes minutes.\n"
+    )
 
 
 def _undone(found: Sequence[Function], before: str) -> list[Generated]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mutants.__main__ import report
+from tests.mutants.__main__ import report, said_of_changed
 from tests.mutants.changed import UNDONE
 from tests.mutants.generate import Generated
 from tests.mutants.run import Verdict
@@ -37,3 +37,11 @@ def test_survivors_are_shown_as_diffs_and_a_sample_by_room(capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "1 of 2 mutants noticed" in said and "decode             2        1    50%" in said
     assert "\ndecode/a.py:3 f: drop a call" in said and "-    a()\n+    pass" in said
+
+
+def test_a_change_is_named_and_its_lack_says_what_to_do() -> None:
+    assert said_of_changed(["decode/pool.py take"], "HEAD", 3).startswith(
+        "Changed since HEAD: decode/pool.py take. 3 generated"
+    )
+    assert "f7 and 2 more. 5" in said_of_changed([f"f{index}" for index in range(10)], "HEAD", 5)
+    assert said_of_changed([], "HEAD", 0).endswith("BEFORE=HEAD~1, or earlier.\n")
