@@ -64,8 +64,7 @@ class Rest:
         self.is_resting, self.is_over, self._rested_s, self._balance_s, self._owed_s = True, False, 0.0, 0.0, 0.0
 
     def rested(self, would_save_s: float, plain_s: float) -> None:
-        """While resting: a plain launch, or a prompt, in whose place one with a draft would have saved so much, or lost
-        it."""
+        """While resting: a plain launch in whose place one with a draft would have saved so much, or lost it."""
         self._rested_s += plain_s
         self._balance_s = min(max(self._balance_s + would_save_s, 0.0), 2 * WORTH * plain_s)
         if self._rested_s < self._due_s:
@@ -73,3 +72,8 @@ class Rest:
         would_pay = self._balance_s > WORTH * plain_s
         if would_pay or self._rested_s >= RARE * self._due_s:
             self.is_resting, self.is_over, self._balance_s, self._has_paid = False, True, 0.0, False
+
+    def rested_prompt(self, would_lose_s: float, plain_s: float) -> None:
+        """While resting: a prompt for which the draft would have taken so long. Only a launch ends the rest."""
+        self._rested_s += plain_s
+        self._balance_s = max(self._balance_s - would_lose_s, 0.0)

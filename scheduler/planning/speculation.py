@@ -117,7 +117,7 @@ class Adaptive:
         plain_s, drafting_s = (num_tokens * token_s for token_s in self.costs.at_start.prompt_token_s)
         lost_s = max(0.0, drafting_s - plain_s)
         if self.rest.is_resting:
-            self.rest.rested(-lost_s, plain_s)
+            self.rest.rested_prompt(lost_s, plain_s)
         else:
             self.rest.prompted(lost_s)
 

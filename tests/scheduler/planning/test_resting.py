@@ -131,6 +131,17 @@ def test_a_long_prompt_may_owe_much_among_short_ones() -> None:
     assert not rest.is_resting
 
 
+def test_short_prompts_of_a_rest_neither_end_it_nor_take_what_decodes_would_have_saved() -> None:
+    """Of one computed token each: a hundredth of a launch's time."""
+    rest = Rest()
+    lost = launched(rest, -0.5, 1000) * 0.5
+    assert rested(rest, 1.0, int(lost / ALLOWED) - 1) and rest.is_resting
+    for _ in range(200):
+        rest.rested_prompt(0.0, 0.01)
+    assert rest.is_resting, "a prompt has ended it"
+    assert rested(rest, 0.01) == 1, "a prompt has taken the savings"
+
+
 @dataclass(eq=False)
 class Row:
     has_draft: bool
