@@ -11,7 +11,9 @@ from protocol.errors import WireError
 from protocol.logprobs import LogprobsAsked, TokenLogprob, checked
 from protocol.messages_gateway import ChoiceTokens, FinishReason
 
-MOST_UNSENT = 16  # tokens that a worker may have drawn, but not sent, when it ends
+# Tokens that a worker may have drawn, but not sent, when it ends: of two launches with seven proposals each. With more,
+# a death counts as further than it is, so that one more worker may die of a grammar; `max_attempts` bounds them all.
+MOST_UNSENT = 16
 
 
 @dataclass

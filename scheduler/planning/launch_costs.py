@@ -18,7 +18,7 @@ from typing import Final
 
 KEPT: Final = 24  # the newest launches of a kind, whose mean counts
 FEW: Final = 4  # fewer tell nothing yet
-DOUBT: Final = 1  # launches that weigh as much as the start, where kinds are compared
+DOUBT: Final = 1  # of n launches: where kinds are compared, their ratio has the exponent n / (n + DOUBT)
 PLAIN: Final = -1  # the kind of a plain launch; any other has the number of its proposals
 MOST: Final = 1.3  # times their lower quartile: one that took longer was held up by others, and counts as so long
 

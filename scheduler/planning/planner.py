@@ -137,9 +137,8 @@ class Planner:
         has_decoded = len(req.outputs) > req.num_replayed + 1  # one may be prefill's
         if self.kv_manager.caches and has_decoded:
             self._draft_writes.settle()
-            unread = (
-                0 if self.kv_manager.lookahead else 1
-            )  # no launch has read the last one; a draft's KV depends on it
+            # No launch has read the last output. A draft's KV depends on it.
+            unread = 0 if self.kv_manager.lookahead else 1
             outputs = req.outputs[req.num_replayed : max(req.num_replayed, len(req.outputs) - unread)]
             self.kv_manager.keep(req.held, CacheKey(packed((*req.prompt_ids, *outputs)), salt))
 

@@ -118,11 +118,8 @@ class PrefixCache:
         """Puts pages[i] in the place of page i of `ids`, from page `start` on, as far as the tree has them. Returns
         those that were there. None, and nothing changes: somebody reads pages behind them. `ids` were matched, so that
         the known run ends with an edge."""
-        node, at, path = (
-            self._roots[salt],
-            0,
-            list[tuple[_Node, int]](),
-        )  # edges, and the number of each one's last page
+        node, at = self._roots[salt], 0
+        path = list[tuple[_Node, int]]()  # edges, and the number of each one's last page
         while (child := (node.children or {}).get(ids[at : at + self._key_bytes])) and ids.startswith(child.ids, at):
             node, at = child, at + len(child.ids) - self._ahead_bytes
             path.append((node, at // self._page_bytes))

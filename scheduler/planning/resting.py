@@ -52,7 +52,7 @@ class Rest:
             self._begin(-self._balance_s, factor)
 
     def prompted(self, lost_s: float) -> None:
-        """While awake: a prompt for which the draft took so long."""
+        """While awake: a launch of prompts, or of chunks of them, in which the draft took so long."""
         self._dearest_s = max(self._dearest_s if self._owed_s else 0.0, lost_s)
         self._owed_s += lost_s
         if self._owed_s > PROMPTS * self._dearest_s:
