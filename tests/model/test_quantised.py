@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model import quantised
+from model import quantised, rows
 from model.checkpoint import Part, SafetensorsFile, open_checkpoint
 from model.quantised import from_fp8, from_mxfp4
 from model.runner import ModelRunner
@@ -137,7 +137,12 @@ KINDS = ("fp8", "fp8 experts", "mxfp4")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantised_folder_has_the_tokens_of_the_numbers_that_it_stands_for(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("at_once", [rows.AT_ONCE, 300])
+def test_a_quantised_folder_has_the_tokens_of_the_numbers_that_it_stands_for(
+    tmp_path: Path, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if weights are read a few rows at a time, in slices that begin within a block."""
+    monkeypatch.setattr(rows, "AT_ONCE", at_once)
     folder, plain = quantised_folders(kind, tmp_path)
     for dtype in ("float32", "bfloat16"):
         few, all_bits = (ModelRunner.load(each, device="cpu", dtype=dtype) for each in (folder, plain))
