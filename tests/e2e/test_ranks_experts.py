@@ -51,9 +51,11 @@ def check_with_event(baton: BatonProcess, expected: Reference, combination: Grou
         case "none":
             check(baton, expected)
         case "cached":
-            check(baton, expected)
-            check(baton, expected)
-            assert baton.metric("cached_prompt_tokens_total") > 0, "nothing was cached"
+            for _ in range(MOST_WAVES):  # a prompt may meet ranks that do not have it, one after the other
+                check(baton, expected)
+                if baton.metric("cached_prompt_tokens_total"):
+                    return
+            pytest.fail("nothing was cached")
         case "preempted":
             for _ in range(MOST_WAVES):
                 check(baton, expected, 2)

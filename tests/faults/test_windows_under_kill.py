@@ -26,6 +26,7 @@ SIZES = {  # the page size; tokens of a chunk and of the pool, which is for two 
     "page 1": "--page-size 1 --chunked-prefill-size 32 --max-total-tokens 450",
     "page 16": "--page-size 16 --chunked-prefill-size 23 --max-total-tokens 464 --disable-overlap-schedule",
 }
+MOST_WAVES = 20  # until prompts have found cached pages, and one has been preempted
 KILLS = (("decode-0", "decoding"), ("prefill-0", "prefilling"))  # a worker, and the phase in which it is killed
 
 
@@ -50,11 +51,15 @@ def test_tokens_are_those_of_transformers(arch: Architecture, sizes: str, tmp_pa
     expected, arming = reference(arch), Arming(tmp_path / "hooks")
     argv = ["serve", "--model", str(expected.folder), *FLAGS.split(), *SIZES[sizes].split()]
     with BatonProcess(*argv, log=tmp_path / "log", variables=arming.variables) as baton:
-        first, _ = tokens_and_cached(baton, expected.prompts)
-        again, cached = tokens_and_cached(baton, expected.prompts)
-        assert first == again == list(expected.continuations)
-        assert cached > 100, "nothing was cached"
-        assert baton.metric("request_retries_total", reason="retracted") > 0, "nothing was preempted"
+        most_cached = 0
+        for _ in range(MOST_WAVES):
+            answers, cached = tokens_and_cached(baton, expected.prompts)
+            assert answers == list(expected.continuations)
+            most_cached = max(most_cached, cached)
+            if most_cached > 100 and baton.metric("request_retries_total", reason="retracted"):
+                break
+        else:
+            pytest.fail(f"at most {most_cached} tokens were cached, or nothing was preempted")
 
         longest = max(expected.prompts, key=len)
         for worker_id, phase in KILLS:
