@@ -246,7 +246,7 @@ class Checkpoint:
     def _held(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None, *, is_view: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """What the file has of a tensor, and the scales of a fp8 weight. Notes what is taken."""
+        """The numbers of a tensor as the file holds them, and the scales of a fp8 weight. Notes that they are taken."""
         if self._fp8_block is None or self.tensors.get(name, ("",))[0] != FP8:
             tensor = self._find(name, shape, tuple(SERVED_DTYPES), part)
             self.taken[name] = Taken(tensor.numel(), dtype, is_view=is_view and tensor.dtype == dtype)

@@ -55,7 +55,7 @@ def measure_tool_tokens(load: ToolLoad, rounds: int, sheet: Sheet) -> None:
 
 
 def token_ids(load: ToolLoad, texts: Sequence[str]) -> list[int]:
-    """What one answer says: these texts again and again."""
+    """The tokens of one answer: these texts again and again."""
     tokenizer = Tokenizer.from_file(str(Path(load.model) / "tokenizer.json"))
     said = [token_id for text in texts for token_id in tokenizer.encode(text, add_special_tokens=False).ids]
     return (said * (load.output_tokens // len(said) + 1))[: load.output_tokens]

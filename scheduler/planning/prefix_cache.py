@@ -136,7 +136,7 @@ class PrefixCache:
         return replaced
 
     def _is_idle_behind(self, path: Sequence[_Node]) -> bool:
-        """Whether nobody reads any page behind these edges, which follow one another, but theirs."""
+        """Whether nobody reads a page behind these edges, apart from their own pages. The edges follow one another."""
         nodes = [child for edge in path for child in (edge.children or {}).values() if child not in path]
         while nodes:
             node = nodes.pop()

@@ -66,7 +66,7 @@ class Roster:
         return (*going_on, *self.joining)
 
     def change(self, decodes: tuple[Req, ...], paused: tuple[Req, ...]) -> RosterChange:
-        """What changes so that exactly `decodes` decode. `paused` join later."""
+        """The changes of the batch after which exactly `decodes` decode. Choices in `paused` join later."""
         if decodes is self.decoding and not self.leaving and not paused:
             return RosterChange((), [])
 

@@ -93,7 +93,7 @@ class Adaptive:
         return min(max(1, best + self._probe), most)
 
     def _would(self, num_rows: int, acceptance: Sequence[float], plain_s: float) -> float:
-        """What a launch of so many rows with a draft would save."""
+        """The seconds that a launch of so many rows would save with a draft."""
         launch_s = self.costs.launch_s(num_rows)
         rates = rates_of(acceptance, launch_s)
         best = max(range(1, len(rates)), key=rates.__getitem__)

@@ -20,7 +20,7 @@ asyncio_default_fixture_loop_scope = session
 
 @dataclass(frozen=True)
 class Server:
-    """Where the suites ask. `model` is one of its names."""
+    """The server that the suites ask. `model` is a name that it serves."""
 
     url: str
     model: str

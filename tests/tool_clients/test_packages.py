@@ -1,4 +1,4 @@
-"""What is installed in the folder of the suites is found there, and nothing of this environment."""
+"""Suites find the packages in their own folder, and none of this environment."""
 
 import json
 from pathlib import Path

@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> ScriptedModel:
 def said(
     model: ScriptedModel, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], grammar: str = ""
 ) -> str:
-    """What it answers to a conversation. It must end its answer."""
+    """The model's answer to a conversation, which it must end."""
     prompt = renderer(QWEN)([{"content": "", **message} for message in messages], tools)
     tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     prompt_ids = tuple(tokenizer.encode(prompt, add_special_tokens=False).ids)

@@ -55,7 +55,7 @@ def refusal(name: str, child: TrialChild) -> str:
 
 @pytest.fixture(scope="module")
 def translator() -> Translator:
-    """Of the bundled model, with a template that has tools."""
+    """The parser of the bundled model, with a template that has tools."""
     tokenizer = load_tokenizer(STORY_FOLDER)
     answers = AnswerFormat(Markers(Format(HERMES), lambda _: None), "hermes")
     sources = ChatTemplates({"default": templates.QWEN}, {})

@@ -132,7 +132,7 @@ def test_a_long_prompt_may_owe_much_among_short_ones() -> None:
 
 
 def test_short_prompts_of_a_rest_neither_end_it_nor_take_what_decodes_would_have_saved() -> None:
-    """Of one computed token each: a hundredth of a launch's time."""
+    """Each prompt computes one token, in a hundredth of a launch's time."""
     rest = Rest()
     lost = launched(rest, -0.5, 1000) * 0.5
     assert rested(rest, 1.0, int(lost / ALLOWED) - 1) and rest.is_resting
@@ -284,7 +284,7 @@ def test_a_load_that_loses_is_left_and_one_that_wins_is_found_again(seed: int) -
 @pytest.mark.parametrize("num_rows", [1, 16, 32])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_load_that_loses_by_the_start_is_left_within_a_few_launches(seed: int, num_rows: int) -> None:
-    """Of a worker's first launches hardly any lose. Before it was timed, no size is tried, nor others next to it."""
+    """Hardly any of a worker's first launches loses. No trial is made at a size that was not timed, nor beside one."""
     served = Served(seed, wrong=0.1, asks=WINS_ALONE | {"by_row": 0.4, "quiet": 0.3, "first": 2.0})
     served.lives = 96, 96
     assert served.best(num_rows) == 1.0
