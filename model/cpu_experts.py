@@ -110,7 +110,7 @@ class CpuExperts:
         return sum_TE, passes.rms_norm(sum_TE, weight_E)
 
     def route(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids of each token's experts, ascending, and their weights, (T, K) each; see Router. For tests: mix routes."""
+        """The ids of each token's experts, ascending, and their weights, (T, K) each; see Router. For tests."""
         rows, chosen = x_TE.shape[0], int(self.in_c.num_chosen)
         chosen_TK, weights_TK = torch.empty((rows, chosen), dtype=torch.int64), torch.empty((rows, chosen))
         x_TE, room = self._checked(x_TE), self.room(rows)
