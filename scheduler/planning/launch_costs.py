@@ -1,8 +1,10 @@
 """What a launch costs, by its rows and proposals: as timed at the start, corrected by what launches take since.
 
 At the start launches run alone. Later the host works beside some and is waited for by others, so that only the time
-between two results tells what a launch costs. It counts where both launches are of one kind and size, and have a choice
-in common: as many proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4), [4, 8), ...
+between two results tells what a launch costs. Where the executor notes when forwards end, it is the time between these
+ends: a host that reads one result late reads the next one early. It counts where both launches are of one kind and
+size, and have a choice in common: as many proposals, no chunks. A **size** is a power of two of rows: [1, 2), [2, 4),
+[4, 8), ...
 A **plain** launch has no row with a draft; one that proposes nothing, and keeps the draft's KV, is **quiet**.
 
 Whether proposals pay depends on how kinds of launches compare. The start has compared them in turns, alone. Later each
@@ -92,13 +94,15 @@ class LaunchCosts:
     _line: tuple[int, list[float]] = field(init=False, default_factory=lambda: (0, []))  # at_start for so many rows
 
     def over(self, rows: Sequence[object], kind: int, now: float) -> None:
-        """The result of a launch of these rows came at `now`. Without rows: of one that is like no other. `kind`: its
-        proposals, or PLAIN."""
+        """The result of a launch of these rows came, or was computed, at `now`. Without rows: of one that is like no
+        other. `kind`: its proposals, or PLAIN."""
         (rows_before, kind_before), taken_s = self._newest, now - self._newest_at
         self._newest, self._newest_at = (rows, kind), now
         if not rows or kind != kind_before or size_of(len(rows)) != size_of(len(rows_before)):
             return
         if rows is not rows_before and rows[0] not in rows_before:  # those that go on come first
+            return
+        if taken_s <= 0.0:  # by a clock that is too coarse
             return
         expected_s = self._at_start(len(rows))[kind]
         self._ratios.setdefault(size_of(len(rows)), {}).setdefault(kind, _Ratio()).add(taken_s / expected_s)

@@ -294,7 +294,7 @@ class Planner:
                 launched.computed_at, launched.hidden = outcome.computed_at, outcome.hidden
                 launched.prompts = outcome.prompts
                 is_like_others = not launched.chunks and not outcome.error
-                self.speculation.over(launched.decodes if is_like_others else (), launched.kind)
+                self.speculation.over(launched.decodes if is_like_others else (), launched.kind, outcome.computed_at)
                 over.append(Over(launched, outcome))
             elif isinstance(outcome, LayerWritten):
                 next(one for one in self.in_flight if one.ticket == outcome.ticket).layers.append(outcome.layer)

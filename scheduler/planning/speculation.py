@@ -46,8 +46,8 @@ def _lengths(acceptance: Sequence[float]) -> list[float]:
 
 @dataclass(eq=False)
 class Adaptive:
-    """How many proposals pay. `clock` tells when results come. None: costs stay as they were at the start, and the
-    draft never rests."""
+    """How many proposals pay. `clock` tells when results come, where the executor cannot tell when they were computed.
+    None: costs stay as they were at the start, and the draft never rests."""
 
     costs: LaunchCosts
     clock: Clock | None = None
@@ -58,10 +58,10 @@ class Adaptive:
     _num_resting: int = field(init=False, default=0)  # launches
     _would_save: dict[int, tuple[float, float]] = field(init=False, default_factory=dict)  # by rows; see Rest.rested
 
-    def over(self, rows: Sequence[object], kind: int) -> None:
+    def over(self, rows: Sequence[object], kind: int, computed_at: float | None) -> None:
         """A launch is over; see LaunchCosts.over."""
         if self.clock is not None:
-            self.costs.over(rows, kind, self.clock.now())
+            self.costs.over(rows, kind, self.clock.now() if computed_at is None else computed_at)
 
     def next_steps(self, num_rows: int, share: float, acceptance: Sequence[float]) -> int:
         """Proposals for each of so many rows, of which this share has a draft, while the draft does not rest."""
@@ -197,10 +197,11 @@ class Speculation:
         self.rests = self._adaptive.rest.is_resting
         return 0 if self.rests else num_steps
 
-    def over(self, rows: Sequence[object], kind: int) -> None:
-        """A launch is over; see LaunchCosts.over. Called for every launch, in their order."""
+    def over(self, rows: Sequence[object], kind: int, computed_at: float | None = None) -> None:
+        """A launch is over, computed at `computed_at` if that is known; see LaunchCosts.over. Called for every launch,
+        in their order."""
         if self._adaptive is not None:
-            self._adaptive.over(rows, kind)
+            self._adaptive.over(rows, kind, computed_at)
 
     def count(self, num_steps: int, runs: Sequence[tuple[int, ...]]) -> None:
         """Counts what a launch with so many proposals has kept of them: a run has one token more."""

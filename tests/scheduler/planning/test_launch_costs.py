@@ -114,6 +114,14 @@ def test_what_is_always_slow_now_and_then_counts() -> None:
     assert costs.launch_s(1)[0] == pytest.approx(1.05)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_launches_that_a_coarse_clock_cannot_tell_apart_are_not_timed(seconds: float) -> None:
+    costs = LaunchCosts(FLAT)
+    timed(costs, "a", 0, seconds, SURELY)
+    timed(costs, "a", 1, seconds, SURELY, 1e6)
+    assert not costs.is_known(1, 0) and costs.launch_s(1) == [1.0, 2.0, 3.0]
+
+
 def test_only_the_newest_launches_count() -> None:
     costs = LaunchCosts(FLAT)
     now = timed(costs, "a", 0, 1.0, 50)

@@ -175,7 +175,10 @@ def test_layers_go_to_their_launch_and_results_come_in_order() -> None:
     assert (list(first.layers), list(second.layers)) == ([0, 1], [0])
     results = [StepResult(first.ticket, (), (), computed_at=1.5), StepResult(second.ticket, (), (), error="broken")]
     executor.outcomes += results
+    seen: list[object] = []
+    planner.speculation.over = lambda *told: seen.append(told)  # type: ignore[method-assign]
     assert planner.poll() == [(first, results[0]), (second, results[1])]
+    assert seen == [(first.decodes, first.kind, 1.5), ((), second.kind, None)]
     assert (first.computed_at, second.computed_at) == (1.5, None)
     assert not planner.in_flight
 
