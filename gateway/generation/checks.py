@@ -35,20 +35,27 @@ def check_drawable(sampling: SamplingParams, limits: Limits) -> None:
         )
 
 
-def prompt_too_long(where: Place, num_chars: int, limits: Limits) -> Fault:
-    """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have."""
+def prompt_too_long(where: Place, num_chars: int, limits: Limits, beside: Sequence[str | Place] = ()) -> Fault:
+    """The error for a text whose tokenising was stopped: it has more tokens than any prompt may have. `beside`: what
+    the sentence names beside `where`."""
     longest = limits.longest_prompt
-    fault = (where, f" has {num_chars} characters, more than {longest} tokens")
+    fault = (where, *beside, f" has {num_chars} characters, more than {longest} tokens")
     return too_long(where, fault, limits, None if longest == limits.context_length else longest)
 
 
 def max_tokens(
-    num_prompt: int, asked: int | None, default: int | None, num_choices: int, where: Place, limits: Limits
+    num_prompt: int,
+    asked: int | None,
+    default: int | None,
+    num_choices: int,
+    where: Place,
+    limits: Limits,
+    beside: Sequence[str | Place] = (),
 ) -> int:
     """Returns `asked`, or as much of `default` as fits (if None, all that fits). ContextLengthExceeded if even that
-    is too much; it speaks of MAX_TOKENS only if the client has sent it."""
+    is too much; it speaks of MAX_TOKENS only if the client has sent it. `beside`: see prompt_too_long."""
     least = asked if asked is not None else 1  # 0: the prompt alone
-    fault: tuple[str | Place, ...] = (where, f" has {num_prompt} tokens")
+    fault: tuple[str | Place, ...] = (where, *beside, f" has {num_prompt} tokens")
     if asked is not None:
         fault += (" and ", MAX_TOKENS, f" is {asked}")
 

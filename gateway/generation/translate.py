@@ -208,7 +208,8 @@ class Translator:
 
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer; use /v1/completions with token ids")
-        return self._encode(self._rendered(prompt), where, limits, prompt.add_special, is_rendered=True)
+        text, beside = self._rendered(prompt), _beside(prompt)
+        return self._encode(text, where, limits, prompt.add_special, is_rendered=True, beside=beside)
 
     def _rendered(self, conversation: Conversation) -> str:
         """The text of a conversation. Fault if it makes no sense, or if the template cannot tell all of it."""
@@ -276,20 +277,28 @@ class Translator:
         return None if self._tokenizer is None else self._tokenizer.bytes_of(token_id)
 
     def _encode(
-        self, text: str, where: Place, limits: Limits, add_special: bool, *, is_rendered: bool = False
+        self,
+        text: str,
+        where: Place,
+        limits: Limits,
+        add_special: bool,
+        *,
+        is_rendered: bool = False,
+        beside: Sequence[str | Place] = (),
     ) -> Sequence[int]:
-        """Token ids of one text. ContextLengthExceeded if it is far too long."""
+        """Token ids of one text. ContextLengthExceeded if it is far too long. `beside`: see prompt_too_long."""
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer: got text, expected token ids")
 
         shown = text.replace(MARK, "") if is_rendered else text
         least = self._tokenizer.least_tokens(shown)  # tokenising a long text would take seconds
         if limits.context_length is not None and least > limits.context_length:
-            raise too_long(where, (where, f" has {len(shown)} characters, at least {least} tokens"), limits)
+            fault = (where, *beside, f" has {len(shown)} characters, at least {least} tokens")
+            raise too_long(where, fault, limits)
 
         ids = _ids_of(self._tokenizer, text, limits.longest_prompt, add_special, is_rendered=is_rendered)
         if ids is None:
-            raise prompt_too_long(where, len(shown), limits)
+            raise prompt_too_long(where, len(shown), limits, beside)
         return ids
 
     def _stops(self, ask: Ask, known: dict[tuple[str, ...], StopSet]) -> StopSet:
@@ -362,6 +371,11 @@ def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:
         refuse(PROMPTS, what)
 
 
+def _beside(prompt: PromptText | PromptIds | Conversation) -> tuple[str | Place, ...]:
+    """What a sentence about the length of this prompt names beside its place: a conversation's tools are in it."""
+    return (" with ", TOOLS) if isinstance(prompt, Conversation) and prompt.tools else ()
+
+
 def _num_tokens(ask: Ask, position: int, ids: Sequence[int], limits: Limits) -> int:
     """Tokens of a choice of this prompt, at most. Fault if the prompt does not fit what is asked for."""
     where = (*PROMPTS, position)
@@ -369,7 +383,8 @@ def _num_tokens(ask: Ask, position: int, ids: Sequence[int], limits: Limits) -> 
     if (scores := ask.prompt_scores) is not None and scores.start >= len(ids):
         refuse(PROMPT_SCORES, f"got {scores.start}, expected less than the {len(ids)} tokens of ", where)
 
-    num_tokens = max_tokens(len(ids), ask.max_tokens, ask.default_tokens, ask.num_choices, where, limits)
+    asked, default, beside = ask.max_tokens, ask.default_tokens, _beside(ask.prompts[position])
+    num_tokens = max_tokens(len(ids), asked, default, ask.num_choices, where, limits, beside)
     if ask.min_tokens > num_tokens:
         refuse(MIN_TOKENS, f"got {ask.min_tokens}, expected at most ", MAX_TOKENS, f", which is {num_tokens}")
     return num_tokens

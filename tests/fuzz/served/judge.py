@@ -24,6 +24,7 @@ BEYOND_A_BOUND: Final = re.compile(
     r"takes too much work|Current row has|Too many items|too many expressions|too many states"
 )
 REPLACED: Final = re.compile(r"grammars of others|process(es)? that trie[ds]|the grammar were killed")
+TOO_LONG: Final = re.compile(r"maximum context length is \d+ tokens, but messages with tools has ")
 CUT: Final = "\ufffd"  # in place of the bytes of a character that is not whole
 
 
@@ -68,6 +69,8 @@ def _refusal(ask: Ask, status: int, error: Mapping[str, Any]) -> Verdict:
     if message.startswith("the body is nested"):
         return Verdict("refused", message)
     fields = ("tools", "tool_choice") if ask.grammar == "tools" else (ask.grammar,)
+    if ask.grammar == "tools" and TOO_LONG.search(message):
+        return Verdict("refused", message)
     if ask.grammar and str(error.get("param")).partition(".")[0] not in fields:
         return Verdict("another field is named", f"{error.get('param')}: {message}", is_finding=True)
     return Verdict("refused", message)

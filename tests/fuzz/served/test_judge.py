@@ -147,3 +147,6 @@ def test_a_refusal_of_tools_names_them_or_the_choice_among_them() -> None:
     for param in ("tools", "tools.3.function.parameters", "tool_choice"):
         assert error(400, "bad_request", "x", param, "tools") == ("refused", False)
     assert error(400, "bad_request", "x", "messages.0", "tools") == ("another field is named", True)
+    for what, kind in (("messages with tools has", "refused"), ("messages has", "another field is named")):
+        too_long = f"This model's maximum context length is 9 tokens, but {what} 10 tokens"
+        assert error(400, "context_length_exceeded", too_long, "messages", "tools")[0] == kind

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gateway.generation.checks import UNKNOWN_REST, max_tokens, prompt_too_long
 from gateway.words.limits import ContextLengthExceeded, Limits
-from gateway.words.places import PROMPTS
+from gateway.words.places import MAX_TOKENS, PROMPTS
 from protocol.errors import BadRequest
 
 LIMITS = Limits(context_length=100, vocab_size=50, pool_tokens=160, prefill_pool_tokens=160, page_size=16)
@@ -64,3 +64,5 @@ def test_a_prompt_beyond_the_longest_could_never_be_served(limits: Limits, longe
             max_tokens(longest + 1, 1, 16, 1, PROMPTS, limits)
         told = prompt_too_long((*PROMPTS, 3), 7, limits)
         assert told.param == "prompts" and f"prompts[3] has 7 characters, more than {longest} tokens" in told.message
+        beside = prompt_too_long((*PROMPTS, 3), 7, limits, (" with ", MAX_TOKENS)).message
+        assert f"prompts[3] with max_tokens has 7 characters, more than {longest} tokens" in beside

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,24 @@ def same(choices: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     ids = [call.pop("id") for choice in choices.values() for call in choice["tool_calls"]]
     assert len(set(ids)) == len(ids) and all(call_id.startswith("call_") for call_id in ids)
     return [choices[index] for index in sorted(choices)]
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "found"),
+    [
+        (2_000_000, {}, r"messages with tools has 2\d{6} characters, at least \d+ tokens"),
+        (20_000, {}, r"messages with tools has 2\d{4} tokens, which leaves none"),
+        (1, {"max_tokens": 1_000_000}, r"messages with tools has \d+ tokens and max_tokens is 1000000"),
+    ],
+)
+async def test_a_prompt_is_too_long_with_its_tools(
+    tmp_path: Path, length: int, asked: dict[str, Any], found: str
+) -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "x" * length}}
+    async with serving(tmp_path, "") as setting:
+        error = (await ask(setting, tools=[tool], **asked)).json()["error"]
+    assert error["code"] == "context_length_exceeded" and re.search(found, error["message"]), error
+    assert error["param"] == ("max_tokens" if asked else "messages")
 
 
 @pytest.mark.parametrize("with_ids", [False, True], ids=["text", "ids"])
