@@ -134,7 +134,7 @@ class Requests:
         self._peers = peers
         self._numbers = count(reservations_from)
         self._arrivals = count()
-        self._prefix = policies.prefix(planner)
+        self._prefix = policies.prefix(self._num_cached)
         self._lines: dict[int, WaitingLine[DecodeRequest]] = {}  # by prefill instance
         self.by_reservation: dict[int, DecodeRequest] = {}  # those whose KV is on its way
         self.late: Deadlines[DecodeRequest] = Deadlines()  # those with a reservation
@@ -185,9 +185,8 @@ class Requests:
     def _reserve(self, request: DecodeRequest, now: float) -> bool:
         assign, planner, peer = request.assign, self._planner, self._peers.by_instance[request.prefill.instance]
         if request.moves_kv:
-            alignment = start_alignment(planner.layout.page_size, (peer.layout or planner.layout).page_size)
+            alignment, request.has_draft = self._sent_by_prefill(request)
             key, state = request.cache_key, PageState.RESERVED
-            request.has_draft = peer.layout is None or len(peer.layout.groups) == len(planner.layout.groups)
             if not planner.admit(
                 request.reqs,
                 request.prompt_len,
@@ -223,6 +222,20 @@ class Requests:
         handover_s = max(HANDOVER_DEADLINE_S, HANDOVER_S_PER_TOKEN * peer.tokens_queued)
         self._expect(request, now + handover_s, f"no KV from {request.prefill.worker_id} in {handover_s:.0f} s")
         return True
+
+    def _num_cached(self, request: DecodeRequest) -> int:
+        """Tokens of its prompt that it would find cached, if it got its pages now."""
+        alignment, has_draft = self._sent_by_prefill(request)
+        return self._planner.num_cached(
+            request.prompt, request.cache_key, grows=True, alignment=alignment, has_draft=has_draft
+        )
+
+    def _sent_by_prefill(self, request: DecodeRequest) -> tuple[int, bool]:
+        """At a multiple of how many tokens what its prefill worker sends may begin, and whether KV of the draft is in
+        it."""
+        ours, theirs = self._planner.layout, self._peers.by_instance[request.prefill.instance].layout
+        theirs = theirs or ours
+        return start_alignment(ours.page_size, theirs.page_size), len(theirs.groups) == len(ours.groups)
 
     def _leave_line(self, request: DecodeRequest) -> None:
         if (line := self._lines.get(request.prefill.instance)) is not None:

@@ -25,7 +25,7 @@ from deploy.console import Console
 from deploy.launcher import Launcher, StartFailed, Stopped
 from deploy.layout import GATEWAY, serve_plan
 from deploy.machine import count_cores, count_gpus, read_gpus
-from deploy.model_folder import find_model, has_tokenizer, model_name
+from deploy.model_folder import find_model, has_tokenizer, model_name, with_hub_folders
 from deploy.sentences import TOKEN_IDS, describe_end, describe_workers
 from deploy.serve import check_lengths, find_texts, start_plan
 from protocol.errors import BatonError, ConfigError, brief
@@ -76,6 +76,7 @@ class Answer:
 
 def demo(config: Config, console: Console) -> int:
     """Runs the demonstration; returns the exit status."""
+    config = with_hub_folders(config)
     model = find_model(config["model"], config["revision"])
     check_lengths(config, model, console)
     texts = find_texts(config, model)

@@ -127,7 +127,8 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ),
     _flag(
         "--speculative-draft-model-revision",
-        "a draft is a folder of this machine; download it first, and name it with --speculative-draft-model-path",
+        "a draft with a hub's name is that of the branch main; download another one, and name its folder with"
+        " --speculative-draft-model-path",
     ),
     _flag("--speculative-draft-tensor-parallel-size -spec-draft-tp", "a draft computes where its model does", "1"),
     _flag("--speculative-model-quantization --speculative-draft-model-quantization", _NO_QUANTISED_DRAFT),

@@ -1,16 +1,18 @@
 """A model by its name at a hub, `org/name`: huggingface_hub downloads it into its cache.
 
 Only files that Baton reads are downloaded, and the package shows how far it is. HF_ENDPOINT, HF_TOKEN, HF_HOME and
-HF_HUB_OFFLINE mean what they mean elsewhere.
+HF_HUB_OFFLINE mean what they mean elsewhere. A hub that says nothing for HF_HUB_ETAG_TIMEOUT seconds is not there: the
+package alone would wait for it without a bound.
 
 Without the hub the package may return a folder that a download left half-filled. Such a folder is refused if it lacks
-config.json, or a file of weights: each that model.safetensors.index.json names, or model.safetensors. If the package
-kept no list of the hub's files, a download that has begun in this cache must have ended, too.
+config.json, or a file of weights: each that model.safetensors.index.json names, or model.safetensors. Of a tokenizer
+it is tokenizer.json. If the package kept no list of the hub's files, a download that has begun in this cache must have
+ended, too.
 """
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.errors import CheckpointError, ConfigError, brief, brief_name
 from runtime.files import read_fields
@@ -18,11 +20,14 @@ from runtime.files import read_fields
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Weights that are there twice have names of their own, or lie in folders.
 READ: Final = ("*.json", "*.safetensors", "*.jinja")
+READ_OF_TOKENIZER: Final = ("*.json", "*.jinja")
 NOT_READ: Final = ("*/*.json", "*/*.safetensors", "consolidated*.safetensors")
 MAX_REASON: Final = 200  # characters
 MAX_LACKING: Final = 3  # files that a sentence names
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+TOKENIZER: Final = "tokenizer.json"
+FAILING: Final = 500  # the status of a hub that fails, and those above
 BEGUN: Final = ".incomplete"  # ends the names of files whose download has not ended
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S*)")
 HOST: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?")
@@ -35,9 +40,9 @@ def is_hub_name(wanted: str) -> bool:
     return NAME.fullmatch(wanted) is not None
 
 
-def download(name: str, revision: str | None) -> Path:
-    """The folder of a model in the hub's cache. What is not there is downloaded, if the hub can be reached. ConfigError
-    says what to do if it cannot."""
+def download(option: str, name: str, revision: str | None = None) -> Path:
+    """The folder, in the hub's cache, of a model that this option names. What is not there is downloaded, if the hub
+    can be reached. ConfigError says what to do if it cannot. Of `tokenizer` no weights are downloaded."""
     from huggingface_hub import constants, snapshot_download  # noqa: PLC0415  # takes half a second
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # noqa: PLC0415  # HTTPError: of its HTTP client
         GatedRepoError,
@@ -49,37 +54,49 @@ def download(name: str, revision: str | None) -> Path:
 
     hub, shown = shown_hub(constants.ENDPOINT), brief(name)
     if "..." in hub:
-        raise ConfigError("--model: HF_ENDPOINT is no address of a hub: expected http://HOST:PORT", param="model")
+        raise ConfigError(f"--{option}: HF_ENDPOINT is no address of a hub: expected http://HOST:PORT", param=option)
+    wanted = [*(READ_OF_TOKENIZER if option == "tokenizer" else READ)]
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*READ], ignore_patterns=[*NOT_READ]))
+        answer = _ask(name, revision)
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=wanted,
+                ignore_patterns=[*NOT_READ],
+                local_files_only=not answer.is_there,
+            )
+        )
     except GatedRepoError as error:
         what = f"{shown} needs its terms accepted at {hub}, and the token of who has accepted them in HF_TOKEN"
-        raise ConfigError(f"--model: {what}", param="model") from error
+        raise ConfigError(f"--{option}: {what}", param=option) from error
     except RepositoryNotFoundError as error:
         what = f"{shown} is neither a folder here nor a model at {hub}; a private one needs a token in HF_TOKEN"
-        raise ConfigError(f"--model: {what}", param="model") from error
+        raise ConfigError(f"--{option}: {what}", param=option) from error
     except RevisionNotFoundError as error:
+        if revision is None:
+            raise ConfigError(f"--{option}: {shown} has no branch main at {hub}", param=option) from error
         raise ConfigError(
             f"--revision: got {revision!r}, which {shown} does not have at {hub}", param="revision"
         ) from error
     except LocalEntryNotFoundError as error:
         missing = MISSING.search(str(error))
-        raise _not_whole(name, brief_name(missing[1]) if missing else "") from error
+        raise _not_whole(option, name, brief_name(missing[1]) if missing else "") from error
     except (OSError, ValueError, RuntimeError, HTTPError) as error:  # of the disk, the name, the connection
         text = str(error).replace(constants.ENDPOINT, hub)
         reason = without_secrets(text.partition("\n")[0])[:MAX_REASON]
-        raise ConfigError(f"--model: cannot download {shown} from {hub}: {reason}", param="model") from error
+        raise ConfigError(f"--{option}: cannot download {shown} from {hub}: {reason}", param=option) from error
 
-    lacking = lacking_files(folder)
-    if lacking and not _is_as_at_hub(name, folder.name, lacking):
-        raise _not_whole(name, ", ".join(map(brief_name, lacking[:MAX_LACKING])))
+    lacking = lacking_files(folder, of_tokenizer=option == "tokenizer")
+    if lacking and (answer.files is None or answer.files & set(lacking)):
+        raise _not_whole(option, name, ", ".join(map(brief_name, lacking[:MAX_LACKING])))
     return folder
 
 
-def lacking_files(folder: Path) -> list[str]:
+def lacking_files(folder: Path, *, of_tokenizer: bool = False) -> list[str]:
     """The names of files without which this folder of the cache is not taken, unless the hub lacks them, too."""
-    names = ["config.json", INDEX if (folder / INDEX).is_file() else WEIGHTS]
-    if names[1] == INDEX:
+    names = [TOKENIZER] if of_tokenizer else ["config.json", INDEX if (folder / INDEX).is_file() else WEIGHTS]
+    if names[-1] == INDEX:
         try:
             shards = read_fields(folder / INDEX).nested("weight_map").values.values()
         except CheckpointError:
@@ -111,21 +128,30 @@ def _shown_url(url: re.Match[str]) -> str:
     return f"{url[1]}://{host[0] if host is not None and is_clear else '...'}"
 
 
-def _is_as_at_hub(name: str, commit: str, lacking: list[str]) -> bool:
-    """Whether the hub answers, and has none of these files."""
-    from huggingface_hub import HfApi  # noqa: PLC0415  # takes half a second
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+class _Answer(NamedTuple):
+    """What a hub says of a model. `files`: their names; None: it does not tell."""
 
+    is_there: bool  # the hub, not the model
+    files: frozenset[str] | None = None
+
+
+def _ask(name: str, revision: str | None) -> _Answer:
+    """Asks the hub once. The package tries for a minute and more, or waits for ever, so it is told if no hub is there.
+    ValueError if the name is none."""
+    from huggingface_hub import HfApi, constants  # noqa: PLC0415  # takes half a second
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    revision = revision or constants.DEFAULT_REVISION
     try:
-        files = (
-            HfApi().model_info(name, revision=commit).siblings or []
-        )  # one request, without tries that take a minute
-        return not set(lacking) & {file.rfilename for file in files}
+        told = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except HfHubHTTPError as error:  # what it refuses, the package says; a cached model may do
+        return _Answer(is_there=error.response.status_code < FAILING)
     except (OSError, HTTPError):
-        return False
+        return _Answer(is_there=False)
+    return _Answer(is_there=True, files=frozenset(file.rfilename for file in told.siblings or ()))
 
 
-def _not_whole(name: str, lacking: str) -> ConfigError:
+def _not_whole(option: str, name: str, lacking: str) -> ConfigError:
     """The cache lacks these files, or does not have the model at all, and no hub tells."""
     from huggingface_hub import constants  # noqa: PLC0415  # takes half a second
 
@@ -133,5 +159,5 @@ def _not_whole(name: str, lacking: str) -> ConfigError:
     asked = "HF_HUB_OFFLINE forbids to ask a hub" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
     lacks = f" (it lacks {lacking})" if lacking else ""
     what = f"{brief(name)} is no folder here and not whole in the hub's cache{lacks}"
-    todo = "download it elsewhere, and name its folder with --model"
-    return ConfigError(f"--model: {what}, and {asked}; {todo}", param="model")
+    todo = f"download it elsewhere, and name its folder with --{option}"
+    return ConfigError(f"--{option}: {what}, and {asked}; {todo}", param=option)

@@ -4,15 +4,18 @@ Of config.json it reads only the longest context and the width of the MLP.
 """
 
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.hub import download, is_hub_name
 from protocol.errors import CheckpointError, ConfigError, brief
+from runtime.layered_config import Config
 from runtime.model_config import load_config, read_basics, served_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 BUNDLED = "story"
 DRAFT_OPTION = "speculative-draft-model-path"
+NAMED_AT_HUB = ("tokenizer", DRAFT_OPTION)  # options of folders, beside --model, that take a hub's name
 _NEEDED = {  # what the folder of an option must hold, and what such a folder is called
     "model": ("config.json", "a model folder"),
     "tokenizer": ("tokenizer.json", "a tokenizer folder"),
@@ -24,15 +27,28 @@ def find_model(wanted: str | None, revision: str | None = None) -> Path:
     """The folder of `--model`, or the bundled model. The name of a model at a hub is downloaded, in this revision.
     Raises ConfigError if there is no checkpoint."""
     if wanted is not None and is_at_hub(wanted):
-        return _found("model", str(download(wanted, revision)))
+        return _found("model", str(download("model", wanted, revision)))
     if revision is not None:
         what = f"got {brief(revision)}, but the model is a folder of this machine; expected it with a hub's name"
         raise ConfigError(f"--revision: {what}", param="revision")
     return _bundled() if wanted is None else _found("model", wanted)
 
 
+def with_hub_folders(config: Config) -> Config:
+    """The same options, with a folder of the hub's cache for a tokenizer and a draft that have the name of a model at a
+    hub. They are downloaded. Raises ConfigError if that is not possible."""
+    found = dict(config.settings)
+    for option in NAMED_AT_HUB:
+        setting = config.settings.get(option)
+        if setting is None or setting.value is None or not is_at_hub(str(setting.value)):
+            continue
+        if option != DRAFT_OPTION or config["speculative-algorithm"] not in (None, "mtp"):  # else it is refused
+            found[option] = replace(setting, value=str(download(option, str(setting.value))))
+    return Config(found)
+
+
 def is_at_hub(wanted: str) -> bool:
-    """Whether `--model` would take this for the name of a model at a hub: no file or folder has it."""
+    """Whether an option takes this for the name of a model at a hub: no file or folder has it."""
     return is_hub_name(wanted) and not Path(wanted).exists()
 
 
@@ -81,8 +97,7 @@ def _found(option: str, wanted: str) -> Path:
 def _why_not(path: Path, option: str, wanted: str) -> str | None:
     (needed, kind), shown = _NEEDED.get(option, ("", "")), brief(wanted)
     if not path.exists():
-        hint = "; only --model may be a hub's name, so download it first" if needed and is_hub_name(wanted) else ""
-        return f"{'folder' if needed else 'file'} {shown} does not exist{hint}"
+        return f"{'folder' if needed else 'file'} {shown} does not exist"
     if not needed:
         return None if path.is_file() else f"{shown} is a folder, expected a file with a Jinja template"
     if not path.is_dir():

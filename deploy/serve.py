@@ -48,6 +48,7 @@ from deploy.model_folder import (
     is_checkpoint,
     model_elsewhere,
     model_name,
+    with_hub_folders,
 )
 from deploy.options import Rules
 from deploy.ranks import sizes_of
@@ -79,6 +80,7 @@ Start = Callable[[Launcher], Up]
 def serve(config: Config, console: Console) -> int:
     """`baton serve`."""
     check_counts(*(config[role] for role in ("prefill", "decode", "unified")))
+    config = with_hub_folders(config)
     model = find_model(config["model"], config["revision"])
     tokenizer = find_texts(config, model)
     name = first_name(config, model)
@@ -247,6 +249,7 @@ def gateway(config: Config, console: Console) -> int:
 
 def lone_gateway(config: Config) -> ProcessSpec:
     """The process of `baton gateway`. Raises ConfigError if it could not serve; its port may be in use."""
+    config = with_hub_folders(config)
     model = find_model(config["model"], config["revision"])
     find_texts(config, model)
     check_keys(config, for_gateway=True)
@@ -276,7 +279,9 @@ def worker(config: Config, console: Console) -> int:
 def lone_worker(config: Config, console: Console, worker_id: str) -> tuple[ProcessSpec, ...]:
     """The processes of `baton worker`, one for each rank, and a word to the user on where they run. Raises ConfigError
     if they could not serve."""
+    config = with_hub_folders(config)
     model = find_model(config["model"], config["revision"])
+    find_tokenizer(config["tokenizer"])
     check_lengths(config, model, console)
     check_keys(config, for_gateway=False)
     host, role = config["host"] or address_facing(config["gateway"]), config["role"]

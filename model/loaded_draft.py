@@ -88,11 +88,12 @@ class LoadedDraft:
         """Hidden states (T, E) of all slots from layer `index` alone, whose K and V it writes; see Draft.run_layer.
 
         One call of C if all tokens are decodes, else operation by operation."""
-        at = self.first_layer + index
         if attends and (plan := self._plan_at_once(inp, kv, on_layer)) is not None:
             return self.at_once[index].run(inp, hidden_TE, kv, plan)
-        own = (self.passes, self.attention, inp, kv, (self.rope,), on_layer, self.layers[index : index + 1], at)
-        through = LayerPass.begin(*own, attends=attends)
+        layers, at = self.layers[index : index + 1], self.first_layer + index
+        through = LayerPass.begin(
+            self.passes, self.attention, inp, kv, (self.rope,), on_layer, layers, at, attends=attends
+        )
         return self._run(index, through, F.embedding(inp.input_ids_T, self.embedding_VE), hidden_TE)
 
     def likeliest(

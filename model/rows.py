@@ -47,7 +47,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
     starts = [0, *accumulate(part.shape[0] for part in parts)]
 
     def read(start: int, end: int) -> Tensor:
-        first, last = bisect_right(starts, start) - 1, bisect_right(starts, end - 1)
+        first = min(bisect_right(starts, start), len(parts)) - 1
+        last = max(first + 1, bisect_right(starts, end - 1))
         pieces = [parts[i][max(0, start - starts[i]) : end - starts[i]] for i in range(first, last)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -61,7 +62,7 @@ def ordered(rows: Rows, order: Sequence[int]) -> Rows:
     def read(start: int, end: int) -> Tensor:
         first, last = start // size, -(-end // size)
         heads = rows[first * size : last * size]
-        by_head = heads.reshape(-1, size, *rows.shape[1:]).index_select(1, of_head)
+        by_head = heads.reshape(last - first, size, *rows.shape[1:]).index_select(1, of_head)
         return by_head.reshape(heads.shape)[start - first * size : end - first * size]
 
     return ReadRows(rows.shape, read)

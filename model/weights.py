@@ -25,7 +25,7 @@ from model.linear import AnyLinear, Linear, Pack, ParallelLinears, Unpacked, par
 from model.mlp import Feed, Mlp, Sharded, gating_of
 from model.passes import rotation_order
 from model.quantised import GROUP, from_mxfp4
-from model.rows import ReadRows, Rows, ordered, whole
+from model.rows import ReadRows, Rows, ordered
 from model.scoring import Scoring
 from runtime.model_config import ModelConfig
 from runtime.model_parts import (
@@ -281,13 +281,17 @@ class Weights:
         return expert
 
     def _moved(self, name: str, rows_OI: Rows) -> Rows:
-        """Rows of the tensor `name` in the dtype that is served: read now, unless they will be packed."""
-        if self.device.type == "meta":
-            assert isinstance(rows_OI, Tensor)
-            return rows_OI.to(device=self.device, dtype=self.dtype)
-        served = ReadRows(rows_OI.shape, lambda start, end: rows_OI[start:end].to(self.dtype))
-        self.checkpoint.check(name, served)
-        return served if self._copies else whole(served).to(self.device)
+        """Rows of the tensor `name` in the dtype that is served: read now by one copy, unless they will be packed."""
+        is_meta = self.device.type == "meta"
+        if self._copies and not is_meta:
+            served = ReadRows(rows_OI.shape, lambda start, end: rows_OI[start:end].to(self.dtype))
+            self.checkpoint.check(name, served)
+            return served
+        read_OI, together = rows_OI[0 : rows_OI.shape[0]], torch.contiguous_format
+        moved_OI = read_OI.to(device=self.device, dtype=self.dtype, memory_format=together).contiguous()
+        if not is_meta:
+            self.checkpoint.check(name, moved_OI)
+        return moved_OI
 
 
 def _ordered_outputs(linear: Unpacked, order: Sequence[int]) -> Unpacked:

@@ -63,7 +63,9 @@ class PrefillWorker:
         self.loop = OverlapLoop(planner, self, policies.overlap)
         self._peers = DecodePeers(address, planner.layout, fingerprint, sender)
         self.served: Served[Job] = Served(self, policies)
-        self.prompts: Prompts[Job] = Prompts(planner, clock, policies, self.served, self._seat, JOB_LEVEL_S)
+        self.prompts: Prompts[Job] = Prompts(
+            planner, clock, policies, self.served, self._seat, self._num_cached, JOB_LEVEL_S
+        )
         self._late: Deadlines[Job] = Deadlines()
 
     # ---- messages ----
@@ -185,6 +187,9 @@ class PrefillWorker:
 
     def _seat(self, job: Job) -> bool:
         return self.planner.admit(job.reqs[:1], job.prompt_len, key=job.wanted_cached)
+
+    def _num_cached(self, job: Job) -> int:
+        return self.planner.num_cached(job.prompt, job.wanted_cached)
 
     # ---- messages, one by one ----
 

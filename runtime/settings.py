@@ -109,7 +109,8 @@ class ProcessSettings(Settings):
         unset="the bundled model")]
     context_length: Annotated[Positive | None, _flag("longest prompt plus answer, in tokens",
         group=Group.MODEL, aliases=("max-model-len",), unset="the model's own")] = None
-    tokenizer: Annotated[str | None, _flag("folder with tokenizer.json and chat template",
+    tokenizer: Annotated[str | None, _flag(
+        "folder with tokenizer.json and chat template, or a hub's name: org/name",
         group=Group.MODEL, metavar="DIR", aliases=("tokenizer-path",), unset="the model's folder")] = None
     keys: Annotated[str | None, _flag(
         "folder of keys, made by `baton keys new`: only who is on its list may connect as a gateway or worker, and what"
@@ -207,7 +208,8 @@ class WorkerSettings(ProcessSettings):
         metavar="KIND", aliases=("spec-method",),
         synonyms={"EAGLE": "eagle", "EAGLE3": "eagle3", "MTP": "mtp", "NEXTN": "mtp", "mimo_mtp": "mtp"},
         unset="none: each step gives one token")] = None
-    speculative_draft_model_path: Annotated[str | None, _draft("folder with config.json and weights of the draft",
+    speculative_draft_model_path: Annotated[str | None, _draft(
+        "folder with config.json and weights of the draft, or a hub's name: org/name",
         metavar="DIR", aliases=("speculative-draft-model", "speculative-model", "spec-model"),
         unset="the bundled model's own")] = None
     speculative_num_steps: Annotated[int, Field(ge=1, le=MAX_DRAFT_STEPS), _draft(

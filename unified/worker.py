@@ -35,7 +35,7 @@ class UnifiedWorker:
         self._prompts_were_last = False
         self.loop = OverlapLoop(planner, self, policies.overlap)
         self.served: Served[Assigned] = Served(self, policies)
-        self.prompts: Prompts[Assigned] = Prompts(planner, clock, policies, self.served, self._seat)
+        self.prompts: Prompts[Assigned] = Prompts(planner, clock, policies, self.served, self._seat, self._num_cached)
         self._tokens = TokenStream(planner, self.served.of, self._phases, ("first token", "first decode"))
 
     # ---- messages ----
@@ -153,6 +153,9 @@ class UnifiedWorker:
 
     def _seat(self, request: Assigned) -> bool:
         return self.planner.admit(request.reqs, request.prompt_len, key=request.wanted_cached, grows=True)
+
+    def _num_cached(self, request: Assigned) -> int:
+        return self.planner.num_cached(request.prompt, request.wanted_cached, grows=True)
 
     def _fork(self, request: Assigned) -> None:
         """Copies the prompt's partial page to the other choices, and lets all choices join the running batch."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from protocol.errors import QueueFull
 from protocol.messages_gateway import Assign
 from runtime.settings import SchedulePolicy
-from scheduler.planning.planner import Planner
 from worker.requests import Assigned
+
+A = TypeVar("A", bound=Assigned)
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,9 @@ class Policies:
             return most
         return min(most, self.mixed_chunk_size + (decode_tokens if self.enable_mixed_chunk else 0))
 
-    def prefix(self, planner: Planner) -> Callable[[Assigned], int] | None:
-        """What a WaitingLine compares, if prefixes count: how much of a prompt this worker's cache has, in tokens."""
-        if self.schedule_policy == "fcfs":
-            return None
-        return lambda request: planner.num_cached(request.prompt, request.cache_key)
+    def prefix(self, num_cached: Callable[[A], int]) -> Callable[[A], int] | None:
+        """What a WaitingLine compares, if prefixes count: how much of a prompt it would find cached, in tokens."""
+        return None if self.schedule_policy == "fcfs" else num_cached
 
     def refusal(self, assign: Assign, num_waiting: int, kind: type[QueueFull] = QueueFull) -> QueueFull | None:
         """The error if too many requests wait already. One that has begun elsewhere is never refused."""

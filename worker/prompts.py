@@ -22,7 +22,8 @@ A = TypeVar("A", bound=Assigned)
 class Prompts(Generic[A]):
     """Requests from their arrival until their first tokens are drawn.
 
-    `seat` gives a request its rows and pages; False: there is no room. `level_s`: see WaitingLine.
+    `seat` gives a request its rows and pages; False: there is no room. `num_cached` tells how many tokens of its prompt
+    it would then find cached. `level_s`: see WaitingLine.
     """
 
     def __init__(
@@ -32,12 +33,13 @@ class Prompts(Generic[A]):
         policies: Policies,
         served: Served[A],
         seat: Callable[[A], bool],
+        num_cached: Callable[[A], int],
         level_s: float = LEVEL_S,
     ) -> None:
         self._planner, self._clock, self._policies = planner, clock, policies
-        self._served, self._seat = served, seat
+        self._served, self._seat, self._num_cached = served, seat, num_cached
         self.learning: Learning[A] = Learning(planner, served.by_key.values)
-        self.waiting: WaitingLine[A] = WaitingLine(policies.prefix(planner), level_s)
+        self.waiting: WaitingLine[A] = WaitingLine(policies.prefix(num_cached), level_s)
         self.computing: dict[A, None] = {}  # no more than there are rows
 
     @property
@@ -104,7 +106,7 @@ class Prompts(Generic[A]):
         if not computing or not kv_manager.caches or request.wanted_cached is None:  # it can use no cached KV
             return False
 
-        key, num_cached = request.cache_key, self._planner.num_cached(request.prompt, request.cache_key)
+        key, num_cached = request.cache_key, self._num_cached(request)
         end = num_cached + max(kv_manager.page_size, (request.prompt_len - num_cached) // 4)
         start = key.ids[: (end + kv_manager.lookahead) * ID_BYTES]
         return end + max(kv_manager.lookahead, 1) <= request.prompt_len and any(

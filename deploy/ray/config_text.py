@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from deploy.layout import check_counts
-from deploy.model_folder import is_at_hub
+from deploy.model_folder import NAMED_AT_HUB, is_at_hub
 from deploy.options import RAY_CONFIG, options_for
 from deploy.ray.arguments import DEPLOYMENT_OF, GATEWAY
 from deploy.ray.flags import free_flags
@@ -167,12 +167,14 @@ def _count(config: Config, role: Role, fewest: int) -> str:
 def _flags_of(deployment: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that the user gave and that this deployment takes. Flags of sizes are written by `_worker`."""
     names = [name for name in free_flags(deployment) if name not in _WRITTEN_ELSEWHERE and name in given]
-    absolute = {name: given[name].option.is_path for name in names}
-    return {name: _absolute(given, name) if absolute[name] else given[name].value for name in names}
+    return {name: _as_elsewhere(given, name) for name in names}
 
 
-def _absolute(given: Mapping[str, Any], name: str) -> str | None:
-    return Config(given).path(name)
+def _as_elsewhere(given: Mapping[str, Any], name: str) -> Any:
+    """The value of a flag as a process with another working directory takes it."""
+    value = given[name].value
+    is_hubs = name in NAMED_AT_HUB and value is not None and is_at_hub(value)
+    return Config(given).path(name) if given[name].option.is_path and not is_hubs else value
 
 
 def _block(flags: Mapping[str, Any]) -> str:

@@ -171,12 +171,12 @@ class KvManager:
         self._claimed += margins
         return tuple(holdings)
 
-    def num_cached(self, key: CacheKey, *, has_draft: bool) -> int:
-        """Tokens at the start of a prompt that it finds cached. Asking is no use of them. `has_draft`: see
-        Holding."""
-        if self._cache is None:
+    def num_cached(self, key: CacheKey | None, alignment: int = 0, *, has_draft: bool) -> int:
+        """Tokens of the prompt `key` that `admit` would find cached. Asking is no use of them."""
+        if self._cache is None or key is None:
             return 0
-        return self._cache.num_known(key.ids, key.salt, self._bare if has_draft else frozenset()) * self.page_size
+        num_known = self._cache.num_known(key.ids, key.salt, self._bare if has_draft else frozenset())
+        return self._num_usable(num_known, len(key.ids) // ID_BYTES, alignment) * self.page_size
 
     def _find(self, key: CacheKey | None, prompt_len: int, alignment: int, *, has_draft: bool) -> list[int]:
         """The cached pages that a prompt can begin with."""
@@ -185,8 +185,12 @@ class KvManager:
         pages = self._cache.match(key.ids, key.salt)
         if has_draft:
             pages = self._with_draft(pages)
-        num_usable = min(len(pages) * self.page_size, prompt_len if alignment else prompt_len - 1)
-        return pages[: full_pages(num_usable - num_usable % alignment if alignment else num_usable, self.page_size)]
+        return pages[: self._num_usable(len(pages), prompt_len, alignment)]
+
+    def _num_usable(self, num_pages: int, prompt_len: int, alignment: int) -> int:
+        """How many of so many cached pages a prompt can begin with; see `admit`."""
+        num_tokens = min(num_pages * self.page_size, prompt_len if alignment else prompt_len - 1)
+        return full_pages(num_tokens - num_tokens % alignment if alignment else num_tokens, self.page_size)
 
     def _drop(self, needed: int) -> None:
         """Drops cached pages, if `needed` pages are then free."""

@@ -109,7 +109,7 @@ class Planner:
         if self._growth.is_waiting or self.spills.is_waiting:
             return False
         longest = reqs[0].longest if grows else 0
-        has_draft = has_draft and (not grows or self._may_draft(reqs[0]))
+        has_draft = self._has_draft(reqs[0], grows=grows, has_draft=has_draft)
         size = reqs[0].prompt_len, num_tokens, len(reqs)
         holdings = self.kv_manager.admit(*size, state, key, longest, alignment, has_draft=has_draft)
         if holdings is None:
@@ -119,14 +119,18 @@ class Planner:
             self._seat(req, holding)
         return True
 
-    def num_cached(self, req: Req, key: CacheKey) -> int:
-        """Tokens of a prompt that it would find cached if it were admitted now."""
-        return self.kv_manager.num_cached(key, has_draft=self._may_draft(req))
+    def num_cached(
+        self, req: Req, key: CacheKey | None, *, grows: bool = False, alignment: int = 0, has_draft: bool = True
+    ) -> int:
+        """Tokens of a prompt that it would find cached if it were admitted now, with the same arguments."""
+        has_draft = self._has_draft(req, grows=grows, has_draft=has_draft)
+        return self.kv_manager.num_cached(key, alignment, has_draft=has_draft)
 
-    def _may_draft(self, req: Req) -> bool:
-        """Whether a choice that is admitted now, and decodes here, has KV of the draft, if there is one. Nothing is
-        proposed for an answer in a grammar."""
-        return not self.speculation.rests and not (self.speculation.has_draft and req.sampling.grammar)
+    def _has_draft(self, req: Req, *, grows: bool, has_draft: bool) -> bool:
+        """Whether a choice that is admitted now has KV of the draft, if there is one. Nothing is proposed for an answer
+        in a grammar."""
+        may_draft = not self.speculation.rests and not (self.speculation.has_draft and req.sampling.grammar)
+        return has_draft and (not grows or may_draft)
 
     def _seat(self, req: Req, holding: Holding) -> None:
         req.holding = holding

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
@@ -5,8 +6,15 @@ from typing import Any, cast
 import pytest
 
 from decode import requests as decode_requests
+from decode.prefill_peers import PrefillPeer
 from decode.requests import TRANSITIONS, DecodeState, Requests, reason_to_refuse
+from protocol.messages_gateway import Assign, WorkerAddress
+from protocol.prefixes import packed
+from scheduler.planning.kv_manager import CacheKey
+from tests.scheduler.building import greedy, make_req
+from tests.scheduler.remembering import make
 from transfer.states import advance
+from worker.policies import Policies
 
 LEGAL = {
     "WAITING": "RUNNING FINISHED CANCELLED FAILED",
@@ -71,3 +79,33 @@ def test_only_a_request_whose_second_token_it_draws_needs_room(monkeypatch: pyte
         for left in (1, 2, 3)
     ]
     assert tokens == ["0", "9", "9"]
+
+
+@pytest.mark.parametrize(
+    ("sends_draft", "page_size", "expected"),
+    [(False, 4, ["cached", "new"]), (True, 4, ["new", "cached"]), (False, 16, ["new", "cached"])],
+    ids=["same KV", "with the draft", "in larger pages"],
+)
+def test_the_prompt_that_finds_most_is_first_by_what_its_prefill_worker_sends(
+    sends_draft: bool, page_size: int, expected: list[str]
+) -> None:
+    """Two pages of four tokens are cached, without KV of the draft."""
+    planner, _ = make(lookahead=1, caches=True)
+    assigns = {name: Assign(name, 0, (token,) * 10, greedy(5), 1, None) for name, token in (("new", 1), ("cached", 2))}
+    before = make_req(assigns["cached"].prompt_ids)
+    key = CacheKey(packed(before.prompt_ids), "")
+    assert planner.admit([before], before.prompt_len, key=key, grows=True, has_draft=False)
+    planner.kv_manager.keep(before.held, key)
+
+    ours, address = planner.layout, WorkerAddress("p", 7)
+    theirs = replace(ours, page_size=page_size, groups=ours.groups[: len(ours.groups) if sends_draft else 1])
+    peer = PrefillPeer(address, 0.0, layout=theirs)
+    peers: Any = SimpleNamespace(by_instance={7: peer}, takes_jobs=lambda _: True)
+    receiver: Any = SimpleNamespace(reserve=lambda *_, **__: None)
+    requests = Requests(planner, receiver, peers, 1, Policies(schedule_policy="lpm"))
+    for number, assign in enumerate(assigns.values()):
+        requests.add(assign, address, number / 10)
+    admitted = requests.admit(1.0)
+    assert [request.assign.request_id for request in admitted] == expected
+    found = {request.assign.request_id: request.start for request in admitted}
+    assert found == {"new": 0, "cached": 8 if expected[0] == "cached" else 0}

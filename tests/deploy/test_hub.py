@@ -2,17 +2,35 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
 
+from deploy.console import Console
 from deploy.hub import INDEX, download, is_hub_name, shown_hub
-from deploy.model_folder import find_model, is_at_hub, is_checkpoint, model_elsewhere, model_name
+from deploy.model_folder import (
+    DRAFT_OPTION,
+    NAMED_AT_HUB,
+    find_draft,
+    find_model,
+    find_tokenizer,
+    has_tokenizer,
+    is_at_hub,
+    is_checkpoint,
+    model_elsewhere,
+    model_name,
+    with_hub_folders,
+)
+from deploy.serve import lone_gateway, lone_worker
 from protocol.errors import ConfigError
+from runtime.settings import GatewaySettings, WorkerSettings
+from tests.deploy.configs import config
 from tests.deploy.hub_stub import COMMIT, OLD_COMMIT, StubHub, running_hub
 
 STORY = Path(__file__).resolve().parents[2] / "models/story"
@@ -120,7 +138,7 @@ def test_a_token_opens_what_it_is_for(hub: StubHub, monkeypatch: pytest.MonkeyPa
 def test_without_a_hub_the_cache_is_enough_or_a_sentence_says_what_to_do(
     hub: StubHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = download("org/tiny", None)
+    folder = download("model", "org/tiny")
     for name, value, words in (
         ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE forbids to ask a hub"),
         ("ENDPOINT", "http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached"),
@@ -135,6 +153,99 @@ def test_without_a_hub_the_cache_is_enough_or_a_sentence_says_what_to_do(
     (folder / "config.json").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "not whole in the hub's cache (it lacks config.json), and" in refusal("org/tiny").message
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a hub that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        yield f"http://127.0.0.1:{listens.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("revision", [None, "v1", OLD_COMMIT])
+@pytest.mark.parametrize("where", ["silent", "closed", "failing"])
+def test_a_hub_that_gives_no_answer_is_asked_once_and_not_waited_for(
+    hub: StubHub, silent: str, monkeypatch: pytest.MonkeyPatch, revision: str | None, where: str
+) -> None:
+    """A commit needs no name to be looked up, but the package asks for its files."""
+    folder = download("model", "org/tiny", revision)
+    (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
+    endpoint = {"silent": silent, "closed": "http://127.0.0.1:9", "failing": hub.url}[where]
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.05)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("it tries again"))
+    hub.failing, hub.asked = where == "failing", []
+    assert download("model", "org/tiny", revision) == folder
+    assert f"and {endpoint} cannot be reached; download it elsewhere" in refusal("org/other", revision).message
+    assert len(hub.asked) == (2 if hub.failing else 0)
+
+
+WITH_DRAFT = {"speculative_algorithm": "eagle", "speculative_draft_model_path": "org/draft", "tokenizer": "org/tiny"}
+DRAFT = {"config.json": b"{}", "model.safetensors": b"d"}
+
+
+def test_a_tokenizer_and_a_draft_may_be_at_a_hub_and_weights_of_the_first_stay_there(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.models = {**hub.models, "org/draft": DRAFT}
+    typed = config("serve", **WITH_DRAFT)
+    for is_offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        found = with_hub_folders(typed)
+        texts, draft = Path(found["tokenizer"]), Path(found[DRAFT_OPTION])
+        assert has_tokenizer(texts) and (texts / "chat_template.jinja").is_file()
+        assert (draft / "model.safetensors").read_bytes() == b"d" and model_name(draft) == "org/draft"
+        assert (find_tokenizer(found["tokenizer"]), find_draft(found[DRAFT_OPTION])) == (texts, draft)
+        assert found.settings == {**typed.settings, **{name: found.settings[name] for name in NAMED_AT_HUB}}
+    assert hub.files_sent() == {name for name in NEEDED if not name.endswith(".safetensors")} | set(DRAFT)
+
+    assert "not whole in the hub's cache (it lacks model-00001-of-00002.safetensors" in refusal("org/tiny").message
+
+
+def test_each_process_gets_the_folder_of_a_tokenizer_that_has_a_hubs_name(hub: StubHub) -> None:
+    gateway = lone_gateway(config("gateway", tokenizer="org/tiny"))
+    typed = config("worker", role="unified", gateway="tcp://127.0.0.1:1", tokenizer="org/tiny")
+    (worker,) = lone_worker(typed, Console(with_logs=False), "u")
+    for spec, kind in ((gateway, GatewaySettings), (worker, WorkerSettings)):
+        settings: Any = kind.from_json(spec.command[-1])
+        assert Path(settings.tokenizer).name == COMMIT and has_tokenizer(Path(settings.tokenizer))
+
+
+@pytest.mark.parametrize("draft", [{}, {"speculative_algorithm": "mtp"}], ids=["no algorithm", "mtp"])
+def test_a_draft_that_nothing_would_use_is_not_downloaded(hub: StubHub, draft: dict[str, str]) -> None:
+    typed = config("serve", speculative_draft_model_path="org/draft", **draft)
+    assert with_hub_folders(typed)[DRAFT_OPTION] == "org/draft" and not hub.asked
+
+
+def test_folders_of_these_names_win(hub: StubHub, tmp_path: Path) -> None:
+    for name in ("tiny", "draft"):
+        (tmp_path / "org" / name).mkdir(parents=True)
+    typed = config("serve", **WITH_DRAFT)
+    assert with_hub_folders(typed).settings == typed.settings and not hub.asked
+
+
+@pytest.mark.parametrize("option", NAMED_AT_HUB)
+def test_each_option_says_what_is_wrong_with_its_name(
+    hub: StubHub, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    typed = config("serve", **{**WITH_DRAFT, option.replace("-", "_"): "org/none"})
+    hub.models = {**hub.models, "org/draft": DRAFT}
+    for is_offline, words in (
+        (False, f"'org/none' is neither a folder here nor a model at {hub.url}; a private one needs a token"),
+        (
+            True,
+            "'org/none' is no folder here and not whole in the hub's cache, and HF_HUB_OFFLINE forbids to ask a hub",
+        ),
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        with pytest.raises(ConfigError) as caught:
+            with_hub_folders(typed)
+        assert caught.value.message.startswith(f"--{option}: {words}") and caught.value.param == option
+        assert "--model" not in caught.value.message
+    hub.revisions = {}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(ConfigError, match=f"^--{option}: 'org/tiny' has no branch main at {hub.url}$"):
+        download(option, "org/tiny")
 
 
 def half_filled(tmp_path: Path, files: dict[str, bytes]) -> Path:

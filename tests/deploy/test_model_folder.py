@@ -27,8 +27,8 @@ def test_what_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> N
         find_model("/nowhere/x")
     with pytest.raises(ConfigError, match="'owner/name' is no folder here and not whole in the hub's cache"):
         find_model("owner/name")
-    with pytest.raises(ConfigError, match="'owner/name' does not exist; only --model may be a hub's name"):
-        find_tokenizer("owner/name")
+    with pytest.raises(ConfigError, match=r"^--tokenizer: folder 'texts' does not exist$"):
+        find_tokenizer("texts")
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         find_model(str(tmp_path))
     with pytest.raises(ConfigError, match="is a file, expected a folder"):

@@ -69,7 +69,7 @@ def killed_answers(baton: BatonProcess, requests: Sequence[Request], arming: Arm
     """The same in waves. In each, the decode worker is killed when its victim has some tokens, and begins again."""
     size, answers = len(requests) // NUM_WAVES, list[list[int]]()
     for wave, victim in enumerate(victims(len(requests))):
-        old, num_retried = baton.worker("decode-0"), baton.metric("request_retries_total")
+        old, num_retried = baton.worker("decode-0"), baton.metric("request_retries_total", reason="worker_lost")
         arming.arm("decoding", requests[victim].prompt, "decode", signal.SIGKILL, {"decode-0": old.pid})
         answers += answers_of(baton, requests[wave * size : (wave + 1) * size], AT_ONCE)
 
@@ -77,7 +77,7 @@ def killed_answers(baton: BatonProcess, requests: Sequence[Request], arming: Arm
         assert proof["phase"] == "decoding" and proof["pid"] == old.pid
         assert state_of(old.pid) in "XZ" or not old.is_running(), "the decode worker survives SIGKILL"
         assert baton.wait_for_return("decode-0", old.pid)
-        assert baton.metric("request_retries_total") > num_retried, "nobody needed it"
+        assert baton.metric("request_retries_total", reason="worker_lost") > num_retried, "nobody needed it"
     assert baton.metric("workers_lost_total") == NUM_WAVES
     return answers
 

@@ -64,12 +64,12 @@ def test_tokens_are_those_of_transformers(arch: Architecture, sizes: str, tmp_pa
         longest = max(expected.prompts, key=len)
         for worker_id, phase in KILLS:
             baton.http.post("/flush_cache").raise_for_status()  # the phases of a prompt need one that is computed
-            old, retried = baton.worker(worker_id), baton.metric("request_retries_total")
+            old, retried = baton.worker(worker_id), baton.metric("request_retries_total", reason="worker_lost")
             arming.arm(phase, longest, worker_id.partition("-")[0], signal.SIGKILL, {worker_id: old.pid})
             answers, _ = tokens_and_cached(baton, expected.prompts)
             proof = json.loads((arming.folder / "proof.json").read_text())
             assert (proof["phase"], proof["pid"]) == (phase, old.pid) and state_of(old.pid) in "XZ"
             assert answers == list(expected.continuations), f"{worker_id} was killed"
-            assert baton.metric("request_retries_total") > retried, "nobody needed it"
+            assert baton.metric("request_retries_total", reason="worker_lost") > retried, "nobody needed it"
             assert baton.wait_for_return(worker_id, old.pid)
         assert baton.wait_for_rest()

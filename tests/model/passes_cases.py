@@ -87,10 +87,17 @@ def check_place(make: MakePasses, case: PlaceCase, dtype: str, device: torch.dev
 
 
 def check_norms(make: MakePasses, num_tokens: int, width: int, dtype: str, device: torch.device) -> None:
-    """`rms_norm` and `added_norm` beside TorchPasses: the sum bit for bit, norms up to a rounding; numbers of all
-    sizes, and rows that are not finite."""
+    """`rms_norm` and `added_norm` beside TorchPasses, and these beside the formula in float64: the sum bit for bit,
+    norms up to a rounding; numbers of all sizes, and rows that are not finite. Weights are those of the rows' type, and
+    float32 ones that are a sum with 1."""
+    own_E = numbers(7, width, dtype=dtype, device=device)
+    for weight_E in (own_E, 1.0 + own_E.float()):
+        _check_norms(make, num_tokens, weight_E, dtype)
+
+
+def _check_norms(make: MakePasses, num_tokens: int, weight_E: Tensor, dtype: str) -> None:
+    width, device = weight_E.numel(), weight_E.device
     residual_TE, y_TE = (8 * numbers(seed, num_tokens, width, dtype=dtype, device=device) for seed in (5, 6))
-    weight_E = numbers(7, width, dtype=dtype, device=device)
     if num_tokens > 2:
         residual_TE[0] *= 1e-3
         y_TE[0] *= 1e-3
@@ -107,6 +114,9 @@ def check_norms(make: MakePasses, num_tokens: int, width: int, dtype: str, devic
     assert num_tokens < 3 or wanted_TE.isnan().all(-1).tolist()[:3] == [False, True, False], "rows are not apart"
 
     one_rounding = {"float32": 1e-6, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
+    x_TE = wanted_sum_TE.double()
+    formula_TE = x_TE * (x_TE.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight_E.double()
+    torch.testing.assert_close(wanted_TE, formula_TE.to(wanted_TE.dtype), atol=1e-7, rtol=one_rounding, equal_nan=True)
     for found_TE in (normed_TE, mine.rms_norm(wanted_sum_TE, weight_E)):
         assert found_TE.shape == (num_tokens, width)
         torch.testing.assert_close(found_TE, wanted_TE, atol=1e-7, rtol=one_rounding, equal_nan=True)

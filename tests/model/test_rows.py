@@ -19,13 +19,13 @@ def read(weight_OI: torch.Tensor) -> Rows:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
 def test_joined_rows_are_those_of_one_part_behind_the_other(counts: list[int], data: st.DataObject) -> None:
     parts = [numbers(count, 3, seed=index) for index, count in enumerate(counts)]
     together, lazy = torch.cat(parts), joined([read(part) if index % 2 else part for index, part in enumerate(parts)])
     assert lazy.shape == together.shape and torch.equal(whole(lazy), together)
-    start = data.draw(st.integers(0, sum(counts) - 1))
-    end = data.draw(st.integers(start + 1, sum(counts)))
+    start = data.draw(st.integers(0, sum(counts)))
+    end = data.draw(st.integers(start, sum(counts)))
     assert torch.equal(lazy[start:end], together[start:end])
 
 
@@ -37,8 +37,8 @@ def test_ordered_rows_have_the_dimensions_of_each_head_in_their_order(
     weight_OI = numbers(4 * heads, 3, seed=1)
     expected_OI = torch.cat([weight_OI[4 * head : 4 * head + 4][order] for head in range(heads)])
     lazy = ordered(read(weight_OI), order)
-    start = data.draw(st.integers(0, 4 * heads - 1))
-    end = data.draw(st.integers(start + 1, 4 * heads))
+    start = data.draw(st.integers(0, 4 * heads))
+    end = data.draw(st.integers(start, 4 * heads))
     assert torch.equal(lazy[start:end], expected_OI[start:end]) and torch.equal(whole(lazy), expected_OI)
 
 

@@ -1,6 +1,8 @@
 """Each linear says how it is cut: the shares of all ranks are the whole tensor, and nothing but feeds is shared out."""
 
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.checkpoint import Checkpoint, Taken, open_checkpoint
 from model.collectives import Collectives
@@ -19,6 +22,7 @@ from model.weights import Cut, Weights
 from protocol.errors import CheckpointError
 from protocol.messages_group import StepShape
 from runtime.model_config import load_config
+from runtime.model_parts import ExpertsConfig
 from testkit.checkpoints import DENSE, OF_EXPERTS, Architecture, make_checkpoint
 
 CPU = torch.device("cpu")
@@ -131,6 +135,69 @@ def test_what_is_missing_of_experts_is_named(tmp_path: Path, arch: Architecture,
     with pytest.raises(CheckpointError) as refusal:
         taken(tmp_path, None)
     assert f"tensor {name} of shape {shape} is missing from the checkpoint" in str(refusal.value)
+
+
+def test_each_norm_of_gemma3_is_1_more_than_in_the_file_and_loses_no_bit_of_it(tmp_path: Path) -> None:
+    config = load_config(make_checkpoint(tmp_path, "gemma3", dtype="bfloat16"))
+    passes = TorchPasses(config.num_heads, config.head_dim, config.rms_norm_eps)
+    decoder = load_decoder(open_checkpoint(tmp_path), config, passes, to_dtype=torch.bfloat16, to_device=CPU)
+    norms: dict[str, Tensor | None] = {"model.norm.weight": decoder.final_norm_E}
+    for index, layer in enumerate(decoder.layers):
+        assert layer.mixer.norms_before is not None and layer.mixer.qk_norm_ND is None
+        q_norm, k_norm = layer.mixer.norms_before
+        of_layer = {
+            "input_layernorm": layer.input_norm_E,
+            "post_attention_layernorm": layer.mixed_norm_E,
+            "pre_feedforward_layernorm": layer.feed_norm_E,
+            "post_feedforward_layernorm": layer.fed_norm_E,
+            "self_attn.q_norm": q_norm,
+            "self_attn.k_norm": k_norm,
+        }
+        norms |= {f"model.layers.{index}.{name}.weight": norm for name, norm in of_layer.items()}
+
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert norms.keys() == {name for name in tensors if "norm" in name}, "a norm was left out"
+    for name, norm in norms.items():
+        assert tensors[name].dtype == torch.bfloat16 and tensors[name].std() > 0.05, f"{name} is not random"
+        assert norm is not None and norm.dtype == torch.float32
+        assert torch.equal(norm, tensors[name].float() + 1.0), name
+
+
+class Copies(TorchDispatchMode):  # type: ignore[misc]
+    """While it is entered, it counts operations that copy numbers: `of[size]` are those that copied so many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = Counter[int]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.clone):
+            self.of[result.numel()] += 1
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_weight_of_a_stack_of_experts_is_copied_by_one_operation(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it will be packed. On a GPU, many small copies take far longer."""
+    config = load_config(make_checkpoint(tmp_path, "gpt_oss", hidden_size=64, num_hidden_layers=1))
+    feed = config.layers[0].feed
+    assert isinstance(feed, ExpertsConfig) and feed.names.is_stacked
+    monkeypatch.setattr("model.rows.AT_ONCE", 200)
+    checkpoint = open_checkpoint(tmp_path)
+    weights = Weights(checkpoint, config, dtype, CPU, None)
+    with Copies() as copies:
+        experts = weights._stacked("model.layers.0.mlp.experts", feed)
+    assert len(experts) == feed.count
+    large = {size: num for size, num in copies.of.items() if size > 2 * feed.count * max(feed.expert.width, 64)}
+    assert large == {feed.expert.width * 64: 3 * feed.count}, copies.of
+    assert sum(copies.of.values()) <= 6 * feed.count + 2, copies.of
+    for expert in experts:
+        assert all(linear.weight_OI.is_contiguous() for linear in (*expert.gate_up.linears, expert.down))
 
 
 def test_other_sizes_than_those_of_the_config_are_named(tmp_path: Path) -> None:

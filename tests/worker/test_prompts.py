@@ -27,7 +27,7 @@ class Role:
     def __init__(self, policies: Policies, made: tuple[Planner, Remembers]) -> None:
         self.planner, self.executor = made
         self.served: Served[Assigned] = Served(self, policies)
-        self.prompts = Prompts(self.planner, VirtualClock(), policies, self.served, self._seat)
+        self.prompts = Prompts(self.planner, VirtualClock(), policies, self.served, self._seat, self._num_cached)
         self.errors: dict[str, BatonError] = {}
 
     def ask(self, name: str, prompt: tuple[int, ...], n: int = 1, grammar: str = "", num_replayed: int = 0) -> Assigned:
@@ -55,6 +55,9 @@ class Role:
     def _seat(self, request: Assigned) -> bool:
         return self.planner.admit(request.reqs[:1], request.prompt_len, key=request.wanted_cached)
 
+    def _num_cached(self, request: Assigned) -> int:
+        return self.planner.num_cached(request.prompt, request.wanted_cached)
+
 
 @pytest.mark.parametrize(
     "lookahead,prompt,waits",
@@ -76,7 +79,7 @@ def test_a_prompt_waits_for_a_page_that_it_will_find_only(lookahead: int, prompt
     request = role.ask("r", prompt)
     assert role.prompts.admit() == ([] if waits else [request])
     role.planner.kv_manager.keep(computing.prompt.held, computing.cache_key)
-    assert (role.planner.num_cached(request.prompt, request.cache_key) == 4) == waits or not lookahead
+    assert (role.planner.num_cached(request.prompt, request.cache_key) == 4) == waits
     role.launch()
     finish(role.planner, role.executor)
     role.prompts.computed(computing)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol.logprobs import PromptLogprobsAsked
 from protocol.messages_gateway import Assign, CancelRequest, RequestFailed
 from protocol.messages_handoff import CancelJob, JobFailed
 from runtime.settings import SchedulePolicy
@@ -111,11 +112,23 @@ def test_the_longest_cached_prefix_goes_first_if_the_policy_says_so(
     asked = make(replace(LARGE, schedule_policy=policy))
     kv_manager = asked.worker.planner.kv_manager
     kv_manager._cache = None
-    kv_manager.num_cached = lambda key, **_: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
+    kv_manager.num_cached = lambda key, *_, **__: len(PROMPT) if key.ids[:4] == bytes([9, 0, 0, 0]) else 0
     asked.crowded()
     asked.ask(11)
     asked.ask(12, prompt=(9, *PROMPT))
     assert asked.line() == expected
+
+
+@ROLES
+def test_a_prompt_whose_computation_is_wanted_whole_counts_as_not_cached(make: Make, code: str) -> None:
+    """Only the computation of a prompt gives the log-probabilities of its tokens."""
+    asked = make(replace(LARGE, schedule_policy="lpm"))
+    asked.worker.planner.kv_manager.num_cached = lambda key, *_, **__: len(PROMPT) if key else 0
+    asked.worker.planner.kv_manager._cache = None
+    asked.crowded()
+    asked.ask(11, prompt_logprobs=PromptLogprobsAsked())
+    asked.ask(12)
+    assert asked.line() == ["r12", "r11"]
 
 
 @ROLES

@@ -33,6 +33,14 @@ def test_a_name_at_a_hub_stays_as_it_is_for_each_node() -> None:
     assert found.arguments.of_model == {"model": "org/tiny", "revision": "v1"}
     assert read_cluster(yaml.safe_load(text_of(model="org/tiny")), KNOWN).arguments.of_model == {"model": "org/tiny"}
 
+    draft = {"speculative-algorithm": "eagle", "speculative-draft-model-path": "org/draft", "tokenizer": "org/texts"}
+    raw = yaml.safe_load(text_of(**draft))
+    gateway, *workers = raw["applications"][0]["deployments"]
+    assert gateway["user_config"]["tokenizer"] == "org/texts"
+    assert len(workers) == 2 and all(draft.items() <= worker["user_config"].items() for worker in workers)
+    (gateway, *_) = yaml.safe_load(text_of(tokenizer="texts"))["applications"][0]["deployments"]
+    assert gateway["user_config"]["tokenizer"] == str(Path("texts").absolute())
+
 
 def test_counts_and_flags_come_to_their_deployments() -> None:
     raw = yaml.safe_load(

@@ -1,5 +1,7 @@
 """Which launches are plain: those of a rest, and those of rows and prompts that have no draft."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -143,8 +145,36 @@ def test_a_prompt_counts_as_cached_only_what_it_would_find() -> None:
     planner.speculation.rests = True
     begun(planner, executor)
     plain, grammar = make_req(PROMPT, greedy(9)), make_req(PROMPT, GRAMMAR)
-    assert [planner.num_cached(req, key_of()) for req in (plain, grammar)] == [8, 8]
+    assert [planner.num_cached(req, key_of(), grows=True) for req in (plain, grammar)] == [8, 8]
     planner.speculation.rests = False
-    assert [planner.num_cached(req, key_of()) for req in (plain, grammar)] == [0, 8]
+    assert [planner.num_cached(req, key_of(), grows=True) for req in (plain, grammar)] == [0, 8]
     begun(planner, executor, "other")
-    assert planner.num_cached(plain, key_of()) == 8, "its pages have taken the places of those without a draft"
+    assert planner.num_cached(plain, key_of(), grows=True) == 8, (
+        "its pages have taken the places of those without a draft"
+    )
+
+
+def test_a_prompt_counts_as_cached_what_it_finds_when_it_is_admitted_in_the_same_way() -> None:
+    """Also if it decodes elsewhere, comes without the draft's KV, or with other pages than ours."""
+    rng, seen = random.Random(3), Counter[str]()
+    planner, _ = make(lookahead=1, caches=True)
+    held = list[Req]()
+    for number in range(2000):
+        planner.speculation.rests = rng.random() < 0.6
+        prompt = (rng.randrange(2),) * rng.randrange(1, 20) + (2,) * rng.randrange(4)
+        how = {"grows": rng.random() < 0.7, "has_draft": rng.random() < 0.7, "alignment": rng.choice((0, 4, 8))}
+        key = key_of(prompt) if rng.random() < 0.9 else None
+        req = make_req(prompt, rng.choice((GRAMMAR, greedy(9))), name=f"r{number}")
+        told = planner.num_cached(req, key, **how)
+        seen["without a key"] += key is None
+        seen["some"] += told > 0
+        seen["by the draft"] += told > planner.num_cached(req, key)
+
+        if planner.admit([req], req.prompt_len, key=key, **how):
+            assert told == req.held.num_cached, (prompt, how)
+            planner.kv_manager.keep(req.held, key_of(prompt))
+            held.append(req)
+        if len(held) > rng.randrange(8):
+            planner.release(held.pop(rng.randrange(len(held))))
+        planner.collect()
+    assert min(seen.values()) > 50 and len(seen) == 3, seen
