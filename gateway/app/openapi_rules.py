@@ -48,6 +48,7 @@ class Bounds:
     takes_text: bool  # the model has a tokenizer
     takes_empty_text: bool  # the tokenizer makes tokens of it
     takes_tools: bool  # calls can be read from the model's answers
+    takes_budgets: bool  # answers can keep a budget of reasoning tokens
     limits: Limits
     http: HttpLimits
 
@@ -85,6 +86,11 @@ class Bounds:
         """The values of a prompt of text: none, if there is no tokenizer."""
         return None if self.takes_text else ()
 
+    @property
+    def budgets(self) -> tuple[()] | None:
+        """The values of a budget of reasoning tokens: none, if answers can keep none."""
+        return None if self.takes_budgets else ()
+
 
 def bounds_of(service: Service) -> Bounds:
     """What can be asked of this gateway now."""
@@ -95,6 +101,7 @@ def bounds_of(service: Service) -> Bounds:
         takes_text=translator.takes_text,
         takes_empty_text=translator.takes_empty_text,
         takes_tools=translator.takes_tools,
+        takes_budgets=translator.takes_budgets,
         limits=service.control.limits,
         http=service.http_limits,
     )

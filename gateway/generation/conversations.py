@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.generation.checks import refuse
+from gateway.text.channels.markers import Markers
 from gateway.text.chat_template import ChatTemplates
 from gateway.words.complaints import short
-from gateway.words.places import CHOICE, TOOLS, TURNS, Place
+from gateway.words.places import CHOICE, REASONING_TOKENS, TOOLS, TURNS, Place
 from gateway.words.request import Call, Conversation, Named, Result, Tool, Turn
 
 MAX_TOOLS: Final = 1024
@@ -41,8 +42,24 @@ def check_format(conversation: Conversation, templates: ChatTemplates, tool_form
                 refuse((*TURNS, index, "parts", position), f"the chat template renders no calls of tools; {HINT}")
 
 
+def check_budget(conversation: Conversation, markers: Markers) -> None:
+    """Fault for a budget of reasoning tokens that answers in this format cannot keep."""
+    if conversation.reasoning_tokens is not None and (why := no_budget(markers)) is not None:
+        refuse(REASONING_TOKENS, why)
+
+
+def no_budget(markers: Markers) -> str | None:
+    """Why answers in this format can keep no budget of reasoning tokens; None: they can."""
+    tags = markers.format.reasoning
+    if tags is None:
+        return "got a budget, but the model's answers have no reasoning in a format that Baton knows"
+    found = markers.by_id.values()
+    in_text = next((marker for marker in (tags.opening, tags.closing) if marker not in found), None)
+    return in_text and f"got a budget, but {in_text!r} is several tokens of this model, so none can be kept"
+
+
 def is_bound(conversation: Conversation) -> bool:
-    """Whether only a grammar can hold the answer to it: a call that must be made, or that follows a schema."""
+    """Whether only a grammar can hold its calls: one that must be made, or that follows a schema."""
     if not conversation.tools or conversation.choice == "none":
         return False
     return conversation.choice != "auto" or any(tool.strict for tool in conversation.tools)
@@ -50,7 +67,7 @@ def is_bound(conversation: Conversation) -> bool:
 
 def refuse_both(conversation: Conversation) -> None:
     """Fault for a call that must be made in an answer which follows a grammar of the client's: it could not be made."""
-    if conversation.choice != "auto":
+    if is_bound(conversation) and conversation.choice != "auto":
         refuse(CHOICE, "got a call that must be made, beside a grammar of the whole answer: expected one of both")
 
 

@@ -11,11 +11,9 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, Final
 
-from gateway.generation.checks import refuse
 from gateway.text.channels.json_calls import JsonCalls
 from gateway.text.channels.readers import CallFormat, Format, ReasoningTags
 from gateway.text.channels.tag_patterns import PairedCalls, TaggedCalls
-from gateway.words.places import FIRST_PROMPT
 from gateway.words.request import Conversation, Grammar, Named, Tool
 
 _STYLES: Final = {JsonCalls: "json", TaggedCalls: "tags", PairedCalls: "pairs"}
@@ -27,20 +25,17 @@ def grammar_of_calls(
     conversation: Conversation,
     *,
     is_reasoning_open: bool,
-    max_reasoning: int | None = None,
 ) -> Grammar | None:
     """The grammar of an answer to this conversation; None if it needs none. `tokens`: the markers of the format that
-    are one token each. `max_reasoning`: tokens of its thoughts. Fault for a budget that cannot be kept."""
-    if max_reasoning is not None:
-        _check_budget(form.reasoning, tokens)
+    are one token each."""
     tools = _tools(conversation) if form.calls is not None else []
     is_forced = bool(tools) and conversation.choice != "auto"
-    if max_reasoning is None and not is_forced and not any(tool.strict for _, tool in tools):
+    if conversation.reasoning_tokens is None and not is_forced and not any(tool.strict for _, tool in tools):
         return None
 
     source = {
         "calls": _calls(form.calls) if form.calls is not None and tools else None,
-        "reasoning": _reasoning(form.reasoning, is_reasoning_open, max_reasoning),
+        "reasoning": _reasoning(form.reasoning, is_reasoning_open, conversation.reasoning_tokens),
         "tokens": sorted(tokens),
         "tools": [
             {"index": index, "name": tool.name, "schema": tool.schema, "is_strict": is_forced or tool.strict}
@@ -70,12 +65,3 @@ def _calls(form: CallFormat) -> dict[str, Any]:
 
 def _reasoning(tags: ReasoningTags | None, is_open: bool, budget: int | None) -> dict[str, Any] | None:
     return None if tags is None else {**asdict(tags), "is_open": is_open, "budget": budget}
-
-
-def _check_budget(tags: ReasoningTags | None, tokens: Collection[str]) -> None:
-    where = (*FIRST_PROMPT, "reasoning_tokens")
-    if tags is None:
-        refuse(where, "got a budget, but the model's answers have no reasoning in a format that Baton knows")
-    for marker in (tags.opening, tags.closing):
-        if marker not in tokens:
-            refuse(where, f"got a budget, but {marker!r} is several tokens of this model, so none can be kept")

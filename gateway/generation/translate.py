@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from gateway.generation.checks import check_drawable, check_ids, max_tokens, prompt_too_long, refuse
-from gateway.generation.conversations import check_conversation, check_format, is_bound, refuse_both
+from gateway.generation.conversations import (
+    check_budget,
+    check_conversation,
+    check_format,
+    is_bound,
+    no_budget,
+    refuse_both,
+)
 from gateway.generation.logit_rules import rules_of
 from gateway.generation.tool_grammars import grammar_of_calls
 from gateway.text.answer_format import PLAIN, AnswerFormat, ChannelRules
@@ -30,6 +37,7 @@ from gateway.words.places import (
     NUM_CHOICES,
     PROMPT_SCORES,
     PROMPTS,
+    REASONING_TOKENS,
     SHAPE,
     STOP_TOKEN_IDS,
     STOPS,
@@ -91,6 +99,11 @@ class Translator:
         return self._answers.calls is not None
 
     @property
+    def takes_budgets(self) -> bool:
+        """Whether answers can keep a budget of reasoning tokens."""
+        return no_budget(self._answers.markers) is None
+
+    @property
     def takes_text(self) -> bool:
         """Whether the model has a tokenizer."""
         return self._tokenizer is not None
@@ -106,9 +119,10 @@ class Translator:
         return self._tokenizer is not None and bool(self._tokenizer.encode_prompt(""))
 
     def shape_of(self, ask: Ask) -> Grammar | None:
-        """The grammar that answers follow: what is asked for, or that of calls that must be made or follow a schema."""
+        """The grammar that answers follow: what is asked for, or that of calls that must be made or follow a schema,
+        and of thoughts that keep a budget."""
         prompt = ask.prompts[0]
-        if not self._needs_calls(prompt):
+        if not self._needs_grammar(prompt):
             return ask.shape
         with named(ask.origins):
             if ask.shape is not None:
@@ -120,11 +134,13 @@ class Translator:
 
     def renders_for_shape(self, ask: Ask) -> bool:
         """Whether `shape_of` renders its conversation, which takes as long as it has text."""
-        return ask.shape is None and self._needs_calls(ask.prompts[0])
+        return ask.shape is None and self._needs_grammar(ask.prompts[0])
 
-    def _needs_calls(self, prompt: PromptText | PromptIds | Conversation) -> TypeGuard[Conversation]:
-        """Whether only a grammar of calls can hold its answer."""
-        return self.takes_tools and isinstance(prompt, Conversation) and is_bound(prompt)
+    def _needs_grammar(self, prompt: PromptText | PromptIds | Conversation) -> TypeGuard[Conversation]:
+        """Whether only a grammar of thoughts and calls can hold its answer."""
+        if not isinstance(prompt, Conversation):
+            return False
+        return prompt.reasoning_tokens is not None or (self.takes_tools and is_bound(prompt))
 
     def all_prompts(self, asks: Sequence[Ask], limits: Limits, grammars: Sequence[str]) -> list[PreparedPrompt]:
         """Each prompt of asks that are answered together and have as many choices a prompt. `grammars`: the text of the
@@ -212,8 +228,10 @@ class Translator:
         return self._encode(text, where, limits, prompt.add_special, is_rendered=True, beside=beside)
 
     def _rendered(self, conversation: Conversation) -> str:
-        """The text of a conversation. Fault if it makes no sense, or if the template cannot tell all of it."""
+        """The text of a conversation. Fault if it makes no sense, if the template cannot tell all of it, or if answers
+        cannot keep its budget."""
         check_conversation(conversation)
+        check_budget(conversation, self._answers.markers)
         if conversation.choice == "none" and not self.takes_tools:
             conversation = replace(conversation, tools=())  # its answer calls none, whatever the prompt says
         check_format(conversation, self._templates, self._answers.calls)
@@ -340,10 +358,12 @@ class Translator:
 
 
 def _place_of_grammar(ask: Ask) -> Place:
-    """What asks for the grammar of the answer: a shape, a choice of tools, or the first strict tool."""
+    """What asks for the grammar of the answer: a shape, a budget, a choice of tools, or the first strict tool."""
     prompt = ask.prompts[0]
     if ask.shape is not None or not isinstance(prompt, Conversation):
         return SHAPE
+    if prompt.reasoning_tokens is not None:
+        return REASONING_TOKENS
     if prompt.choice != "auto":
         return CHOICE
     return (*TOOLS, [tool.strict for tool in prompt.tools].index(True), "strict")

@@ -196,6 +196,8 @@ class Control:
         """Acts on a change. `session_number`: of the message that caused it. Strangers are answered in it."""
         for to, message in change.outgoing:
             self._send(to, message, session_number)
+            if change.is_repeated:
+                continue  # the first answer is logged
             if isinstance(message, Refused):
                 loss = self.membership.losses.get(to)
                 has_left = loss is not None and loss.how is HowLost.LEFT  # a rank whose group has left ends, too

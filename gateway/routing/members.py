@@ -104,6 +104,7 @@ class Change:
     joined: tuple[Member, ...] = ()
     kept_waiting: str = ""  # why a worker got no answer; set only the first time
     gathering: str = ""  # the same, of a rank that waits for the others of its group
+    is_repeated: bool = False  # a lost worker is told so, and was told before
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ class Membership:
 
         self._members: dict[str, Member] = {}  # by worker id
         self.losses: dict[WorkerKey, Loss] = {}  # the last MOST_LOSSES, oldest first
+        self._told_lost: set[WorkerKey] = set()  # those of `losses` that were heard again, and answered
         self.num_lost = self.num_left = 0  # since the start
         self._num_flushes: Counter[Role] = Counter()  # FlushCache that members of a role were sent
         self._kept_waiting: dict[str, WorkerKey] = {}  # by worker id: the process that asked for it last
@@ -112,7 +113,7 @@ class Membership:
         key, place = WorkerKey.named_in(message.address), message.place
         loss = self.losses.get(key)
         if loss is not None and loss.may_return:
-            return Change(((key, loss.answer),))
+            return self._tell_lost(key, loss)
         others = [member.registered for member in self.members]
         reason = difference_from(message, self.tokenizer, self.facts, others) if loss is None else loss.answer.reason
         if reason is not None:
@@ -148,8 +149,9 @@ class Membership:
         """Tells a worker that is not a member to register, or that it was lost."""
         self._groups.forget(key.worker_id, key.instance)  # it will ask in another session
         loss = self.losses.get(key)
-        answer = RegisterAgain(self.gateway_instance) if loss is None else loss.answer
-        return Change(((key, answer),))
+        return (
+            self._tell_lost(key, loss) if loss is not None else Change(((key, RegisterAgain(self.gateway_instance)),))
+        )
 
     def leaving(self, key: WorkerKey) -> tuple[Member, ...]:
         """The worker was told to end. It and all ranks of its group get no new requests. Returns those that did."""
@@ -305,5 +307,14 @@ class Membership:
 
     def _note_loss(self, key: WorkerKey, loss: Loss) -> None:
         self.losses[key] = loss
+        self._told_lost.discard(key)
         if len(self.losses) > MOST_LOSSES:
-            del self.losses[next(iter(self.losses))]
+            oldest = next(iter(self.losses))
+            del self.losses[oldest]
+            self._told_lost.discard(oldest)
+
+    def _tell_lost(self, key: WorkerKey, loss: Loss) -> Change:
+        """Answers a lost worker. It may be heard many times before it has read that."""
+        is_repeated = key in self._told_lost
+        self._told_lost.add(key)
+        return Change(((key, loss.answer),), is_repeated=is_repeated)

@@ -104,6 +104,7 @@ class Conversation:
     choice: Choice = "auto"
     parallel: bool = True  # one answer may call several tools
     opens_answer: bool = True  # the prompt goes up to where the assistant's answer begins
+    reasoning_tokens: int | None = None  # of thoughts of an answer, at most; None: no bound
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,18 @@ class ChatRequest(GenerationRequest, ConversationFields):
         NumTop | None,
         told("With `logprobs`: those of so many of the likeliest tokens at each place, too. Absent: 0.", 0),
     ] = None
+    thinking_token_budget: Annotated[
+        Least | None,
+        told(
+            "Tokens of thoughts of a choice, at most: then the marker follows that ends them. Absent: no bound.",
+            64,
+            enum="budgets",
+        ),
+    ] = None
+    thinking_budget: Annotated[
+        Least | None,
+        told("The same as `thinking_token_budget`. If both are there, that one counts.", 64, enum="budgets"),
+    ] = None
 
 
 R = TypeVar("R", bound=GenerationRequest)

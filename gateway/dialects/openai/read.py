@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from gateway.dialects.openai.conversation_fields import ChatMessage, ConversationFields
 from gateway.dialects.openai.fields import (
@@ -21,6 +21,7 @@ from gateway.words.places import (
     NUM_CHOICES,
     PROMPT_SCORES,
     PROMPTS,
+    REASONING_TOKENS,
     SAMPLING,
     STOP_TOKEN_IDS,
     STOPS,
@@ -69,6 +70,7 @@ OF_CHATS: Origins = {
     TOOLS: field("tools"),
     CHOICE: field("tool_choice"),
     (*CHOICE, "name"): field("tool_choice.function.name"),
+    REASONING_TOKENS: field("thinking_token_budget"),
 }
 RESULTS = ("tool", "function")  # roles whose messages are results of calls
 
@@ -96,11 +98,16 @@ def ask_of_chat(request: ChatRequest) -> Ask:
             f"top_logprobs: got {request.top_logprobs} without logprobs, expected it only beside logprobs: true",
             param="top_logprobs",
         )
-    conversation = conversation_of(request, request.messages, add_special=request.add_special_tokens is True)
+    told = conversation_of(request, request.messages, add_special=request.add_special_tokens is True)
+    budgets = {"thinking_token_budget": request.thinking_token_budget, "thinking_budget": request.thinking_budget}
+    name, budget = next(((name, budget) for name, budget in budgets.items() if budget is not None), ("", None))
+    conversation = replace(told, reasoning_tokens=budget)
     num_top = request.prompt_logprobs
     prompt_scores = None if num_top is None else PromptScores(num_top, 0, 1 + num_top)
     scores = (request.top_logprobs or 0) if request.logprobs else None
     origins = origins_of(request.messages, conversation)
+    if budget is not None:
+        origins = {**origins, REASONING_TOKENS: field(name)}
     return _ask(request, (conversation,), origins, None, scores, prompt_scores)
 
 

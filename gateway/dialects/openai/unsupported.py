@@ -23,16 +23,22 @@ NEUTRAL: Table = {
     "functions": EMPTY,
     "function_call": ("none", "auto"),  # auto without functions means none
     # Ignoring one would end the answer at another token, or let the model think longer than asked.
-    **each("max_new_tokens thinking_token_budget", ()),
+    **each("max_new_tokens max_thinking_tokens", ()),
+    **each("thinking_budget_tokens reasoning_budget_tokens", (-1,)),
     # They hold other fields, which would be ignored with them. `extra_body` is an argument of SDKs, not a field.
-    **each("extra_body sampling_params vllm_xargs", EMPTY),
+    **each("extra_body sampling_params vllm_xargs custom_params", EMPTY),
     # A session continues another request's context. An extra key keeps caches apart, like `cache_salt`.
     **each("session_params extra_key", EMPTY),
     # A router for prefill and decode servers sends these, with the same request to two gateways: both would compute it.
     **each("bootstrap_host bootstrap_port bootstrap_room disaggregated_params", EMPTY),
     **each("kv_transfer_params ec_transfer_params", EMPTY),
 }
-IN_COMPLETIONS: Table = {**NEUTRAL, "tools": EMPTY, "tool_choice": ("none", "auto")}
+IN_COMPLETIONS: Table = {
+    **NEUTRAL,
+    "tools": EMPTY,
+    "tool_choice": ("none", "auto"),
+    **each("thinking_token_budget thinking_budget", ()),  # no thoughts are told from the text of a completion
+}
 # A list of tools changes nothing if the same request forbids their use.
 FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
 # A router for vLLM's P2P transfer writes both addresses into the request's id, in the header or in one of these fields.

@@ -30,7 +30,7 @@ def told(description: str, *examples: Any, **keywords: Any) -> Any:
 
 
 Positive = Annotated[int, Field(ge=1, lt=INT32)]
-Least = Annotated[int, Field(ge=0, lt=INT32)]  # tokens before a choice may end
+Least = Annotated[int, Field(ge=0, lt=INT32)]
 Seed = Annotated[int, Field(ge=-INT64, lt=INT64)]
 TokenId = Annotated[int, Field(ge=0, lt=INT32), shown(exclusiveMaximum="limits.vocab_size")]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]

@@ -25,6 +25,9 @@ from gateway.generation.translate import Translator
 from gateway.routing.pairing import Need
 from gateway.serving.service import ModelNames
 from gateway.text.answer_format import PLAIN, AnswerFormat
+from gateway.text.channels.formats import THINK
+from gateway.text.channels.markers import Markers
+from gateway.text.channels.readers import Format
 from gateway.text.chat_template import ChatTemplates
 from gateway.text.model_folder import ModelFolder
 from gateway.text.tokenizer import SpecialTokens, TextTokenizer
@@ -49,14 +52,20 @@ class World:
     """A gateway's checks, and its schemas."""
 
     def __init__(
-        self, has_tokenizer: bool = True, add_bos: bool = False, limits: Limits = LIMITS, tool_format: str | None = None
+        self,
+        has_tokenizer: bool = True,
+        add_bos: bool = False,
+        limits: Limits = LIMITS,
+        tool_format: str | None = None,
+        with_thoughts: bool = False,
     ) -> None:
         special = SpecialTokens({"eos_token": "<|eos|>", "bos_token": "<|bos|>"}, None, None)
         tokenizer = TextTokenizer(byte_tokenizer(add_bos), special) if has_tokenizer else None
         folder = ModelFolder(Path("story"), ModelBasics(64, 262, (EOS,)), SamplingParams(max_tokens=1))
         sources = {"default": TEMPLATE if tool_format is None else WITH_TOOLS, "plain": TEMPLATE, "broken": "{% if"}
+        markers = Markers(Format(None, THINK), {"<think>": 1, "</think>": 2}.get) if with_thoughts else PLAIN.markers
         self.translator = Translator(
-            folder, tokenizer, ChatTemplates(sources, {}), answers=AnswerFormat(PLAIN.markers, tool_format)
+            folder, tokenizer, ChatTemplates(sources, {}), answers=AnswerFormat(markers, tool_format)
         )
         self.limits = limits
         self.bounds = Bounds(
@@ -65,6 +74,7 @@ class World:
             takes_text=self.translator.takes_text,
             takes_empty_text=self.translator.takes_empty_text,
             takes_tools=self.translator.takes_tools,
+            takes_budgets=self.translator.takes_budgets,
             limits=limits,
             http=HTTP,
         )
@@ -114,8 +124,10 @@ class World:
 
 
 @cache
-def world(has_tokenizer: bool = True, add_bos: bool = False, tool_format: str | None = None) -> World:
-    return World(has_tokenizer, add_bos, tool_format=tool_format)
+def world(
+    has_tokenizer: bool = True, add_bos: bool = False, tool_format: str | None = None, with_thoughts: bool = False
+) -> World:
+    return World(has_tokenizer, add_bos, tool_format=tool_format, with_thoughts=with_thoughts)
 
 
 LONG = "x" * 2000
@@ -137,6 +149,7 @@ fields: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(
         "max_tokens max_completion_tokens min_tokens n top_k seed priority prompt_logprobs".split(), numbers
     ),
+    **dict.fromkeys(("thinking_token_budget", "thinking_budget"), numbers),
     **dict.fromkeys(of_flag.split(), flags),
     **dict.fromkeys("temperature top_p min_p".split(), reals),
     **dict.fromkeys("stop cache_salt user reasoning_effort".split(), texts),
@@ -221,9 +234,18 @@ def test_completions(body: Any, has_tokenizer: bool, add_bos: bool) -> None:
     assert world(has_tokenizer, add_bos).disagreement("CompletionRequest", body) is None
 
 
-@given(bodies("messages", messages), st.booleans())
-def test_chat(body: Any, add_bos: bool) -> None:
-    assert world(True, add_bos).disagreement("ChatRequest", body) is None
+@given(bodies("messages", messages), st.booleans(), st.booleans())
+def test_chat(body: Any, add_bos: bool, with_thoughts: bool) -> None:
+    assert world(True, add_bos, with_thoughts=with_thoughts).disagreement("ChatRequest", body) is None
+
+
+@pytest.mark.parametrize("with_thoughts", [False, True])
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
+def test_when_a_budget_of_thoughts_is_taken(name: str, with_thoughts: bool) -> None:
+    here = world(with_thoughts=with_thoughts)
+    for value, is_taken in ((None, True), (0, with_thoughts), (2**31 - 1, with_thoughts), (2**31, False), (-1, False)):
+        assert here.allows("ChatRequest", CHAT | {name: value}) is is_taken, value
+        assert (here.refusal("ChatRequest", CHAT | {name: value}) is None) is is_taken, value
 
 
 @given(messages, st.fixed_dictionaries({}, optional=of_tools), st.sampled_from([None, "hermes"]))

@@ -204,6 +204,22 @@ OTHERS: list[Case] = [
     served(COMPLETIONS, prompt="a", frequency_penalty=0, logit_bias={}, tools=[], best_of=1, logprobs=None),
 ]
 
+BUDGETS: list[Case] = [  # of thoughts; the bundled model has none
+    *(
+        with_field(CHAT, name, value)
+        for name in ("thinking_token_budget", "thinking_budget")
+        for value in ("5", "0", "-1", "1.5", "true", '"5"', "[]", "2147483648", BIG)
+    ),
+    *(
+        with_field(route, name, value)
+        for route in (CHAT, COMPLETIONS)
+        for name, value in (("thinking_budget_tokens", "5"), ("custom_params", '{"thinking_budget": 5}'))
+    ),
+    with_field(COMPLETIONS, "thinking_budget", "5"),
+    with_field(COMPLETIONS, "max_thinking_tokens", "5"),
+    with_field(CHAT, "reasoning_budget_tokens", "5"),
+]
+
 
 def all_cases() -> list[Case]:
     """Every row, most of them for both routes."""
@@ -212,4 +228,4 @@ def all_cases() -> list[Case]:
     unsupported = [with_field(COMPLETIONS, field, value) for field, value in UNSUPPORTED]
     unsupported += [with_field(CHAT, field, value) for field, value in UNSUPPORTED[::4]]
     prompts = [posted(COMPLETIONS, f'{{"prompt": {value}}}') for value in PROMPTS]
-    return rows + unsupported + prompts + OTHERS + [posted(CHAT, f"{{{USER}, {USER}}}")]
+    return rows + unsupported + prompts + OTHERS + [posted(CHAT, f"{{{USER}, {USER}}}"), *BUDGETS]

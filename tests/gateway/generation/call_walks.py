@@ -98,9 +98,12 @@ def _schema(rng: Random) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "$defs": _DEFS, **rest}
 
 
-def conversation(tools: Sequence[Tool], choice: Choice, *, parallel: bool = True) -> Conversation:
-    """A conversation with these tools."""
-    return Conversation([Turn("user", (Text("hello"),))], tools=tools, choice=choice, parallel=parallel)
+def conversation(
+    tools: Sequence[Tool], choice: Choice, *, parallel: bool = True, budget: int | None = None
+) -> Conversation:
+    """A conversation with these tools, whose answer has so many tokens of thoughts at most."""
+    turns = [Turn("user", (Text("hello"),))]
+    return Conversation(turns, tools=tools, choice=choice, parallel=parallel, reasoning_tokens=budget)
 
 
 class Answer(NamedTuple):
@@ -200,7 +203,6 @@ def asked_of(
     return grammar_of_calls(
         model.markers.format,
         model.tokens,
-        conversation(tools, choice, parallel=parallel),
+        conversation(tools, choice, parallel=parallel, budget=budget),
         is_reasoning_open=opened,
-        max_reasoning=budget,
     )

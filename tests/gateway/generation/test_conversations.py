@@ -2,9 +2,19 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.conversations import MAX_SCHEMA_CHARS, MAX_TOOLS, check_conversation, check_format
+from gateway.generation.conversations import (
+    MAX_SCHEMA_CHARS,
+    MAX_TOOLS,
+    check_budget,
+    check_conversation,
+    check_format,
+    no_budget,
+)
+from gateway.text.channels.formats import HERMES, SEED_THINK, THINK
+from gateway.text.channels.markers import Markers
+from gateway.text.channels.readers import Format
 from gateway.text.chat_template import ChatTemplates
-from gateway.words.places import CHOICE, TOOLS, TURNS, Fault, Place
+from gateway.words.places import CHOICE, REASONING_TOKENS, TOOLS, TURNS, Fault, Place
 from gateway.words.request import Call, Choice, Conversation, Named, Result, Text, Tool, Turn
 
 USER = Turn("user", (Text("a"),))
@@ -139,3 +149,29 @@ def test_the_template_must_render_what_is_there(
     with pytest.raises(Fault) as caught:
         check_format(conversation, templates, tool_format)
     assert caught.value.at == at and all(word in caught.value.message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("form", "ids", "why"),
+    [
+        (Format(HERMES), {"<tool_call>": 1, "</tool_call>": 2}, "no reasoning in a format that Baton knows"),
+        (Format(HERMES, THINK), {"<think>": 1}, "'</think>' is several tokens of this model"),
+        (Format(None, SEED_THINK), {"</seed:think>": 1}, "'<seed:think>' is several tokens of this model"),
+        (Format(None, THINK), {"<think>": 1, "</think>": 2}, None),
+        (Format(HERMES, THINK), {"<think>": 1, "</think>": 2}, None),
+    ],
+)
+def test_a_budget_of_reasoning_tokens_needs_markers_of_one_token(
+    form: Format, ids: dict[str, int], why: str | None
+) -> None:
+    markers = Markers(form, ids.get)
+    check_budget(Conversation([USER]), markers)
+    assert (no_budget(markers) is None) is (why is None)
+    for budget in (0, 5):
+        asked = Conversation([USER], reasoning_tokens=budget)
+        if why is None:
+            check_budget(asked, markers)
+            continue
+        with pytest.raises(Fault, match=why) as caught:
+            check_budget(asked, markers)
+        assert caught.value.at == REASONING_TOKENS

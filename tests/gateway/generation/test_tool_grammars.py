@@ -13,7 +13,7 @@ from gateway.generation.grammars.refused import GrammarRefused
 from gateway.generation.grammars.texts import text_of as text_of_grammar
 from gateway.generation.grammars.trials import Trials
 from gateway.text.channels.fold import Whole
-from gateway.words.places import TOOLS, Fault
+from gateway.words.places import TOOLS
 from gateway.words.request import Choice, Named, Tool
 from protocol.grammar import MAX_GRAMMAR_CHARS
 from tests.doubles.clock import VirtualClock
@@ -123,9 +123,13 @@ def test_a_budget_of_reasoning_tokens_is_kept(choice: Choice, budget: int, opene
     assert longest == budget, "random thoughts reach the bound"
 
 
-def test_a_budget_that_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(Fault, match="'<think>' is several tokens"):
-        asked_of(model_of("hermes", False), [], "auto", budget=5)
+def test_a_budget_may_end_within_a_character() -> None:
+    model, budget = model_of("hermes", True), 5
+    texts, ids = model.vocabulary.tokens, {marker: token for token, marker in model.markers.by_id.items()}
+    asked = asked_of(model, [], "auto", opened=True, budget=budget)
+    assert asked is not None
+    thoughts = [*[texts.index(b"a")] * (budget - 1), texts.index(b"\xf0")]
+    assert drawn(model, asked, Random(1), budget, first=thoughts).tokens[: budget + 1] == [*thoughts, ids["</think>"]]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ from gateway.dialects.openai.fields import ChatRequest, CompletionRequest, parse
 from gateway.dialects.openai.read import ask_of_chat, ask_of_completion
 from gateway.generation.translate import PreparedPrompt, Translator
 from gateway.text.answer_format import PLAIN, AnswerFormat
+from gateway.text.channels.formats import HERMES, THINK
+from gateway.text.channels.markers import Markers
+from gateway.text.channels.readers import CallFormat, Format
 from gateway.text.chat_template import ChatTemplates, read_template_sources
 from gateway.text.model_folder import read_model_folder
 from gateway.text.plain_marks import PlainMarks
@@ -20,7 +23,8 @@ from protocol.errors import BadRequest
 from protocol.logprobs import LogprobsAsked
 from protocol.messages_gateway import FinishReason, finish_reason
 from runtime.settings import LogprobsMode
-from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, write_folder
+from tests.gateway.folders import BOS, END, EOS, byte_tokenizer, marked_tokenizer, write_folder
+from tests.gateway.text.channels.templates import QWEN
 from tests.gateway.tool_templates import TAGGED_ARGUMENTS, TAGGED_JSON
 
 LIMITS = Limits(context_length=64, vocab_size=300)
@@ -363,6 +367,56 @@ def test_a_grammar_on_a_model_without_eos_is_refused_at_what_asks_for_it(
     with pytest.raises(BadRequest, match="no EOS token") as caught:
         tooled(path, "hermes").prompts(ask_of_chat(request), Limits(), "start: /a/")
     assert caught.value.param == param and caught.value.message.startswith(f"{param}: ")
+
+
+def thinking(path: Path, calls: CallFormat | None = HERMES, **files: Any) -> Translator:
+    """A model with thoughts, whose markers are one token each. `files`: what else its folder has."""
+    form = Format(calls, THINK)
+    folder = write_folder(path, marked_tokenizer(form.markers), template=QWEN, **files)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    answers = AnswerFormat(Markers(form, tokenizer.added_id), "hermes" if calls else None, "qwen3")
+    return Translator(read_model_folder(folder), tokenizer, ChatTemplates({"default": QWEN}, {}), answers=answers)
+
+
+def test_a_budget_of_reasoning_tokens_makes_a_grammar(tmp_path: Path) -> None:
+    for calls in (HERMES, None):
+        found = thinking(tmp_path, calls)
+        assert found.takes_budgets and found.shape_of(chat()) is None
+        for name in ("thinking_token_budget", "thinking_budget"):
+            asked = found.shape_of(chat(**{name: 5}))
+            assert asked is not None and asked.source["reasoning"]["budget"] == 5 and not asked.source["is_forced"]
+            assert found.renders_for_shape(chat(**{name: 5}))
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_budget_beside_tools_or_a_grammar_of_the_whole_answer(tmp_path: Path, choice: str) -> None:
+    found = thinking(tmp_path)
+    asked = found.shape_of(chat(tools=[TOOL], tool_choice=choice, thinking_token_budget=0))
+    assert asked is not None and asked.source["reasoning"]["budget"] == 0
+    assert asked.source["is_forced"] is (choice == "required") and bool(asked.source["calls"]) is (choice != "none")
+    if choice != "required":  # such an answer has no thoughts
+        whole = chat(tools=[TOOL], tool_choice=choice, thinking_token_budget=0, guided_regex="a")
+        assert found.shape_of(whole) == whole.shape and len(found.prompts(whole, Limits(), "start: /a/")) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"guided_regex": "a"}])
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
+def test_a_budget_that_no_answer_can_keep_is_refused(folder: Path, name: str, more: dict[str, Any]) -> None:
+    found, asked = translator(folder), chat(**{name: 5}, **more)
+    assert not found.takes_budgets
+    with pytest.raises(BadRequest, match=rf"^{name}: got a budget, but the model's answers") as caught:
+        found.prompts(asked, Limits())
+    assert caught.value.param == name
+    if not more:
+        with pytest.raises(BadRequest, match=f"^{name}: "):
+            found.shape_of(asked)
+
+
+def test_a_budget_on_a_model_without_eos_is_refused(tmp_path: Path) -> None:
+    found = thinking(tmp_path, tokenizer_config={"eos_token": None}, config={"eos_token_id": None})
+    with pytest.raises(BadRequest, match=r"^thinking_budget: .*no EOS token"):
+        found.prompts(chat(thinking_budget=5), Limits(), "start: /a/")
 
 
 def test_marks_are_no_characters_of_a_prompt_that_is_too_long(tmp_path: Path) -> None:

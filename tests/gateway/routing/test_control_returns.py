@@ -1,5 +1,9 @@
 """A worker that was declared lost and is heard again: what the gateway answers, and what it takes from whom."""
 
+import logging
+
+import pytest
+
 from gateway.routing.members import WorkerKey
 from protocol.messages_gateway import (
     Assign,
@@ -10,6 +14,7 @@ from protocol.messages_gateway import (
     FlushCache,
     Heartbeat,
     PeerLost,
+    Refused,
     Role,
     Tokens,
     Welcome,
@@ -49,6 +54,30 @@ def test_a_lost_worker_joins_as_another_instance_and_the_former_one_counts_no_mo
     bench.say(other.identity, Tokens((ChoiceTokens("r1", again.attempt, 0, 0, OUTPUTS, "length"),)))
     assert (bench.client.tokens, bench.client.finish) == ([[*OUTPUTS]], [FinishReason.LENGTH])
     assert bench.control.membership.num_lost == 1 and bench.control.joined[Role.DECODE] == 3
+
+
+@pytest.mark.parametrize(
+    ("launch_age_s", "line"),
+    [(0.0, "lost worker is heard again"), (1e6, "worker refused")],
+    ids=["may return", "hangs"],
+)
+def test_a_lost_worker_that_is_heard_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture, launch_age_s: float, line: str
+) -> None:
+    """It is answered each time, because an answer may be lost."""
+    caplog.set_level(logging.INFO)
+    bench = PairBench()
+    keys = [WorkerKey.of(identity) for identity in (bench.decode, bench.other)]
+    for num_lost, key in enumerate(keys, 1):
+        beat = Heartbeat(key.worker_id, key.instance, STATS, launch_age_s)
+        bench.say(key.identity, beat)
+        bench.control._lose(key, SessionLost("was silent for 2.0 s"))
+        told(bench, key)
+        for _ in range(5):
+            bench.say(key.identity, beat)
+        answers = told(bench, key)
+        assert len(answers) == 5 and all(isinstance(answer, DeclaredLost | Refused) for answer in answers)
+        assert [record.getMessage() for record in caplog.records].count(line) == num_lost
 
 
 def test_what_the_next_instance_has_cached_is_its_own_news() -> None:

@@ -270,5 +270,17 @@ def test_a_bounded_number_of_losses_is_remembered_and_all_are_counted(table: Mem
     assert WorkerKey("d", 2) not in table.losses and table.losses[WorkerKey("d", 3)].last_seen == 0.0
 
 
+def test_who_was_told_of_its_loss_is_remembered_as_long_as_the_loss(table: Membership) -> None:
+    def beat(instance: int) -> bool:
+        return table.heartbeat(Heartbeat("d", instance, STATS), 0.0).is_repeated
+
+    for instance in range(1, MOST_LOSSES + 3):
+        table.register(register("d", instance), 0.0)
+        table.give_up(WorkerKey("d", instance), "has left")
+        assert [beat(instance), beat(instance)] == [False, True]
+    assert not beat(1), "its loss is forgotten"
+    assert beat(MOST_LOSSES) and len(table._told_lost) == MOST_LOSSES
+
+
 def test_an_unknown_worker_is_asked_to_register(table: Membership) -> None:
     assert messages(table.heartbeat(Heartbeat("d", 5, STATS), 0.0)) == [RegisterAgain(77)]

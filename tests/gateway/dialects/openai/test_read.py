@@ -12,6 +12,7 @@ from gateway.words.places import (
     MAX_TOKENS,
     PROMPT_SCORES,
     PROMPTS,
+    REASONING_TOKENS,
     SHAPE,
     SOURCE,
     TOOLS,
@@ -132,6 +133,31 @@ def test_the_field_that_limits_an_answer(fields: dict[str, Any], max_tokens: int
     assert completion(**fields).default_tokens == 16 and chat(**fields).default_tokens is None
     for ask in (completion(**fields), chat(**fields)):
         assert ask.max_tokens == max_tokens and written(ask, *MAX_TOKENS) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget", "name"),
+    [
+        ({}, None, "thinking_token_budget"),
+        ({"thinking_token_budget": 5}, 5, "thinking_token_budget"),
+        ({"thinking_budget": 0}, 0, "thinking_budget"),
+        ({"thinking_token_budget": 0, "thinking_budget": 7}, 0, "thinking_token_budget"),
+        ({"thinking_token_budget": None, "thinking_budget": 7}, 7, "thinking_budget"),
+    ],
+)
+def test_the_field_that_limits_thoughts(fields: dict[str, Any], budget: int | None, name: str) -> None:
+    ask = chat(**fields)
+    [conversation] = ask.prompts
+    assert isinstance(conversation, Conversation) and conversation.reasoning_tokens == budget
+    assert written(ask, *REASONING_TOKENS) == name
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
+@pytest.mark.parametrize("value", [-1, 2**31, 1.5, 1.0, True, "5", [], {}])
+def test_a_limit_of_thoughts_is_an_integer_that_is_not_negative(name: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=f"^{name}: got .*, expected") as caught:
+        chat(**{name: value})
+    assert caught.value.param == name and "\n" not in caught.value.message
 
 
 def test_the_field_of_a_grammar() -> None:

@@ -54,6 +54,29 @@ def test_a_chat_may_have_tools_but_no_functions() -> None:
         assert caught.value.param == name
 
 
+def test_a_completion_has_no_budget_of_thoughts() -> None:
+    for name in ("thinking_token_budget", "thinking_budget"):
+        refuse_unsupported({name: 5}, ChatRequest)
+        with pytest.raises(BadRequest, match=f"^{name}: got 5, which is not supported"):
+            refuse_unsupported({name: 5}, CompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("max_thinking_tokens", 0, None),
+        ("thinking_budget_tokens", 64, -1),
+        ("reasoning_budget_tokens", 0, -1),
+        ("custom_params", {"thinking_budget": 5}, {}),
+    ],
+)
+def test_a_budget_in_the_words_of_other_servers_is_refused(name: str, value: Any, neutral: Any) -> None:
+    for kind in (ChatRequest, CompletionRequest):
+        refuse_unsupported({name: neutral}, kind)
+        with pytest.raises(BadRequest, match=f"^{name}: got .*, which is not supported"):
+            refuse_unsupported({name: value}, kind)
+
+
 @pytest.mark.parametrize("mark", ["___prefill_addr_10.0.1.2:21001", "x___decode_addr_[::1]:9_y", P2P_ID])
 def test_a_request_id_that_a_router_has_marked(mark: str) -> None:
     refuse_marked("x-request-id", [None, 5, "", "prefill_addr_", "___prefill", "___decode_addr"])

@@ -189,6 +189,21 @@ def test_a_call_without_its_end_was_none_unless_it_is_cut(name: str) -> None:
     assert told(read(form, [begin], is_cut=True)) == ("", "", [("f", arguments)])
 
 
+@pytest.mark.parametrize("name", ["tags", "minimax", "pairs"])
+@with_and_without_ids
+def test_a_marker_ends_a_call_behind_its_last_parameter_but_the_end_of_the_answer_does_not(
+    name: str, pieces_of: Any
+) -> None:
+    """A model that stops there may have had more to say. The marker says that it had not."""
+    form, call = FORMATS[name], FIRST_CALL[name]
+    assert form.calls is not None
+    open_call = call.removesuffix(form.calls.closing).replace("</function>\n", "").replace("</invoke>\n", "")
+    assert told(read(form, pieces_of(form, open_call))) == (open_call, "", [])
+    for marker in (form.calls.closing, call):
+        whole = told(read(form, pieces_of(form, open_call + marker)))
+        assert whole == ("", "", [("f", '{"text": "a"}')] * (1 + (marker == call)))
+
+
 @every_format
 @with_and_without_ids
 def test_text_that_follows_calls(name: str, pieces_of: Any) -> None:

@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.text.channels.fold import Whole, fold
@@ -112,7 +112,8 @@ def test_an_answer_whose_calls_are_all_broken_is_text_to_the_letter(name: str, w
     for tag in (form.reasoning.opening, form.reasoning.closing):
         text = text.replace(tag, "")
     whole = read(form, by_ids(form, text) if with_ids else [text])
-    assert whole.calls or whole == Whole(text, "", ())
+    assume(not whole.calls)
+    assert whole == Whole(text, "", ())
 
 
 @every_format
