@@ -28,8 +28,10 @@ KINDS: list[tuple[str, Architecture, bool]] = [  # algorithm, family, has all th
     ("eagle", "qwen3", False),
     ("eagle3", "llama", True),
     ("eagle3", "qwen3", False),
+    ("mtp", "glm4_moe", True),
     ("mtp", "qwen2", True),
 ]
+OF_ONE_LAYER = KINDS[:5]
 
 
 @pytest.fixture
@@ -42,8 +44,9 @@ def any_threads() -> Iterator[None]:
 def load(folder: Path, algorithm: str, arch: Architecture, has_all: bool, *, in_c: bool = True) -> ModelRunner:
     target = make_checkpoint(folder / "target", arch)
     if algorithm == "mtp":
-        add_mtp(target, 2)
-        source = DraftSource("mtp", target, 2)
+        num_layers = 1 if arch == "glm4_moe" else 2
+        add_mtp(target, num_layers)
+        source = DraftSource("mtp", target, num_layers)
     else:
         source = DraftSource(algorithm, make_draft(folder / "draft", target, algorithm, arch, has_all=has_all))
     runner = ModelRunner.load(target, device="cpu", dtype="bfloat16", draft=source, cpu_kernels=in_c)
@@ -179,7 +182,7 @@ def test_a_token_that_the_target_does_not_know_is_refused_and_nothing_is_written
     assert torch.equal(lanes.kv.device_bytes, before)
 
 
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 def test_a_row_has_the_bits_that_it_has_alone(
     tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool
 ) -> None:
@@ -194,7 +197,7 @@ def test_a_row_has_the_bits_that_it_has_alone(
         )
 
 
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 def test_nodes_of_trees(tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool) -> None:
     runner = load(tmp_path, algorithm, arch, has_all)
     draft = draft_of(runner)
@@ -207,7 +210,7 @@ def test_nodes_of_trees(tmp_path: Path, algorithm: str, arch: Architecture, has_
 
 
 @pytest.mark.usefixtures("any_threads")
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 @pytest.mark.parametrize(("lengths", "width"), [((9,), 4), ((40, 7, 33), 3), (tuple(range(2, 22)), 1)])
 def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
     tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool, lengths: tuple[int, ...], width: int
