@@ -81,7 +81,8 @@ OWN_DRAFT = "--speculative-algorithm mtp --speculative-adaptive false"
 
 
 @pytest.mark.parametrize(
-    "flags", [f"{UNIFIED} --dp-size 2", broad(f"{PAIR} --dp-size 2 --page-size 1"), full(f"{PAIR} --decode-dp-size 4")]
+    "flags",
+    [broad(f"{UNIFIED} --dp-size 2"), broad(f"{PAIR} --dp-size 2 --page-size 1"), full(f"{PAIR} --decode-dp-size 4")],
 )
 def test_tokens_of_a_glm_with_its_own_draft_layer(flags: str, tmp_path: Path) -> None:
     """The layer has experts, all of them on each rank. It is random, so proposals are hardly ever kept."""

@@ -32,6 +32,7 @@ KINDS: list[tuple[str, Architecture, bool]] = [  # algorithm, family, has all th
     ("mtp", "qwen2", True),
 ]
 OF_ONE_LAYER = KINDS[:5]
+GUARD = 1 << 16  # bytes
 
 
 @pytest.fixture
@@ -230,6 +231,31 @@ def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
         kept_BE = hidden_BE.clone()
         assert torch.equal(draft.chain(chain, first_B, hidden_BE, lanes.kv), expected_SB)
         assert torch.equal(lanes.kv.device_bytes, written) and torch.equal(hidden_BE, kept_BE)
+
+
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
+def test_c_works_within_the_memory_that_it_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, arch: Architecture, has_all: bool
+) -> None:
+    """Experts work behind the other values of a layer, and more rows may be wanted than there are."""
+    runner = load(tmp_path, algorithm, arch, has_all)
+    draft = draft_of(runner)
+    lanes, inp, chain, hidden_TE = batch(runner, tuple(range(2, 22)), 2)
+    wanted = replace(inp, logit_indices_L=torch.arange(60) % 40)
+    behind, empty = list[Tensor](), torch.empty
+
+    def guarded(size: Any, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        if dtype != torch.uint8:
+            return empty(size, dtype=dtype)
+        memory = empty(size + GUARD, dtype=dtype)
+        behind.append(memory[size:].fill_(0xA5))
+        return memory[:size]
+
+    monkeypatch.setattr(torch, "empty", guarded)
+    draft.run_layer(0, inp, hidden_TE, lanes.kv)
+    draft.likeliest(wanted, hidden_TE, lanes.kv)
+    draft.chain(chain, inp.input_ids_T[:20], hidden_TE[:20], lanes.kv)
+    assert len(behind) == 3 and all(bool((each == 0xA5).all()) for each in behind)
 
 
 def test_no_rows_have_no_proposals(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The draft layer in the folder of a GLM-4.5 equals an independent float32 reference. What does not fit is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,15 +10,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model import mtp
+from model.checkpoint import open_checkpoint
 from model.cpu_experts import CpuExperts
 from model.mtp import MtpDraft
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import CheckpointError
 from protocol.kv_layout import LayerGroup
+from runtime.draft_config import load_mtp_config
 from testkit.checkpoints import greedy_reference, make_checkpoint
 from tests.drafts import DraftReference, add_mtp
 from tests.model.driving import Lanes, idle, random_prompt
 from tests.model.speculating import NUM_TOKENS, Chain, edit_config, load_mtp, loaded_mtp, true_features
+from tests.selecting import first
 
 LAYER = "model.layers.3"  # behind those of the model, which has three
 TABLES = {  # what each may repeat
@@ -41,7 +47,7 @@ def draft_of(runner: ModelRunner) -> MtpDraft:
     return runner.draft
 
 
-@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("in_c", first(1, [True, False]))
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("chunk", [NUM_TOKENS, 7, 1])
 def test_hidden_states_and_logits(tmp_path: Path, chunk: int, page_size: int, in_c: bool) -> None:
@@ -158,10 +164,17 @@ PARTS = {  # of each kind of tensor one, and its shape
 OWN_TABLES = {"embed_tokens.weight": [307, 48], "shared_head.head.weight": [307, 48]}
 
 
-def refused(folder: Path) -> str:
-    """The sentence with which the draft is refused."""
+def load_beside(folder: Path, target: ModelRunner) -> MtpDraft:
+    """The draft in `folder`, for a model that is loaded already."""
+    config, decoder = load_mtp_config(folder, target.config), target.decoder
+    return mtp.load_mtp(open_checkpoint(folder), config, decoder, decoder.passes, target.attention)
+
+
+def refused(folder: Path, target: ModelRunner | None = None) -> str:
+    """The sentence with which the draft is refused, for this model or for that of the folder."""
+    load: Callable[[], object] = partial(load_beside, folder, target) if target else partial(load_mtp, folder)
     with pytest.raises(CheckpointError) as caught:
-        load_mtp(folder)
+        load()
     sentence = str(caught.value)
     assert sentence.startswith(str(folder)) and "\n" not in sentence and len(sentence) < 400
     return sentence
@@ -183,26 +196,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    """The model without a draft."""
+    return ModelRunner.load(make_checkpoint(tmp_path_factory.mktemp("target"), "glm4_moe"), device="cpu")
+
+
 @pytest.mark.parametrize("name", [*PARTS, *OWN_TABLES])
-def test_a_tensor_of_another_shape_is_refused(folder: Path, whole: dict[str, Tensor], name: str) -> None:
+def test_a_tensor_of_another_shape_is_refused(
+    folder: Path, target: ModelRunner, whole: dict[str, Tensor], name: str
+) -> None:
     shape = {**PARTS, **OWN_TABLES}[name]
     write(folder, whole | {f"{LAYER}.{name}": whole[f"{LAYER}.{name}"][:-1].clone()})
     held = [shape[0] - 1, *shape[1:]]
-    assert f"model.safetensors: {LAYER}.{name}: got shape {held}, config.json implies {shape}" in refused(folder)
+    assert f"model.safetensors: {LAYER}.{name}: got shape {held}, config.json implies {shape}" in refused(
+        folder, target
+    )
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_tensor_that_is_missing_is_named_with_its_shape(folder: Path, whole: dict[str, Tensor], name: str) -> None:
+def test_a_tensor_that_is_missing_is_named_with_its_shape(
+    folder: Path, target: ModelRunner, whole: dict[str, Tensor], name: str
+) -> None:
     write(folder, {each: tensor for each, tensor in whole.items() if each != f"{LAYER}.{name}"})
-    assert f"tensor {LAYER}.{name} of shape {PARTS[name]} is missing from the checkpoint" in refused(folder)
+    assert f"tensor {LAYER}.{name} of shape {PARTS[name]} is missing from the checkpoint" in refused(folder, target)
 
 
 @pytest.mark.parametrize(
     "name", [f"{LAYER}.self_attn.sinks", f"{LAYER}.mlp.up_proj.weight", "model.layers.4.enorm.weight"]
 )
-def test_a_tensor_that_no_such_layer_has_is_refused(folder: Path, whole: dict[str, Tensor], name: str) -> None:
+def test_a_tensor_that_no_such_layer_has_is_refused(
+    folder: Path, target: ModelRunner, whole: dict[str, Tensor], name: str
+) -> None:
     write(folder, whole | {name: torch.ones(8)})
-    assert f"got tensor {name}, expected none but those that 1 draft layers" in refused(folder)
+    assert f"got tensor {name}, expected none but those that 1 draft layers" in refused(folder, target)
 
 
 def test_a_folder_without_the_layer_that_its_config_names(tmp_path: Path) -> None:
