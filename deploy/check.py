@@ -16,13 +16,16 @@ import torch
 
 from deploy.model_folder import find_model, has_tokenizer
 from gateway.text.chat_template import read_template_sources
+from model.attention_cpu import CpuAttention
+from model.checkpoint import Checkpoint
 from model.host_memory import available_bytes
 from model.mlp import check_divides
+from model.mtp import load_mtp
 from model.runner import choose_device, choose_dtype, open_weights, passes_of
-from model.transformer import load_decoder
+from model.transformer import Decoder, load_decoder
 from protocol.errors import BatonError
 from protocol.kv_layout import ITEM_BYTES, KvLayout
-from runtime.draft_config import load_mtp_config
+from runtime.draft_config import load_mtp_config, num_mtp_layers
 from runtime.model_config import ModelConfig, load_config
 from runtime.model_parts import ExpertsConfig, LayerConfig, MlpConfig
 
@@ -51,6 +54,9 @@ class Report:
     architecture: str
     layers: list[str]  # equal ones together
     draft_layers: int  # in the model's own folder, for --speculative-algorithm mtp
+    draft_weights: int  # of each rank; of those that repeat the model's embedding or head it holds none
+    draft_kv_of_a_token: int
+    draft_refused: str  # why layers that config.json names do not load; "": they do, or there are none
     tensors_not_read: list[str]
     has_tokenizer: bool
     chat_templates: list[str]
@@ -72,16 +78,16 @@ def check(asked: Asked) -> Report:
     config = load_config(folder, context_length=asked.context_length)
     check_divides(asked.dp_size, config)
     checkpoint = open_weights(folder, config)
-    load_decoder(
+    decoder = load_decoder(
         checkpoint,
         config,
         passes_of(config, torch.device("cpu")),
         to_dtype=torch.float32,
         to_device=torch.device("meta"),
     )
-    dtype = choose_dtype(asked.dtype, config, checkpoint)
+    dtype, not_read = choose_dtype(asked.dtype, config, checkpoint), set(checkpoint) - checkpoint.taken.keys()
 
-    item_bytes, numbers = ITEM_BYTES[dtype], sum(taken.numbers for taken in checkpoint.taken.values())
+    item_bytes, numbers = ITEM_BYTES[dtype], _numbers_taken(checkpoint)
     of_a_rank = numbers - shared_numbers(config) // asked.dp_size * (asked.dp_size - 1)
     shape = config.num_layers, config.num_kv_heads, config.head_dim
     layout, one_token = (KvLayout.uniform(*shape, page_size, dtype) for page_size in (asked.page_size, 1))
@@ -90,12 +96,16 @@ def check(asked: Asked) -> Report:
     taken = numbers if device.type == "cpu" else of_a_rank  # ranks of one host share the mapped file
     left = available - taken * item_bytes
     at_once = max(0, left) // (context * (asked.dp_size if device.type == "cpu" else 1))
+    drafts = draft_layers(folder, checkpoint, decoder)
     return Report(
         folder=str(folder),
         architecture=config.architecture,
         layers=list(layers_in_words(config)),
-        draft_layers=_draft_layers(folder, config),
-        tensors_not_read=sorted(set(checkpoint) - checkpoint.taken.keys()),
+        draft_layers=drafts.count,
+        draft_weights=drafts.numbers * item_bytes,
+        draft_kv_of_a_token=one_token.all_page_bytes // config.num_layers * drafts.count,
+        draft_refused=drafts.refused,
+        tensors_not_read=sorted(not_read),
         has_tokenizer=has_tokenizer(folder),
         chat_templates=sorted(read_template_sources(folder)),
         context_length=config.context_length,
@@ -170,12 +180,33 @@ def _feed_in_words(layer: LayerConfig) -> str:
             return f"an MLP of {width}"
 
 
-def _draft_layers(folder: Path, config: ModelConfig) -> int:
-    """How many draft layers the folder has, for --speculative-algorithm mtp; 0: none that Baton reads."""
+@dataclass(frozen=True)
+class DraftLayers:
+    """The draft layers of a folder, and how many numbers their weights have. `refused`: why they do not load."""
+
+    count: int = 0
+    numbers: int = 0
+    refused: str = ""
+
+
+def draft_layers(folder: Path, checkpoint: Checkpoint, decoder: Decoder) -> DraftLayers:
+    """The draft layers that config.json names, read as a worker does with --speculative-algorithm mtp. They are taken
+    from the checkpoint."""
     try:
-        return load_mtp_config(folder, config).layer.num_layers
+        num_mtp_layers(folder)
     except BatonError:
-        return 0
+        return DraftLayers()
+    before = _numbers_taken(checkpoint)
+    try:
+        config = load_mtp_config(folder, decoder.config)
+        load_mtp(checkpoint, config, decoder, decoder.passes, CpuAttention(torch.float32))
+    except BatonError as error:
+        return DraftLayers(refused=error.message)
+    return DraftLayers(config.layer.num_layers, _numbers_taken(checkpoint) - before)
+
+
+def _numbers_taken(checkpoint: Checkpoint) -> int:
+    return sum(taken.numbers for taken in checkpoint.taken.values())
 
 
 def in_words(report: Report, asked: Asked) -> Iterator[str]:
@@ -184,12 +215,9 @@ def in_words(report: Report, asked: Asked) -> Iterator[str]:
     yield from (f"  {line}" for line in report.layers)
     templates = f"chat templates: {', '.join(report.chat_templates)}" if report.chat_templates else "no chat template"
     tokenizer = "a tokenizer" if report.has_tokenizer else "no tokenizer: requests must send token ids"
-    drafts = (
-        f"{report.draft_layers} draft layers (--speculative-algorithm mtp)"
-        if report.draft_layers
-        else "no draft layers"
-    )
-    yield f"  {tokenizer}; {templates}; {drafts}"
+    count = report.draft_layers
+    drafts = f"{count} draft layer{'' if count == 1 else 's'}" if count else "no draft layers"
+    yield f"  {tokenizer}; {templates}; {drafts}{' that load' if report.draft_refused else ''}"
     if report.tensors_not_read:
         others = report.tensors_not_read
         yield f"  {len(others)} tensors are none of the model itself, such as {others[0]}"
@@ -200,6 +228,12 @@ def in_words(report: Report, asked: Asked) -> Iterator[str]:
         f"KV: {report.kv_of_a_token:,} bytes a token, {_size(report.kv_of_a_context)} for a context of"
         f" {report.context_length:,}, {_size(report.kv_of_a_batch)} for {asked.max_running_requests} of them"
     )
+    if report.draft_layers:
+        each = " for each rank" if asked.dp_size > 1 else ""
+        sizes = f"weights {_size(report.draft_weights)}{each}, KV {report.draft_kv_of_a_token:,} bytes a token"
+        yield f"a draft by these layers (--speculative-algorithm mtp) takes as well: {sizes}"
+    elif report.draft_refused:
+        yield f"no draft by layers of its own (--speculative-algorithm mtp): {report.draft_refused}"
     fit = f"in which {report.requests_at_once:,} such contexts fit beside the weights"
     yield f"available: {_size(report.available)}, {fit}"
     yield from (f"hint: {hint}" for hint in report.hints)

@@ -214,6 +214,15 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether both tensors are there and have the same bytes, and no scales that may differ. Reads both."""
+        if name not in self or other not in self or self.tensors[name] != self.tensors[other]:
+            return False
+        if self.tensors[name][0] not in SERVED_DTYPES:
+            return False
+        one, two = (torch.frombuffer(self.raw(each), dtype=torch.uint8) for each in (name, other))
+        return torch.equal(one, two)
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, part: Part | None = None
     ) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.attention_cpu import CpuPlan
 from model.cpu_kernels import CpuKernels
-from model.cpu_layers import CLayer, decodes_in_c, numbers_of_a_row, places_in_c
+from model.cpu_layers import CLayer, bytes_of_experts, decodes_in_c, numbers_of_a_row, places_in_c
 from model.cpu_products import CLinear, CpuLinear
 from model.cpu_structs import address, check_struct
 from model.inputs import ModelInput
@@ -134,12 +134,16 @@ class CpuDraft:
         sizes: Sequence[ctypes.c_int64],
         scratch: int,
     ) -> None:
-        """Calls a function of cpu_draft.c, with room for `scratch` numbers."""
+        """Calls a function of cpu_draft.c, with room for `scratch` numbers, and behind them for the experts of as many
+        rows as `hidden` has, or are wanted."""
         kernels, ids, hidden = self.kernels, inp.input_ids_T, hidden.contiguous()
         assert hidden.dtype == self.dtype and hidden.shape[0] == ids.shape[0]
         assert ids.is_contiguous()
         places, _room = places_in_c(kernels, inp, self.inv_freq_F)
-        numbers = torch.empty(scratch, dtype=self.dtype)
+        most_rows = max(hidden.shape[0], inp.logit_indices_L.shape[0])
+        layers = (CLayer * 1)(self.in_c.layer)
+        room = scratch * self.dtype.itemsize + bytes_of_experts(kernels, layers, most_rows)
+        numbers = torch.empty(room, dtype=torch.uint8)
         kernels.threads.before_long_call()
         knows = kernels.library[name](
             ctypes.byref(self.in_c), _POINTER(kv.layer(self.layer).data_ptr()), ctypes.byref(places),

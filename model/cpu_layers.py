@@ -124,10 +124,8 @@ class CpuLayers:
     def _scratch_bytes(self, rows: int) -> int:
         """Bytes of the widest values of a layer, and behind them those of experts, which begin at a multiple of
         ALIGNED."""
-        of_experts = self.kernels.library.most_mix_bytes
-        of_experts.restype = _LONG
         dense = rows * self.numbers_of_a_row * self.dtype.itemsize
-        return dense + int(of_experts(self.layers, _LONG(len(self.layers)), _LONG(rows)))
+        return dense + bytes_of_experts(self.kernels, self.layers, rows)
 
 
 def is_decodes(plan: object) -> TypeGuard[CpuPlan]:
@@ -153,6 +151,13 @@ def decodes_in_c(kernels: CpuKernels, kv: PagedKv, plan: CpuPlan) -> _Decodes:
         None, None, None, None, plan.paged.in_c, kernels.num_heads, kernels.num_kv_heads, kernels.head_dim,
         kv.layout.page_size, kernels.eps,
     )  # fmt: skip
+
+
+def bytes_of_experts(kernels: CpuKernels, layers: "ctypes.Array[CLayer]", rows: int) -> int:
+    """How many bytes these layers work in for the experts of so many rows, at most. 0: they have none."""
+    count = kernels.library.most_mix_bytes
+    count.restype = _LONG
+    return int(count(layers, _LONG(len(layers)), _LONG(rows)))
 
 
 def numbers_of_a_row(kernels: CpuKernels, layer: CLayer) -> int:

@@ -1,11 +1,15 @@
-"""Several draft layers in the target's own folder, as MiMo has them: the i-th drafts the i-th next token.
+"""Draft layers in the target's own folder: several, of which the i-th drafts the i-th next token, or a single one.
 
-Multi-token prediction: DeepSeek-AI 2024 (DeepSeek-V3, section 2.2), with MiMo's names of tensors (Xiaomi 2025). A layer
-joins the norms of a hidden state and of a token's embedding by one product and is an ordinary decoder layer from there
-on. Its output, normed, is the hidden state for the next layer, and the target's head proposes from it.
-Shapes: T tokens, E hidden.
+Multi-token prediction: DeepSeek-AI 2024 (DeepSeek-V3, section 2.2). A layer joins the norms of a hidden state and of a
+token's embedding by one product and is an ordinary decoder layer from there on, with experts where the target has them.
+It begins with the output of the target's final norm; its own output, normed, is the hidden state for what follows, and
+a head proposes from it. `MtpNames` in runtime/model_parts.py has the names and the order of MiMo (Xiaomi 2025) and of
+GLM-4.5 (Zhipu AI 2025), whose layer may have an embedding and a head of its own.
+Shapes: T tokens, E hidden, V vocabulary.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,19 +17,21 @@ import torch
 from torch import Tensor
 
 from model.attention import AttentionBackend
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, Taken
 from model.cpu_draft import DraftParts
+from model.cpu_kernels import CpuKernels
 from model.cpu_products import CpuLinear
 from model.layer import LayerPass
 from model.linear import AnyLinear, Pack
 from model.loaded_draft import LoadedDraft
 from model.passes import Passes
-from model.transformer import Decoder
+from model.transformer import Decoder, text_prefix
 from model.weights import Weights
 from protocol.errors import CheckpointError, brief_name
 from runtime.draft_config import DraftConfig
+from runtime.model_parts import MtpNames
 
-PREFIX: Final = "model.mtp_layers"
+_NUMBER: Final = re.compile(r"\.([0-9]{1,9})\.")  # of a layer
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Joint:
     hidden_norm_E: Tensor
     project: AnyLinear
     final_norm_E: Tensor
+    token_first: bool  # `project` reads the token before the hidden state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +66,14 @@ class MtpDraft(LoadedDraft):
             self.head,
             token_norm_E=joint.token_norm_E,
             hidden_norm_E=joint.hidden_norm_E,
-            hidden_first=True,
+            hidden_first=not joint.token_first,
             output_norm_E=joint.final_norm_E,
         )
 
     def _run(self, index: int, through: LayerPass, embedded_TE: Tensor, hidden_TE: Tensor) -> Tensor:
         joint, norm = self.joints[index], self.passes.rms_norm
         both = (norm(hidden_TE, joint.hidden_norm_E), norm(embedded_TE, joint.token_norm_E))
-        x_TE = joint.project(torch.cat(both, dim=-1))
+        x_TE = joint.project(torch.cat(both[::-1] if joint.token_first else both, dim=-1))
         at, layer = self.first_layer + index, self.layers[index]
         return through.run(at, layer, x_TE, next_norm_E=joint.final_norm_E)[1]
 
@@ -82,32 +89,70 @@ def load_mtp(
 ) -> MtpDraft:
     """Loads the draft layers of `target` from its checkpoint. CheckpointError if there are more or fewer of them, or
     one does not fit."""
-    size, like = config.layer.hidden_size, target.embedding_VE
-    weights = Weights(checkpoint, config.layer, like.dtype, like.device, pack)
-    prefixes = [f"{PREFIX}.{index}" for index in range(config.layer.num_layers)]
+    assert config.mtp is not None
+    names, like = config.mtp, target.embedding_VE
+    kernels = passes if isinstance(passes, CpuKernels) else None
+    weights = Weights(checkpoint, config.layer, like.dtype, like.device, pack, kernels=kernels)
+    model = text_prefix(checkpoint)
+    layers, first = f"{model}.{names.layers}", target.config.num_layers if names.is_behind else 0
+    prefixes = [f"{layers}.{first + index}" for index in range(config.layer.num_layers)]
+    held = set(_of_layers(checkpoint, layers, first))
+    if not held:
+        raise CheckpointError(
+            f"{checkpoint.folder}: got no tensor {prefixes[0]}.*, expected those of {len(prefixes)} draft layers, which"
+            " config.json names (num_nextn_predict_layers)"
+        )
+
+    own_embedding = _own_table(weights, prefixes[0], names.embedding, f"{model}.embed_tokens.weight")
+    own_head = _own_table(weights, prefixes[0], names.head, "lm_head.weight")
+    vocab_size, size = config.layer.vocab_size, config.layer.hidden_size
     draft = MtpDraft(
         config=config,
         first_layer=target.config.num_layers,
         passes=passes,
         attention=attention,
         rope=target.ropes[0],
-        embedding_VE=like,
+        embedding_VE=weights.tensor(f"{own_embedding}.weight", vocab_size, size) if own_embedding else like,
         layers=tuple(weights.layer(*each) for each in zip(prefixes, config.layer.layers, strict=True)),
-        head=target.head,
-        joints=tuple(
-            Joint(
-                token_norm_E=weights.tensor(f"{prefix}.token_layernorm.weight", size),
-                hidden_norm_E=weights.tensor(f"{prefix}.hidden_layernorm.weight", size),
-                project=weights.finished(weights.linear(f"{prefix}.input_proj", size, 2 * size, bias=False)),
-                final_norm_E=weights.tensor(f"{prefix}.final_layernorm.weight", size),
-            )
-            for prefix in prefixes
-        ),
+        head=weights.head(vocab_size, own_head) if own_head else target.head,
+        joints=tuple(_joint(weights, prefix, names) for prefix in prefixes),
     )
-    unknown = sorted(name for name in set(checkpoint) - checkpoint.taken.keys() if name.startswith(f"{PREFIX}."))
-    if unknown:
+    if unknown := sorted(held - checkpoint.taken.keys()):
         raise CheckpointError(
             f"{checkpoint.folder}: got tensor {brief_name(unknown[0])}, expected none but those that"
             f" {len(prefixes)} draft layers (num_nextn_predict_layers of config.json) have"
         )
     return draft.in_one_call()
+
+
+def _joint(weights: Weights, prefix: str, names: MtpNames) -> Joint:
+    size = weights.config.hidden_size
+    return Joint(
+        token_norm_E=weights.tensor(f"{prefix}.{names.token_norm}.weight", size),
+        hidden_norm_E=weights.tensor(f"{prefix}.{names.hidden_norm}.weight", size),
+        project=weights.finished(weights.linear(f"{prefix}.{names.project}", size, 2 * size, bias=False)),
+        final_norm_E=weights.tensor(f"{prefix}.{names.final_norm}.weight", size),
+        token_first=names.token_first,
+    )
+
+
+def _own_table(weights: Weights, prefix: str, table: str | None, of_target: str) -> str | None:
+    """What the layer's own embedding or head is called, if it has one that is not the target's. One that repeats the
+    target's is not held twice. Without numbers to compare it counts as another."""
+    checkpoint, name = weights.checkpoint, f"{prefix}.{table}.weight"
+    if table is None or name not in checkpoint:
+        return None
+    if weights.device.type == "meta" or not checkpoint.are_equal(name, of_target):
+        return f"{prefix}.{table}"
+    checkpoint.taken[name] = Taken(0, weights.dtype, is_view=False)
+    checkpoint.forget(name)
+    return None
+
+
+def _of_layers(checkpoint: Checkpoint, layers: str, first: int) -> Iterator[str]:
+    """The names of the tensors in layers from number `first` on; 0: of all that is called like them."""
+    for name in checkpoint:
+        number = _NUMBER.match(name, len(layers))
+        is_behind = number is not None and int(number[1]) >= first
+        if name.startswith(f"{layers}.") and (is_behind or not first):
+            yield name

@@ -110,9 +110,9 @@ class Weights:
         """Linears of one input, merged if weights are copied anyway."""
         return parallel_linears(linears, merge=self.device.type != "cpu" or self._copies, pack=self.pack)
 
-    def head(self, outputs: int) -> AnyLinear:
+    def head(self, outputs: int, name: str = "lm_head") -> AnyLinear:
         """The checkpoint's head, without a bias."""
-        return self.finished(self.unpacked("lm_head", outputs, self.config.hidden_size, bias=False))
+        return self.finished(self.unpacked(name, outputs, self.config.hidden_size, bias=False))
 
     def layer(
         self, prefix: str, layer: LayerConfig, *, num_inputs: int = 0, may_lack_norm: bool = False

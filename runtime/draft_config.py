@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.errors import CheckpointError
-from runtime.families import find_family
+from runtime.families import find_family, text_fields
 from runtime.files import JsonFields, read_fields
 from runtime.model_config import ModelConfig, config_facts, read_config
+from runtime.model_parts import MtpNames
 
 LAYER_IDS: Final = "eagle_aux_hidden_state_layer_ids"
 NUM_FUSED: Final = 3  # features of the target that EAGLE-3 fuses
@@ -29,6 +30,7 @@ class DraftConfig:
     layer: ModelConfig
     draft_vocab_size: int  # of its own head
     feature_layers: tuple[int, ...] = ()  # the target's layers whose inputs it fuses; empty: the final norm's output
+    mtp: MtpNames | None = None  # of layers in the target's own folder
 
     @property
     def facts(self) -> dict[str, str]:
@@ -39,14 +41,22 @@ class DraftConfig:
 
 
 def load_mtp_config(folder: Path, target: ModelConfig) -> DraftConfig:
-    """The draft layers that the target's own config.json in `folder` names. CheckpointError if there are none."""
-    if target.has_experts:
+    """The draft layers that the target's own config.json in `folder` names. Each has the parts of the target's last
+    layer. CheckpointError if there are none, or they are not read."""
+    names = find_family(text_fields(read_fields(folder / "config.json"))).mtp
+    if names is None:
         raise CheckpointError(
-            f"{folder}: --speculative-algorithm: got mtp, but draft layers with experts are not supported; eagle and"
-            " eagle3 take a draft from a folder of its own"
+            f"{folder}: --speculative-algorithm: got mtp, but draft layers of {target.architecture} are not supported;"
+            " eagle and eagle3 take a draft from a folder of its own"
         )
-    layers = target.layers[-1:] * num_mtp_layers(folder)
-    return DraftConfig("mtp", replace(target, layers=layers), target.vocab_size)
+    num_layers = num_mtp_layers(folder)
+    if names.head is not None and num_layers > 1:
+        raise CheckpointError(
+            f"{folder}: num_nextn_predict_layers of config.json is {num_layers}, expected 1: several draft layers of"
+            f" {target.architecture}, with a head each, are not supported"
+        )
+    layers = target.layers[-1:] * num_layers
+    return DraftConfig("mtp", replace(target, layers=layers), target.vocab_size, mtp=names)
 
 
 def num_mtp_layers(folder: Path) -> int:

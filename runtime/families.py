@@ -11,12 +11,15 @@ from typing import Any, Final
 from runtime.files import JsonFields
 from runtime.model_parts import (
     DEFAULT_NAMES,
+    GLM_MTP,
+    MIMO_MTP,
     AttentionConfig,
     ExpertNames,
     ExpertsConfig,
     FeedConfig,
     LayerConfig,
     MlpConfig,
+    MtpNames,
     RouterConfig,
 )
 
@@ -53,6 +56,7 @@ class Family:
     absent: Mapping[str, Any] = field(default_factory=dict)  # other fields that may be absent, and their defaults
     norm_offset: float = 0.0  # added to the weights of norms
     quantised_experts: bool = False  # its experts may be MXFP4
+    mtp: MtpNames | None = MIMO_MTP  # of the draft layers that a folder may have; None: such layers are not read
     scales_embeddings: bool = False  # by sqrt(hidden_size)
     caps_logits: bool = False  # if final_logit_softcapping says so
     default_local_theta: float | None = None  # of layers with a window; None: all layers have one rope
@@ -335,14 +339,19 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "Qwen2ForCausalLM": Family("qwen2", qwen2, qwen_windows),
     "MiMoForCausalLM": Family("mimo", qwen2, qwen_windows),
     "Qwen3ForCausalLM": Family("qwen3", qwen3, qwen_windows),
-    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe, qwen3_moe_windows),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe, qwen3_moe_windows, mtp=None),
     "MixtralForCausalLM": Family(
-        "mixtral", mixtral, mixtral_windows, default_eos=(2,), default_theta=1e6, default_eps=1e-5
+        "mixtral", mixtral, mixtral_windows, mtp=None, default_eos=(2,), default_theta=1e6, default_eps=1e-5
     ),
     "MiniMaxM2ForCausalLM": Family(
-        "minimax_m2", minimax_m2, rotated_share=minimax_m2_rotated, default_eos=(200_020,), default_theta=5e6
+        "minimax_m2",
+        minimax_m2,
+        rotated_share=minimax_m2_rotated,
+        mtp=None,
+        default_eos=(200_020,),
+        default_theta=5e6,
     ),
-    "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, default_eps=1e-5),
+    "Glm4MoeForCausalLM": Family("glm4_moe", glm4_moe, rotated_share=lambda _: 0.5, mtp=GLM_MTP, default_eps=1e-5),
     "GptOssForCausalLM": Family(
         "gpt_oss",
         gpt_oss,
@@ -350,6 +359,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         default_theta=150_000.0,
         default_eps=1e-5,
         quantised_experts=True,
+        mtp=None,
         absent={
             "num_local_experts": 128,
             "rope_parameters": {

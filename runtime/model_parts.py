@@ -100,6 +100,36 @@ DEFAULT_NAMES: Final = ExpertNames()
 
 
 @dataclass(frozen=True)
+class MtpNames:
+    """What a checkpoint calls the tensors of the draft layers in the model's own folder (model/mtp.py). All but
+    `layers` are names within such a layer."""
+
+    layers: str
+    token_norm: str
+    hidden_norm: str
+    project: str
+    final_norm: str
+    is_behind: bool = False  # `layers` are those of the model, and draft layers have the numbers behind its last one
+    token_first: bool = False  # `project` reads the token before the hidden state
+    embedding: str | None = None  # a layer may have its own; None: it has the model's
+    head: str | None = None
+
+
+MIMO_MTP: Final = MtpNames("mtp_layers", "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+GLM_MTP: Final = MtpNames(
+    "layers",
+    "enorm",
+    "hnorm",
+    "eh_proj",
+    "shared_head.norm",
+    is_behind=True,
+    token_first=True,
+    embedding="embed_tokens",
+    head="shared_head.head",
+)
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
     """A feed: a mixture of experts. Each token goes to a few of them, and to the shared one if there is one."""
 

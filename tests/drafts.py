@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+GLM = "Glm4MoeForCausalLM"
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DRAFT_VOCAB = 101
 
@@ -102,21 +103,27 @@ def _tensors(
 
 
 def add_mtp(target: Path, num_layers: int, seed: int = 0) -> None:
-    """Adds random draft layers in MiMo's layout to the model in `target`."""
+    """Adds random draft layers to the model in `target`, in MiMo's layout, or in that of GLM-4.5 with an embedding and
+    a head of its own if the model is one."""
     path = target / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"num_nextn_predict_layers": num_layers}))
     tensors, generator = load_file(target / "model.safetensors"), torch.Generator().manual_seed(seed)
-    size = config["hidden_size"]
+    is_glm, size, last = config["architectures"] == [GLM], config["hidden_size"], config["num_hidden_layers"] - 1
+    like = f"model.layers.{last if is_glm else 0}."
+    parts = {name.removeprefix(like): tuple(t.shape) for name, t in tensors.items() if name.startswith(like)}
+    if is_glm:
+        parts |= {f"{name}.weight": (size,) for name in ("enorm", "hnorm", "shared_head.norm")}
+        parts |= {"eh_proj.weight": (size, 2 * size)}
+        parts |= {f"{name}.weight": (config["vocab_size"], size) for name in ("embed_tokens", "shared_head.head")}
+    else:
+        parts |= {f"{name}_layernorm.weight": (size,) for name in ("token", "hidden", "final")}
+        parts["input_proj.weight"] = (size, 2 * size)
     for index in range(num_layers):
-        layer = {
-            name.split(".", 3)[3]: tuple(t.shape) for name, t in tensors.items() if name.startswith("model.layers.0.")
-        }
-        layer |= {f"{name}_layernorm.weight": (size,) for name in ("token", "hidden", "final")}
-        layer["input_proj.weight"] = (size, 2 * size)
-        for name, shape in layer.items():
-            random = torch.randn(shape, generator=generator) * 0.2
-            tensors[f"model.mtp_layers.{index}.{name}"] = random + 1 if "norm" in name else random
+        layer = f"model.layers.{last + 1 + index}" if is_glm else f"model.mtp_layers.{index}"
+        for name, shape in parts.items():
+            random = torch.randn(shape, generator=generator) * (0.6 if name == "mlp.gate.weight" else 0.2)
+            tensors[f"{layer}.{name}"] = random + 1 if "norm" in name else random
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -133,8 +140,14 @@ class DraftReference:
         self.embedding = self.w.get("embed_tokens.weight", theirs["model.embed_tokens.weight"])
         self.head = self.w.get("lm_head.weight", theirs.get("lm_head.weight", theirs["model.embed_tokens.weight"]))
         self.is_eagle3, self.is_mtp = "midlayer.hidden_norm.weight" in self.w, folder == target
+        self.is_glm = self.is_mtp and self.config["architectures"] == [GLM]
+        self.share_rotated = 0.5 if self.is_glm else 1.0
         if self.is_mtp:
             self.config["rope_theta"] = self.config.get("rope_theta") or self.config["rope_parameters"]["rope_theta"]
+        if self.is_glm:
+            self.glm = f"model.layers.{self.config['num_hidden_layers']}"
+            self.embedding = self.w.get(f"{self.glm}.embed_tokens.weight", self.embedding)
+            self.head = self.w.get(f"{self.glm}.shared_head.head.weight", self.head)
 
     def fuse(self, features_SF: Tensor) -> Tensor:
         """EAGLE-3: g = fc([l; m; h]). EAGLE: the feature."""
@@ -143,6 +156,12 @@ class DraftReference:
     def run(self, after_S: Tensor, hidden_SE: Tensor, index: int = 0) -> tuple[Tensor, Tensor]:
         """(logits (S, V), hidden states (S, E)) of slots 0..S-1 from layer `index`, the tokens after them, states."""
         embedded_SE = self.embedding[after_S]
+        if self.is_glm:
+            normed = self._norm(f"{self.glm}.enorm", embedded_SE), self._norm(f"{self.glm}.hnorm", hidden_SE)
+            x_SE = self._linear(f"{self.glm}.eh_proj", torch.cat(normed, -1))
+            out_SE = self._layer(self.glm, x_SE, self._norm(f"{self.glm}.input_layernorm", x_SE))
+            out_SE = self._norm(f"{self.glm}.shared_head.norm", out_SE)
+            return out_SE @ self.head.T, out_SE
         if self.is_mtp:
             layer = f"model.mtp_layers.{index}"
             normed = (
@@ -188,8 +207,29 @@ class DraftReference:
             outs.append(scores.masked_fill(future, float("-inf")).softmax(-1) @ v[:, of])
         x_SE = x_SE + self._linear(f"{layer}.self_attn.o_proj", torch.cat(outs, -1))
         normed = self._norm(f"{layer}.post_attention_layernorm", x_SE)
-        gate, up = (self._linear(f"{layer}.mlp.{name}_proj", normed) for name in ("gate", "up"))
-        return x_SE + self._linear(f"{layer}.mlp.down_proj", gate * torch.sigmoid(gate) * up)
+        return x_SE + (self._experts if self.is_glm else self._mlp)(f"{layer}.mlp", normed)
+
+    def _mlp(self, prefix: str, x: Tensor) -> Tensor:
+        gate, up = (self._linear(f"{prefix}.{name}_proj", x) for name in ("gate", "up"))
+        return self._linear(f"{prefix}.down_proj", gate * torch.sigmoid(gate) * up)
+
+    def _experts(self, prefix: str, x_SE: Tensor) -> Tensor:
+        """Token by token: sigmoid scores, a bias for the choice only, the best groups by their best two."""
+        config, out_SE = self.config, self._mlp(f"{prefix}.shared_experts", x_SE)
+        size = config["n_routed_experts"] // config["n_group"]
+        for slot, x_E in enumerate(x_SE):
+            scores = torch.sigmoid(self.w[f"{prefix}.gate.weight"] @ x_E)
+            ranked = scores + self.w[f"{prefix}.gate.e_score_correction_bias"]
+            groups = ranked.view(-1, size).topk(2).values.sum(-1).argsort(descending=True)[: config["topk_group"]]
+            allowed = [int(group) * size + at for group in groups for at in range(size)]
+            best = sorted(allowed, key=lambda expert: -float(ranked[expert]))
+            chosen, other = best[: config["num_experts_per_tok"]], best[config["num_experts_per_tok"]]
+            assert float(ranked[chosen[-1]] - ranked[other]) > 1e-5, "two experts nearly tie: change the seed"
+            total = float(scores[chosen].sum()) if config["norm_topk_prob"] else 1.0
+            for expert in chosen:
+                weight = float(scores[expert]) / total * config["routed_scaling_factor"]
+                out_SE[slot] += weight * self._mlp(f"{prefix}.experts.{expert}", x_E)
+        return out_SE
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         y = x @ self.w[f"{name}.weight"].T
@@ -201,8 +241,8 @@ class DraftReference:
         return x / (mean + eps).sqrt() * self.w[f"{name}.weight"]
 
     def _rotated(self, x_SHD: Tensor) -> Tensor:
-        half = x_SHD.shape[-1] // 2
+        half = int(x_SHD.shape[-1] * self.share_rotated) // 2
         angle = torch.arange(len(x_SHD))[:, None] / self.config["rope_theta"] ** (torch.arange(half) / half)
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-        a, b = x_SHD[..., :half], x_SHD[..., half:]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        a, b, others = x_SHD[..., :half], x_SHD[..., half : 2 * half], x_SHD[..., 2 * half :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, others), -1)

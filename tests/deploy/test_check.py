@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from deploy.check import Asked, check, hints, in_words, main
 from deploy.cli import main as baton
-from model.runner import ModelRunner
+from model.runner import DraftSource, ModelRunner
 from protocol.errors import CheckpointError, ConfigError
 from protocol.kv_layout import KvLayout
 from runtime.model_config import load_config
 from testkit.checkpoints import Architecture, make_checkpoint
+from tests.drafts import add_mtp
 from tests.model.ranks import MetCollectives, met
 
 ASKED = Asked(
@@ -51,10 +53,64 @@ def test_the_parts_of_a_folder_in_words(tmp_path: Path) -> None:
         "layers 1 to 2: attention with 4 heads and 2 KV heads of 16, a norm of each head; 8 experts of 24, 2 for a"
         " token from 2 of 4 groups by sigmoid, and a shared one of 24",
     ]
-    assert (report.has_tokenizer, report.chat_templates, report.draft_layers) == (False, [], 0)
+    assert (report.has_tokenizer, report.chat_templates) == (False, [])
     lines = list(in_words(report, ASKED))
     assert lines[0] == f"{tmp_path}: glm4_moe, loads"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("arch", ["glm4_moe", "qwen3"])
+def test_a_draft_in_the_folder_and_what_a_worker_holds_more_with_it(
+    tmp_path: Path, arch: Architecture, ranks: int
+) -> None:
+    folder, num_layers = make_checkpoint(tmp_path, arch), 1 if arch == "glm4_moe" else 2
+    add_mtp(folder, num_layers)
+
+    def held(collectives: MetCollectives | None = None, *, drafts: bool = True) -> tuple[int, KvLayout]:
+        source = DraftSource("mtp", folder, num_layers) if drafts else None
+        runner = ModelRunner.load(folder, device="cpu", dtype="float32", collectives=collectives, draft=source)
+        return runner.mapped_weight_bytes + runner.private_weight_bytes, runner.kv_layout(16)
+
+    wanted = asked(folder, dp_size=ranks)
+    report = check(wanted)
+    (more, more_kv), (without, kv) = (
+        met(ranks, partial(held, drafts=drafts))[0] if ranks > 1 else held(drafts=drafts) for drafts in (True, False)
+    )
+    assert report.draft_layers == num_layers and report.draft_refused == ""
+    assert report.draft_weights == more - without > 0 and report.weights_of_a_rank == without
+    assert report.draft_kv_of_a_token * 16 == more_kv.all_page_bytes - kv.all_page_bytes > 0
+
+    lines = list(in_words(report, wanted))
+    assert any(line.endswith(f"; {'1 draft layer' if num_layers == 1 else '2 draft layers'}") for line in lines)
+    sizes = f"{report.draft_weights / (1 << 20):.1f} MiB{' for each rank' if ranks > 1 else ''}"
+    kv_bytes = f"KV {report.draft_kv_of_a_token:,} bytes a token"
+    assert f"a draft by these layers (--speculative-algorithm mtp) takes as well: weights {sizes}, {kv_bytes}" in lines
+    first = "model.layers.3.eh_proj.weight" if arch == "glm4_moe" else "model.mtp_layers.0.final_layernorm.weight"
+    assert first in report.tensors_not_read and any("are none of the model itself, such as" in line for line in lines)
+
+
+def test_draft_layers_that_are_named_and_do_not_load_get_the_workers_sentence(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+    report = check(asked(folder))
+    with pytest.raises(CheckpointError) as raised:
+        ModelRunner.load(folder, device="cpu", draft=DraftSource("mtp", folder))
+    assert report.draft_refused == str(raised.value) and report.draft_layers == report.draft_weights == 0
+    lines = list(in_words(report, ASKED))
+    assert "  no tokenizer: requests must send token ids; no chat template; no draft layers that load" in lines
+    assert f"no draft by layers of its own (--speculative-algorithm mtp): {raised.value}" in lines
+
+
+def test_a_folder_without_draft_layers(tmp_path: Path) -> None:
+    report = check(asked(make_checkpoint(tmp_path, "minimax_m2")))
+    assert (report.draft_layers, report.draft_weights, report.draft_kv_of_a_token, report.draft_refused) == (
+        0,
+        0,
+        0,
+        "",
+    )
+    lines = list(in_words(report, ASKED))
     assert "  no tokenizer: requests must send token ids; no chat template; no draft layers" in lines
+    assert not any("speculative" in line for line in lines)
 
 
 def test_windows_sinks_and_their_layers_in_words(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from protocol.messages_gateway import SamplingParams
 from testkit.checkpoints import WITH_WINDOWS
 from testkit.reference import NUM_TOKENS, reference, reference_in_thirds
-from tests.drafts import make_draft
+from tests.drafts import add_mtp, make_draft
 from tests.e2e.baton_process import BatonProcess
 from tests.parity.margins import margins
-from tests.selecting import first, full
+from tests.selecting import broad, first, full
 
 pytestmark = pytest.mark.slow
 STORY = Path("models/story")
@@ -74,6 +75,26 @@ def test_greedy_tokens_are_those_of_transformers(case: Case, tmp_path: Path) -> 
         assert tuple(alone) == expected.continuations[-1], "with idle ranks"
         assert baton.wait_for_rest()
         assert sum(row["idle_launches"] for row in baton.workers()) > 0, "no rank was ever idle"
+
+
+OWN_DRAFT = "--speculative-algorithm mtp --speculative-adaptive false"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [broad(f"{UNIFIED} --dp-size 2"), broad(f"{PAIR} --dp-size 2 --page-size 1"), full(f"{PAIR} --decode-dp-size 4")],
+)
+def test_tokens_of_a_glm_with_its_own_draft_layer(flags: str, tmp_path: Path) -> None:
+    """The layer has experts, all of them on each rank. It is random, so proposals are hardly ever kept."""
+    expected = reference("glm4_moe")
+    folder = shutil.copytree(expected.folder, tmp_path / "model")
+    add_mtp(folder, 1)
+    argv = ["serve", "--model", str(folder), *EXACT.split(), *OWN_DRAFT.split(), *flags.split()]
+    with BatonProcess(*argv, log=tmp_path / "log") as baton, ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda p: baton.tokens(p, max_tokens=NUM_TOKENS, temperature=0), expected.prompts)
+        assert tuple(map(tuple, answers)) == expected.continuations
+        assert baton.wait_for_rest()
+        assert baton.metric("spec_proposed_tokens_total", position="2") > 0
 
 
 NUM_DRAWN = 48

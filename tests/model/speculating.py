@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,8 +116,9 @@ def loaded_mtp(folder: Path, kind: Architecture, num_layers: int = NUM_LAYERS) -
     return load_mtp(folder), DraftReference(folder, folder)
 
 
-def load_mtp(folder: Path) -> ModelRunner:
-    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=DraftSource("mtp", folder, NUM_LAYERS))
+def load_mtp(folder: Path, **options: Any) -> ModelRunner:
+    draft = DraftSource("mtp", folder, NUM_LAYERS)
+    return ModelRunner.load(folder, device="cpu", dtype="float32", draft=draft, **options)
 
 
 def edit_config(folder: Path, **changed: object) -> None:

@@ -28,8 +28,11 @@ KINDS: list[tuple[str, Architecture, bool]] = [  # algorithm, family, has all th
     ("eagle", "qwen3", False),
     ("eagle3", "llama", True),
     ("eagle3", "qwen3", False),
+    ("mtp", "glm4_moe", True),
     ("mtp", "qwen2", True),
 ]
+OF_ONE_LAYER = KINDS[:5]
+GUARD = 1 << 16  # bytes
 
 
 @pytest.fixture
@@ -42,8 +45,9 @@ def any_threads() -> Iterator[None]:
 def load(folder: Path, algorithm: str, arch: Architecture, has_all: bool, *, in_c: bool = True) -> ModelRunner:
     target = make_checkpoint(folder / "target", arch)
     if algorithm == "mtp":
-        add_mtp(target, 2)
-        source = DraftSource("mtp", target, 2)
+        num_layers = 1 if arch == "glm4_moe" else 2
+        add_mtp(target, num_layers)
+        source = DraftSource("mtp", target, num_layers)
     else:
         source = DraftSource(algorithm, make_draft(folder / "draft", target, algorithm, arch, has_all=has_all))
     runner = ModelRunner.load(target, device="cpu", dtype="bfloat16", draft=source, cpu_kernels=in_c)
@@ -179,7 +183,7 @@ def test_a_token_that_the_target_does_not_know_is_refused_and_nothing_is_written
     assert torch.equal(lanes.kv.device_bytes, before)
 
 
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 def test_a_row_has_the_bits_that_it_has_alone(
     tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool
 ) -> None:
@@ -194,7 +198,7 @@ def test_a_row_has_the_bits_that_it_has_alone(
         )
 
 
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 def test_nodes_of_trees(tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool) -> None:
     runner = load(tmp_path, algorithm, arch, has_all)
     draft = draft_of(runner)
@@ -207,7 +211,7 @@ def test_nodes_of_trees(tmp_path: Path, algorithm: str, arch: Architecture, has_
 
 
 @pytest.mark.usefixtures("any_threads")
-@pytest.mark.parametrize(("algorithm", "arch", "has_all"), KINDS[:4])
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
 @pytest.mark.parametrize(("lengths", "width"), [((9,), 4), ((40, 7, 33), 3), (tuple(range(2, 22)), 1)])
 def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
     tmp_path: Path, algorithm: str, arch: Architecture, has_all: bool, lengths: tuple[int, ...], width: int
@@ -227,6 +231,31 @@ def test_a_chain_has_the_tokens_and_the_kv_of_its_steps(
         kept_BE = hidden_BE.clone()
         assert torch.equal(draft.chain(chain, first_B, hidden_BE, lanes.kv), expected_SB)
         assert torch.equal(lanes.kv.device_bytes, written) and torch.equal(hidden_BE, kept_BE)
+
+
+@pytest.mark.parametrize(("algorithm", "arch", "has_all"), OF_ONE_LAYER)
+def test_c_works_within_the_memory_that_it_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, arch: Architecture, has_all: bool
+) -> None:
+    """Experts work behind the other values of a layer, and more rows may be wanted than there are."""
+    runner = load(tmp_path, algorithm, arch, has_all)
+    draft = draft_of(runner)
+    lanes, inp, chain, hidden_TE = batch(runner, tuple(range(2, 22)), 2)
+    wanted = replace(inp, logit_indices_L=torch.arange(60) % 40)
+    behind, empty = list[Tensor](), torch.empty
+
+    def guarded(size: Any, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        if dtype != torch.uint8:
+            return empty(size, dtype=dtype)
+        memory = empty(size + GUARD, dtype=dtype)
+        behind.append(memory[size:].fill_(0xA5))
+        return memory[:size]
+
+    monkeypatch.setattr(torch, "empty", guarded)
+    draft.run_layer(0, inp, hidden_TE, lanes.kv)
+    draft.likeliest(wanted, hidden_TE, lanes.kv)
+    draft.chain(chain, inp.input_ids_T[:20], hidden_TE[:20], lanes.kv)
+    assert len(behind) == 3 and all(bool((each == 0xA5).all()) for each in behind)
 
 
 def test_no_rows_have_no_proposals(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.runner import DraftSource, ModelRunner
 from protocol.errors import CheckpointError
-from testkit.checkpoints import make_checkpoint
+from testkit.checkpoints import OF_EXPERTS, Architecture, make_checkpoint
 from tests.drafts import make_draft
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -182,10 +182,12 @@ def test_a_model_without_draft_layers(target: Path) -> None:
     assert "eagle and eagle3 take a draft from a folder of its own" in sentence
 
 
-def test_draft_layers_with_experts(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+@pytest.mark.parametrize("arch", [arch for arch in OF_EXPERTS if arch != "glm4_moe"])
+def test_draft_layers_of_experts_that_are_not_read(tmp_path: Path, arch: Architecture) -> None:
+    make_checkpoint(tmp_path, arch, num_nextn_predict_layers=1)
     sentence = refused(tmp_path, tmp_path, "mtp")
-    assert sentence.startswith(f"{tmp_path}: --speculative-algorithm: got mtp, but draft layers with experts are not")
+    assert sentence.startswith(f"{tmp_path}: --speculative-algorithm: got mtp, but draft layers of {arch} are not supp")
+    assert "eagle and eagle3 take a draft from a folder of its own" in sentence
 
 
 def test_published_bin_files_are_refused_with_their_conversion(tmp_path: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model.collectives import Collectives
+from model.cpu_experts import CpuExperts
 from model.inputs import ModelInput
 from model.mlp import Mlp, Sharded
 from model.runner import DraftSource, ModelRunner, Runner
@@ -160,11 +161,13 @@ def test_a_size_that_does_not_divide_is_refused_before_anything_is_loaded(tmp_pa
     met(3, main)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle"])
-def test_a_draft_has_a_whole_mlp_and_enters_no_collective(tmp_path: Path, kind: str) -> None:
-    if kind == "mtp":
-        loaded_mtp(tmp_path / "target", "qwen2")
-        source = DraftSource("mtp", tmp_path / "target", 3)
+@pytest.mark.parametrize("kind", ["mtp", "mtp with experts", "eagle"])
+def test_a_draft_has_a_whole_feed_and_enters_no_collective(tmp_path: Path, kind: str) -> None:
+    if kind != "eagle":
+        arch: Architecture = "qwen2" if kind == "mtp" else "glm4_moe"
+        num_layers = 3 if kind == "mtp" else 1
+        loaded_mtp(tmp_path / "target", arch, num_layers)
+        source = DraftSource("mtp", tmp_path / "target", num_layers)
     else:
         make_checkpoint(tmp_path / "target", "qwen3")
         source = DraftSource("eagle", make_draft(tmp_path / "draft", tmp_path / "target", "eagle", "qwen3"))
@@ -172,7 +175,8 @@ def test_a_draft_has_a_whole_mlp_and_enters_no_collective(tmp_path: Path, kind: 
     def main(ranks: MetCollectives) -> None:
         runner = ModelRunner.load(tmp_path / "target", device="cpu", collectives=ranks, draft=source)
         assert runner.draft is not None
-        assert all(isinstance(layer.feed, Mlp) for layer in runner.draft.layers)
+        kinds = CpuExperts if kind == "mtp with experts" else Mlp
+        assert all(isinstance(layer.feed, kinds) and layer.feed.is_alone for layer in runner.draft.layers)
         assert all(isinstance(layer.feed, Sharded) for layer in runner.decoder.layers)
 
         script = Script(runner, ranks.rank)

@@ -35,6 +35,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 SAMPLED = replace(GREEDY, temperature=0.7)
 KINDS = ("eagle", "eagle3", "mtp", "two layers")
 NUM_LAYERS = 2
+MTP_NORMS = ("hidden", "token", "final")
 CHAIN, TREE = (1, 0), (3, 8)  # top-k and nodes
 NUM_KV_TOKENS = 2400
 
@@ -54,8 +55,9 @@ def runner_with(kind: str, arch: Architecture, scratch: Path) -> ModelRunner:
         elif kind == "eagle3":
             make_draft(folder, target, kind, "llama")
         else:
-            add_mtp(shutil.copytree(target, folder), NUM_LAYERS)  # of which "mtp" uses the first one
-            fit_layers(folder, arch)
+            num_layers = 1 if arch == "glm4_moe" else NUM_LAYERS  # of which "mtp" uses the first one
+            add_mtp(shutil.copytree(target, folder), num_layers)
+            fit_layers(folder, arch, num_layers)
     if kind in ("eagle", "eagle3"):
         return ModelRunner.load(target, device="cpu", dtype="float32", draft=DraftSource(kind, folder))
     source = DraftSource("mtp", folder, NUM_LAYERS if kind == "two layers" else 1)
@@ -83,28 +85,35 @@ def fit(folder: Path, arch: Architecture) -> None:
 
 
 @torch.no_grad()
-def fit_layers(folder: Path, arch: Architecture) -> None:
-    """The same for MTP layers: each joins what the one before gave with the token behind it."""
-    expected = reference(arch)
+def fit_layers(folder: Path, arch: Architecture, num_layers: int) -> None:
+    """The same for MTP layers: each joins what the one before gave with the token behind it. That of a GLM keeps its
+    own embedding, and its head becomes the model's."""
+    expected, is_glm = reference(arch), arch == "glm4_moe"
     model = model_of(expected.folder)
     texts = [torch.tensor([*each, *more]) for each, more in zip(expected.prompts, expected.continuations, strict=True)]
     features = [model(ids[None], output_hidden_states=True).hidden_states[-1][0] for ids in texts]
     hidden = features
     tensors = load_file(folder / "model.safetensors")
-    for index in range(NUM_LAYERS):
-        layer = f"model.mtp_layers.{index}"
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            tensors[f"{layer}.{name}.weight"].zero_()
-        for name in ("hidden", "token", "final"):
-            tensors[f"{layer}.{name}_layernorm.weight"].fill_(1)
+    embedding_VE, project = tensors["model.embed_tokens.weight"], "eh_proj" if is_glm else "input_proj"
+    norms = ("hnorm", "enorm", "shared_head.norm") if is_glm else [f"{name}_layernorm" for name in MTP_NORMS]
+    for index in range(num_layers):
+        layer = f"model.layers.{model.config.num_hidden_layers}" if is_glm else f"model.mtp_layers.{index}"
+        for name in tensors:
+            if name.startswith(f"{layer}.") and name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensors[name].zero_()
+        for name in norms:
+            tensors[f"{layer}.{name}.weight"].fill_(1)
+        if is_glm:
+            tensors[f"{layer}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+            embedding_VE = tensors[f"{layer}.embed_tokens.weight"]
         inputs = []
         for ids, hidden_SE in zip(texts, hidden, strict=True):
-            after_SE = model.get_input_embeddings()(ids[1 + index :])
-            both = (hidden_SE[: len(after_SE)], after_SE)
+            after_SE = embedding_VE[ids[1 + index :]]
+            both = (hidden_SE[: len(after_SE)], after_SE)[:: -1 if is_glm else 1]
             inputs.append(torch.cat([F.rms_norm(each, each.shape[-1:], eps=1e-5) for each in both], -1))
         wanted = torch.cat([each[1 + index :] for each in features])
         weight = torch.linalg.lstsq(torch.cat(inputs), wanted).solution.T.contiguous()
-        tensors[f"{layer}.input_proj.weight"] = weight
+        tensors[f"{layer}.{project}.weight"] = weight
         hidden = [F.rms_norm(each @ weight.T, weight.shape[:1], eps=1e-5) for each in inputs]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -139,6 +148,16 @@ def test_tokens_of_experts_are_those_without_a_draft(
     kind: str, tree: tuple[int, int], arch: Architecture, scratch: Path
 ) -> None:
     check_a_draft(kind, tree, "1P1D", 16, True, arch, scratch)
+
+
+@pytest.mark.parametrize(
+    ("topology", "page_size", "overlap"),
+    first(2, [("1P1D", 16, True), ("1U", 1, True), ("1U", 16, False), ("1P1D", 1, False), ("2P2D", 16, True)]),
+)
+def test_tokens_of_a_glm_with_its_own_layer_are_those_without(
+    topology: str, page_size: int, overlap: bool, scratch: Path
+) -> None:
+    check_a_draft("mtp", CHAIN, topology, page_size, overlap, "glm4_moe", scratch)
 
 
 @pytest.mark.parametrize("combination", [full(each) for each in PAIRWISE if each.arch in OF_EXPERTS], ids=str)
