@@ -231,9 +231,9 @@ def in_words(report: Report, asked: Asked) -> Iterator[str]:
     if report.draft_layers:
         each = " for each rank" if asked.dp_size > 1 else ""
         sizes = f"weights {_size(report.draft_weights)}{each}, KV {report.draft_kv_of_a_token:,} bytes a token"
-        yield f"a draft by these layers (--speculative-algorithm mtp) takes as well: {sizes}"
+        yield f"a draft by its own layers (--speculative-algorithm mtp) takes as well: {sizes}"
     elif report.draft_refused:
-        yield f"no draft by layers of its own (--speculative-algorithm mtp): {report.draft_refused}"
+        yield f"no draft by its own layers (--speculative-algorithm mtp): {report.draft_refused}"
     fit = f"in which {report.requests_at_once:,} such contexts fit beside the weights"
     yield f"available: {_size(report.available)}, {fit}"
     yield from (f"hint: {hint}" for hint in report.hints)

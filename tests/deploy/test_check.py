@@ -82,9 +82,9 @@ def test_a_draft_in_the_folder_and_what_a_worker_holds_more_with_it(
 
     lines = list(in_words(report, wanted))
     assert any(line.endswith(f"; {'1 draft layer' if num_layers == 1 else '2 draft layers'}") for line in lines)
-    sizes = f"{report.draft_weights / (1 << 20):.1f} MiB{' for each rank' if ranks > 1 else ''}"
+    sizes = f"weights {report.draft_weights / (1 << 20):.1f} MiB{' for each rank' if ranks > 1 else ''}"
     kv_bytes = f"KV {report.draft_kv_of_a_token:,} bytes a token"
-    assert f"a draft by these layers (--speculative-algorithm mtp) takes as well: weights {sizes}, {kv_bytes}" in lines
+    assert f"a draft by its own layers (--speculative-algorithm mtp) takes as well: {sizes}, {kv_bytes}" in lines
     first = "model.layers.3.eh_proj.weight" if arch == "glm4_moe" else "model.mtp_layers.0.final_layernorm.weight"
     assert first in report.tensors_not_read and any("are none of the model itself, such as" in line for line in lines)
 
@@ -97,7 +97,7 @@ def test_draft_layers_that_are_named_and_do_not_load_get_the_workers_sentence(tm
     assert report.draft_refused == str(raised.value) and report.draft_layers == report.draft_weights == 0
     lines = list(in_words(report, ASKED))
     assert "  no tokenizer: requests must send token ids; no chat template; no draft layers that load" in lines
-    assert f"no draft by layers of its own (--speculative-algorithm mtp): {raised.value}" in lines
+    assert f"no draft by its own layers (--speculative-algorithm mtp): {raised.value}" in lines
 
 
 def test_a_folder_without_draft_layers(tmp_path: Path) -> None:

@@ -45,6 +45,19 @@ def test_weights_are_views_over_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_tensors_of_the_same_bytes_are_equal(tmp_path: Path) -> None:
+    """With their dtype and shape. Those of fp8 are not, because their scales may differ."""
+    a = torch.arange(6.0).view(2, 3)
+    last, eight = a.clone(), a.to(torch.float8_e4m3fn)
+    last[1, 2] = 7
+    others = {"last": last, "shape": a.view(3, 2).clone(), "dtype": a.view(torch.int32).clone(), "narrow": a.bfloat16()}
+    save_file({"a": a, "b": a.clone(), "e": eight, "f": eight.clone()} | others, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.are_equal("a", "b") and checkpoint.taken == {}
+    pairs = [*(("a", name) for name in others), ("e", "f"), ("a", "none"), ("none", "a"), ("none", "none")]
+    assert [pair for pair in pairs if checkpoint.are_equal(*pair)] == []
+
+
 @pytest.mark.parametrize("part, own", [(Part(0, 2, 2), (slice(2, 4),)), (Part(1, 3, 3), (slice(None), slice(3, 6)))])
 def test_a_part_of_a_tensor_is_a_view_over_its_bytes_in_the_file(
     tmp_path: Path, part: Part, own: tuple[slice, ...]
