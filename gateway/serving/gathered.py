@@ -2,58 +2,21 @@
 
 from array import array
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 
-from gateway.words.events import (
-    CallBegin,
-    CallBroken,
-    CallDelta,
-    CallEnd,
-    Event,
-    Finish,
-    ReasoningDelta,
-    Step,
-    TextDelta,
-)
+from gateway.text.channels.fold import Folded
+from gateway.words.events import Finish, Step
 from gateway.words.scored import ScoredToken, SharedTokens
 from protocol.logprobs import packed, unpacked
 
 
-class GatheredText:
-    """A text that grows by pieces."""
-
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self.num_chars = 0
-
-    def add(self, piece: str) -> None:
-        """Appends a piece."""
-        self.pieces.append(piece)
-        self.num_chars += len(piece)
-
-    @property
-    def num_bytes(self) -> int:
-        """Its memory, at most."""
-        return 4 * self.num_chars + 64 * len(self.pieces)
-
-
-@dataclass(frozen=True)
-class GatheredCall:
-    """A call of a tool. `arguments`: JSON text."""
-
-    id: str
-    name: str
-    arguments: GatheredText = field(default_factory=GatheredText)
-
-
-class Gathered:
-    """One choice. `tells_all`: its log-probabilities are those of all its tokens; else of those whose text is shown."""
+class Gathered(Folded):
+    """One choice with its tokens. `tells_all`: its log-probabilities are those of all of them; else of those whose text
+    is shown."""
 
     def __init__(self, tells_all: bool = False) -> None:
+        super().__init__()
         self._tells_all = tells_all
-        self.text, self.reasoning = GatheredText(), GatheredText()
-        self._calls: dict[int, GatheredCall] = {}  # by number
         self.token_ids = array("i")
         self.finish: Finish | None = None
         self.echoed: Collection[ScoredToken] = ()  # tokens of the prompt
@@ -62,7 +25,7 @@ class Gathered:
     def take(self, step: Step) -> int:
         """Adds what the choice has gained. Returns the bytes of its log-probabilities."""
         for event in step.events:
-            self._take(event)
+            self.add(event)
         self.token_ids.extend(step.token_ids)
         self.finish = step.finish
         if not step.shown and not step.scores:  # nearly every call
@@ -80,39 +43,15 @@ class Gathered:
                 self.scored.add(token)
         return self.scored.num_bytes - num_before
 
-    def _take(self, event: Event) -> None:
-        match event:
-            case TextDelta(text):
-                self.text.add(text)
-            case ReasoningDelta(text):
-                self.reasoning.add(text)
-            case CallBegin(call, call_id, name):
-                self._calls[call] = GatheredCall(call_id, name)
-            case CallDelta(call, json):
-                self._calls[call].arguments.add(json)
-            case CallEnd():
-                pass  # a call tells all that it has, whole or cut
-            case CallBroken(call):
-                del self._calls[call]
-
-    @property
-    def calls(self) -> list[GatheredCall]:
-        """Those that are not broken, in order."""
-        return list(self._calls.values())
-
     @property
     def num_pieces(self) -> int:
         """Pieces of all its texts."""
-        return sum(len(text.pieces) for text in self._texts)
+        return sum(len(text.pieces) for text in self.texts)
 
     @property
     def num_bytes(self) -> int:
         """What it holds beside log-probabilities, at most. An echoed text is shared."""
-        return sum(text.num_bytes for text in self._texts) + 4 * len(self.token_ids)
-
-    @property
-    def _texts(self) -> tuple[GatheredText, ...]:
-        return (self.text, self.reasoning, *(call.arguments for call in self.calls))
+        return sum(text.num_bytes for text in self.texts) + 4 * len(self.token_ids)
 
 
 class PackedTokens(Collection[ScoredToken]):

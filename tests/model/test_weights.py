@@ -197,7 +197,8 @@ def test_each_weight_of_a_stack_of_experts_is_copied_by_one_operation(
     assert large == {feed.expert.width * 64: 3 * feed.count}, copies.of
     assert sum(copies.of.values()) <= 6 * feed.count + 2, copies.of
     for expert in experts:
-        assert all(linear.weight_OI.is_contiguous() for linear in (*expert.gate_up.linears, expert.down))
+        linears: tuple[Any, ...] = (*expert.gate_up.linears, expert.down)
+        assert all(linear.weight_OI.is_contiguous() for linear in linears)
 
 
 def test_other_sizes_than_those_of_the_config_are_named(tmp_path: Path) -> None:

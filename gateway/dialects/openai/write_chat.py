@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.serving.gathered import Gathered, GatheredCall, GatheredText
+from gateway.serving.gathered import Gathered
 from gateway.serving.parts import Later, text_json
+from gateway.text.channels.fold import GatheredCall, GatheredText
 from gateway.words.events import CallBegin, CallDelta, ReasoningDelta, Step
 
 Fields = dict[str, Any]

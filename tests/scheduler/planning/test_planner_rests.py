@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,11 @@ def test_a_prompt_counts_as_cached_what_it_finds_when_it_is_admitted_in_the_same
     for number in range(2000):
         planner.speculation.rests = rng.random() < 0.6
         prompt = (rng.randrange(2),) * rng.randrange(1, 20) + (2,) * rng.randrange(4)
-        how = {"grows": rng.random() < 0.7, "has_draft": rng.random() < 0.7, "alignment": rng.choice((0, 4, 8))}
+        how: dict[str, Any] = {
+            "grows": rng.random() < 0.7,
+            "has_draft": rng.random() < 0.7,
+            "alignment": rng.choice((0, 4, 8)),
+        }
         key = key_of(prompt) if rng.random() < 0.9 else None
         req = make_req(prompt, rng.choice((GRAMMAR, greedy(9))), name=f"r{number}")
         told = planner.num_cached(req, key, **how)
