@@ -314,7 +314,10 @@ class GraphedRunner:
         """In a group it raises NoGraph, on every rank, or GroupBroken: behind another failure of one rank, ranks would
         enter different collectives."""
         mixtures = [layer.feed for layer in self.config.layers if isinstance(layer.feed, ExpertsConfig)]
-        if not all(is_grouped(feed, self.device) for feed in mixtures):
+        are_grouped = all(is_grouped(feed, self.device) for feed in mixtures)
+        if mixtures and self.collectives is not None:
+            are_grouped = agree(self.collectives, are_grouped, self.device)
+        if not are_grouped:
             raise NoGraph("the host reads how many tokens each expert has")
         try:
             self._graphs.capture(kv, lanes, sizes)

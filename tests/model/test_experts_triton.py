@@ -128,7 +128,11 @@ def test_a_graph_gives_what_its_tokens_give_without_one(case: ExpertsCase) -> No
     out_TE, others_TE = torch.empty_like(x_TE), x_TE.flip(1).contiguous()
     wanted_TE = grouped(others_TE, PASSES)
     grouped(x_TE, PASSES)
-    replay = CudaCapture()(lambda: out_TE.copy_(grouped(x_TE, PASSES)) and None)
+
+    def run() -> None:
+        out_TE.copy_(grouped(x_TE, PASSES))
+
+    replay = CudaCapture()(run)
     x_TE.copy_(others_TE)
     replay()
     assert torch.equal(out_TE, wanted_TE)

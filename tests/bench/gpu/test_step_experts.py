@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu import step_experts
+from bench.gpu.shape import random_runner
 from bench.gpu.step_experts import SHAPES, Mixture, measure_experts, others_alone
 from bench.gpu.timing import Limits
 from bench.records import Goal, Note
@@ -103,10 +104,9 @@ def test_a_host_that_waits_for_the_device_is_a_fault(tmp_path: Path, monkeypatch
 
 
 def test_a_gpu_without_triton_has_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = step_experts.random_runner
     monkeypatch.setattr(
-        step_experts, "random_runner", lambda fields, _, *rest, **named: runner(fields, "cpu", *rest, **named)
+        "bench.gpu.step_experts.random_runner",
+        lambda _, device, *rest, **named: random_runner(SHAPES["cpu"], "cpu", *rest, **named),
     )
-    monkeypatch.setitem(step_experts.SHAPES, "cuda", SHAPES["cpu"])
     with pytest.raises(RuntimeError, match="Triton is not installed"):
         Mixture.of("cuda", "float32")
