@@ -1,6 +1,6 @@
 """A mixture of experts: a router sends each token to a few experts, each a small MLP, and the results are summed.
 
-This is the form for any device; on a CPU cpu_experts.py computes the same in C.
+This is the form for any device; cpu_experts.py computes the same on a CPU in C, experts_triton.py on a GPU.
 Scores, choice and weights are float32, and so is the sum. A router's product is computed in float64, because torch's
 float32 products round differently on other numbers of threads and beside other rows, and all ranks of a group must
 choose the same experts. The experts of a token are added in the order of their numbers, whatever other tokens there
@@ -9,6 +9,7 @@ Shapes: T tokens, E hidden, X experts, K experts of a token, G groups of experts
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 import torch
@@ -18,9 +19,15 @@ from torch import Tensor
 from model.mlp import Share
 from model.passes import Passes
 from protocol.messages_group import StepShape
-from runtime.model_parts import RouterConfig
+from runtime.model_parts import ExpertsConfig, RouterConfig
 
 LEAST_SUM: Final = 1e-20  # added to the sum that weights are divided by
+GROUPED_GATES: Final = ("silu", "clamped")  # of experts_triton.py
+
+
+def is_grouped(feed: ExpertsConfig, device: torch.device) -> bool:
+    """Whether experts_triton.py computes it, where the host reads nothing back: on a GPU, if Triton is installed."""
+    return device.type == "cuda" and find_spec("triton") is not None and feed.expert.gate in GROUPED_GATES
 
 
 @dataclass(frozen=True)

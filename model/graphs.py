@@ -24,12 +24,14 @@ from torch import Tensor
 from model.collectives import Collectives, agree, outside_steps
 from model.cuda_capture import Capture, CudaCapture, Run
 from model.draft import chain_by_steps, likeliest_by_logits
+from model.experts import is_grouped
 from model.inputs import ModelInput, padding
 from model.loaded_draft import LoadedDraft
 from model.paged_kv import PagedKv
 from model.runner import Runner
 from protocol.errors import ConfigError, GroupBroken
 from runtime.log import get_log
+from runtime.model_parts import ExpertsConfig
 
 T = TypeVar("T")
 log = get_log("graphs")
@@ -311,7 +313,11 @@ class GraphedRunner:
     def _capture_target(self, kv: PagedKv, lanes: Lanes, sizes: tuple[int, ...]) -> None:
         """In a group it raises NoGraph, on every rank, or GroupBroken: behind another failure of one rank, ranks would
         enter different collectives."""
-        if self.config.has_experts:
+        mixtures = [layer.feed for layer in self.config.layers if isinstance(layer.feed, ExpertsConfig)]
+        are_grouped = all(is_grouped(feed, self.device) for feed in mixtures)
+        if mixtures and self.collectives is not None:
+            are_grouped = agree(self.collectives, are_grouped, self.device)
+        if not are_grouped:
             raise NoGraph("the host reads how many tokens each expert has")
         try:
             self._graphs.capture(kv, lanes, sizes)

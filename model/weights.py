@@ -18,7 +18,7 @@ from model.checkpoint import Checkpoint, Part, Taken
 from model.collectives import Collectives
 from model.cpu_experts import CpuExperts
 from model.cpu_kernels import CpuKernels
-from model.experts import Experts, Router
+from model.experts import Experts, Router, is_grouped
 from model.host_memory import return_free_memory
 from model.layer import Attention, DecoderLayer
 from model.linear import AnyLinear, Linear, Pack, ParallelLinears, Unpacked, parallel_linears, unpacked
@@ -226,6 +226,10 @@ class Weights:
         )
         shared = self._mlp(f"{prefix}.shared_experts", feed.shared) if feed.shared else None
         mixture = Experts(router, experts, shared)
+        if is_grouped(feed, self.device):
+            from model.experts_triton import TritonExperts  # noqa: PLC0415 - an optional package, for GPUs
+
+            return TritonExperts.of(mixture)
         in_c = CpuExperts.of(self.kernels, mixture) if self.kernels else None
         return in_c or mixture
 

@@ -27,6 +27,7 @@ STEPS: Final = (
     Step("handoff", "step_tests", 90, "the tests that need a device for themselves, one by one"),
     Step("trace", "step_trace", 30, "the kernels of a decode step by time, and the gaps between them"),
     Step("passes", "step_kernels", 45, "Triton's kernels beside torch's operations"),
+    Step("experts", "step_experts", 25, "the experts of a layer, grouped, beside one product per expert"),
     Step("sampler", "step_sampler", 40, "draws, beside one read of the logits"),
     Step("drafts", "step_drafts", 50, "decode with a draft, and the bubble between extend and propose"),
     Step("prefill", "step_limits", 20, "prompts, beside the matrix-product peak"),

@@ -336,10 +336,24 @@ def test_graphs_give_the_tokens_of_the_cpu(tmp_path: Path, arch: Architecture, p
 
 @pytest.mark.parametrize("arch", OF_EXPERTS)
 def test_a_mixture_of_experts_decodes_without_graphs(tmp_path: Path, arch: Architecture) -> None:
-    """The host reads how many tokens each expert has, which no graph can capture."""
+    """Where they are not grouped, the host reads how many tokens each expert has, which no graph can capture."""
     plain = ModelRunner.load(make_checkpoint(tmp_path / "m", arch), device="cpu", dtype="float32")
     runner, lanes = graphed(plain, 16, max_batch=4)
     assert runner.why_none == "the host reads how many tokens each expert has" and runner.max_graphed == 0
     prompts = [random_prompt(5 + 7 * seed, 307, seed) for seed in range(4)]
     assert decode_together(lanes, prompts, [6] * 4) == [Lanes(plain, 16).generate(prompt, 6) for prompt in prompts]
     assert runner.num_replays == 0
+
+
+@pytest.mark.parametrize("arch", OF_EXPERTS)
+def test_grouped_experts_decode_with_graphs(
+    tmp_path: Path, arch: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host reads nothing back, as on a GPU with Triton."""
+    monkeypatch.setattr("model.graphs.is_grouped", lambda feed, device: device.type == "cpu" and feed.count > 0)
+    plain = ModelRunner.load(make_checkpoint(tmp_path / "m", arch), device="cpu", dtype="float32")
+    runner, lanes = graphed(plain, 16, max_batch=4)
+    assert runner.why_none == "" and runner.max_graphed == 4
+    prompts = [random_prompt(5 + 7 * seed, 307, seed) for seed in range(4)]
+    assert decode_together(lanes, prompts, [6] * 4) == [Lanes(plain, 16).generate(prompt, 6) for prompt in prompts]
+    assert runner.num_replays == 5

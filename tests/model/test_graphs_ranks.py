@@ -1,5 +1,6 @@
 """Graphs of the ranks of a group: all replay the graph of one size together, or none has graphs."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -262,5 +263,28 @@ def test_a_step_of_graphs_for_which_none_fits_is_refused() -> None:
             rank.decode([], StepShape(2, (0, 9), True))
         with pytest.raises(AssertionError, match="without the step of all ranks"):
             rank.graphed.forward(idle(), rank.lanes.kv)
+
+    met(2, main)
+
+
+@pytest.mark.parametrize("grouped", [(True, True), (True, False), (False, False)])
+def test_ranks_have_graphs_of_experts_if_all_group_them(
+    tmp_path: Path, grouped: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one of them Triton may be missing. A rank without requests replays the graphs, too."""
+    folder, own = make_checkpoint(tmp_path, "mixtral"), threading.local()
+    monkeypatch.setattr("model.graphs.is_grouped", lambda *_: own.is_grouped)
+    alone = Lanes(ModelRunner.load(folder, device="cpu"), 4)
+    expected = [alone.generate(random_prompt(3, 97, seed), 2) for seed in range(2)]
+
+    def main(ranks: MetCollectives) -> None:
+        own.is_grouped = grouped[ranks.rank]
+        rank = Rank(ModelRunner.load(folder, device="cpu", collectives=ranks))
+        assert rank.graphed.max_graphed == (4 if all(grouped) else 0)
+        assert rank.graphed.why_none == ("" if all(grouped) else "the host reads how many tokens each expert has")
+        lanes = rank.prefill((2, 0)[ranks.rank], StepShape(1, (6, 0)))
+        rank.decode(lanes, StepShape(2, (2, 0), all(grouped)))
+        assert rank.graphed.num_replays == all(grouped)
+        assert [lane.tokens[3:] for lane in lanes] == (expected if ranks.rank == 0 else [])
 
     met(2, main)

@@ -50,6 +50,7 @@ TABLES: Final = {  # a column of each table that a step has
         "Attention of decodes": "longest / tight",
         "Attention of a prompt": "ours / torch",
     },
+    "experts": {"Experts": "torch / grouped"},
     "sampler": {"A draw": "device / one read"},
     "trace": {"Where a step's time goes": "idle", "Kinds of kernels": "floor / us", "Kernels by time": "share"},
     "drafts": {

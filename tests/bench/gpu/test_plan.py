@@ -4,7 +4,7 @@ import pytest
 
 from bench.gpu.plan import CALL_S, START_S, STEP_S, STEPS, TOTAL_S, calls, chosen, limit_s
 
-ORDER = "smoke tests handoff trace passes sampler drafts prefill decode ipc serve parity".split()
+ORDER = "smoke tests handoff trace passes experts sampler drafts prefill decode ipc serve parity".split()
 
 
 def test_the_steps_stand_in_their_order_what_is_least_known_first() -> None:
