@@ -383,10 +383,11 @@ def test_a_budget_of_reasoning_tokens_makes_a_grammar(tmp_path: Path) -> None:
     for calls in (HERMES, None):
         found = thinking(tmp_path, calls)
         assert found.takes_budgets and found.shape_of(chat()) is None
-        for name in ("thinking_token_budget", "thinking_budget"):
-            asked = found.shape_of(chat(**{name: 5}))
+        budgets: list[dict[str, Any]] = [{"thinking_token_budget": 5}, {"thinking_budget": 5}]
+        for budget in budgets:
+            asked = found.shape_of(chat(**budget))
             assert asked is not None and asked.source["reasoning"]["budget"] == 5 and not asked.source["is_forced"]
-            assert found.renders_for_shape(chat(**{name: 5}))
+            assert found.renders_for_shape(chat(**budget))
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
@@ -403,7 +404,7 @@ def test_a_budget_beside_tools_or_a_grammar_of_the_whole_answer(tmp_path: Path, 
 @pytest.mark.parametrize("more", [{}, {"guided_regex": "a"}])
 @pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
 def test_a_budget_that_no_answer_can_keep_is_refused(folder: Path, name: str, more: dict[str, Any]) -> None:
-    found, asked = translator(folder), chat(**{name: 5}, **more)
+    found, asked = translator(folder), chat(**{name: 5, **more})
     assert not found.takes_budgets
     with pytest.raises(BadRequest, match=rf"^{name}: got a budget, but the model's answers") as caught:
         found.prompts(asked, Limits())
