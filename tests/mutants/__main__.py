@@ -14,7 +14,7 @@ from runtime.clock import MonotonicClock
 from tests.mutants.changed import UNDONE, changed_functions, default_before, product, undone
 from tests.mutants.generate import Function, Generated, functions
 from tests.mutants.harmless import is_harmless
-from tests.mutants.judging import share_by_room, trace
+from tests.mutants.judging import judge_first, share_by_room, trace
 from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import MUTANTS
 from tests.mutants.run import KILLER_S, ROOT, Copy, Verdict, baseline, judge_all
@@ -82,7 +82,7 @@ def said_of_changed(names: Sequence[str], before: str, num_mutants: int) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return (
         f"Changed since {before}: {', '.join(names[:MOST_NAMED])}{more}. {num_mutants} generated mutants."
-        " Their tests run once without any; that takes minutes.\n"
+        " First, tests that are named like these files judge the change as a whole.\n"
     )
 
 
@@ -93,12 +93,30 @@ def _undone(found: Sequence[Function], before: str) -> list[Generated]:
 
 def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sample: bool) -> list[Verdict] | None:
     """None if tests of a change fail without any mutant. A sample goes on without the files of such tests."""
-    judge, wrong = trace(copies, mutants)
+    noticed: list[Verdict] = []
+    if not is_sample:
+        noticed, wrong = judge_first(copies[0], [mutant for mutant in mutants if mutant.operator == UNDONE])
+        if wrong:
+            sys.stdout.write(f"Tests notice the change, for they fail with it:\n{wrong}\n")
+            return None
+        sys.stdout.write(said_of_first(noticed))
+        sys.stdout.flush()
+
+    left = [mutant for mutant in mutants if all(mutant is not verdict.mutant for verdict in noticed)]
+    judge, wrong = trace(copies, left) if left else (None, "")
     if wrong:
         sys.stdout.write(f"Without any mutant the tests already fail:\n{wrong}\n")
         if not is_sample:
             return None
-    return judge_all(copies, mutants, judge.judge)
+    return noticed if judge is None else [*noticed, *judge_all(copies, left, judge.judge)]
+
+
+def said_of_first(noticed: Sequence[Verdict]) -> str:
+    """What a person reads when the tests that are named like the changed files have judged the functions as before."""
+    return "".join(f"{verdict.line}\n" for verdict in noticed) + (
+        "Now the tests of the rooms, and of what imports the files, run once without any mutant, which takes minutes."
+        " Then they judge the other mutants.\n"
+    )
 
 
 def _judge_kept(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict] | None:

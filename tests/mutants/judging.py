@@ -1,4 +1,4 @@
-"""Has tests judge generated mutants. Which tests: see `Judge.tests_for`."""
+"""Has tests judge generated mutants. Which tests: see `judge_first`, then `Judge.tests_for`."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -51,6 +51,27 @@ class Judge:
 
     def _cpu_s(self, tests: Sequence[str]) -> float:
         return sum(self._ran[test].cpu_s for test in tests)
+
+
+def judge_first(copy: Copy, mutants: Sequence[Generated]) -> tuple[list[Verdict], str]:
+    """Has the test files that are named like a mutant's file judge it: a first word within seconds. Returns the mutants
+    that they notice. The text says which of these tests fail without any mutant."""
+    candidates = Candidates(copy.texts)
+    by_path = {mutant.path: tests for mutant in mutants if (tests := candidates.mirror(mutant.path))}
+    if not by_path:
+        return [], ""
+    status, output = copy.pytest(sorted({test for tests in by_path.values() for test in tests}))
+    if status not in (0, NO_TESTS):
+        return [], output[-3000:]
+
+    noticed = []
+    for mutant in mutants:
+        if (tests := by_path.get(mutant.path)) is not None:
+            with copy.changed(mutant.path, mutant.text(copy.texts[mutant.path])):
+                status, output = copy.pytest(["--timeout", str(STALLED_S), *tests], round(5 * MOST_S))
+            if status not in (0, NO_TESTS):
+                noticed.append(Verdict(mutant, killer(status, output, round(5 * MOST_S))))
+    return noticed, ""
 
 
 def killer(status: int, output: str, limit_s: int) -> str:

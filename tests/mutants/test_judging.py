@@ -7,7 +7,7 @@ import pytest
 
 from tests.mutants.candidates import Candidates
 from tests.mutants.generate import Generated, functions, mutants_of
-from tests.mutants.judging import MOST_S, Judge, killer, share_by_room, trace
+from tests.mutants.judging import MOST_S, Judge, judge_first, killer, share_by_room, trace
 from tests.mutants.run import Copy, Verdict, judge_all
 from tests.mutants.tracing import Ran
 
@@ -60,7 +60,7 @@ def test_a_mutant_is_noticed_by_a_test_that_enters_its_function_and_others_survi
     assert judge.tests_for(endless) == ["tests/room/test_sum.py", "tests/room/test_other.py"]
     assert judge.tests_for(unused) == ["tests/room/test_sum.py"]
 
-    verdicts = judge_all([copy], [add, unused, endless], lambda copy, each: judge.judge(copy, each, 2))
+    verdicts = judge_all([copy], [add, unused, endless], lambda copy, each: judge.judge(copy, each, 15))
     assert verdicts[0].killer == "tests/room/test_sum.py::test_add"
     assert verdicts[1].killer is None and "no unit test enters" in verdicts[1].line
     assert verdicts[2].killer is not None and "CPU time" in verdicts[2].killer
@@ -75,6 +75,21 @@ def test_tests_that_fail_without_a_mutant_are_told(copy: Copy) -> None:
     judge, wrong = trace([copy], [mutant("add", "a number off by one")])
     assert "test_add" in wrong and "no_such_module" in wrong
     assert judge.tests_for(mutant("count", "drop a change")) == ["tests/room/test_other.py"]
+
+
+@pytest.mark.slow
+def test_files_named_like_the_changed_one_judge_it_first(copy: Copy) -> None:
+    add, endless = mutant("add", "a number off by one"), mutant("unused", "drop a not")
+    noticed, wrong = judge_first(copy, [add, endless])
+    assert wrong == "" and [verdict.mutant for verdict in noticed] == [add]
+    assert noticed[0].killer == "tests/room/test_sum.py::test_add"
+    assert (copy.folder / "room/sum.py").read_text() == SUM
+
+    (copy.folder / "tests/room/test_sum.py").write_text("def test_add():\n    assert False\n")
+    noticed, wrong = judge_first(copy, [add])
+    assert noticed == [] and "test_add" in wrong, "the change itself is noticed"
+    copy.texts = {name: text for name, text in copy.texts.items() if name != "tests/room/test_sum.py"}
+    assert judge_first(copy, [add]) == ([], "")
 
 
 def test_the_quickest_that_enter_the_function_follow_those_of_its_name_up_to_a_minute() -> None:

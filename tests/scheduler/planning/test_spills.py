@@ -1,5 +1,6 @@
 """Choices whose KV is in host memory, with an executor that only remembers: what is sent, counted and given back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,6 +183,25 @@ def test_nobody_is_admitted_before_it_comes_back_and_the_first_one_comes_first()
     done(planner, executor)
     planner.make_room()
     assert planner.admit([other], 1)
+
+
+def test_the_first_that_finds_no_room_holds_back_a_later_one_that_would_find_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner, executor, long = decoding()
+    short, asked = make_req((1,), greedy(20), name="short"), list[int]()
+    planner.spill(long)
+    over(planner, executor, 52)
+    done(planner, executor)
+    spills = planner.spills
+    spills.away[short] = replace(spills.away[long], req=short)
+
+    def admit(prompt_len: int, *_: object, **__: object) -> None:
+        asked.append(prompt_len)
+
+    monkeypatch.setattr(planner.kv_manager, "admit", admit)
+    spills.copy_back()
+    assert asked == [long.prompt_len], "the short one is not asked for"
 
 
 def test_one_that_ends_while_it_lacks_a_page_holds_nobody_back() -> None:
