@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deploy.console import log_level_of
 from deploy.layout import gpu_of
-from deploy.model_folder import model_name
+from deploy.model_folder import NAMED_AT_HUB, is_at_hub, model_name
 from deploy.options import options_for
 from runtime.layered_config import Config, Origin
 from runtime.options import Kind
@@ -214,7 +214,8 @@ def worker_flags(config: Config) -> tuple[str, ...]:
             continue
         if option.name in _OF_THIS_COMMAND:
             continue
-        # the user may type the command in another folder
-        text = str(Path(setting.text).expanduser().resolve()) if option.is_path else setting.text
+        text, may_be_hubs = setting.text, option.name in ("model", *NAMED_AT_HUB)
+        if option.is_path and not (may_be_hubs and is_at_hub(text)):  # the user may type the command in another folder
+            text = str(Path(text).expanduser().resolve())
         flags += [f"{option.flag}={text}"] if option.kind is Kind.SWITCH else [option.flag, text]
     return tuple(flags)

@@ -88,6 +88,13 @@ def test_the_command_starts_such_a_worker() -> None:
     assert replacement("decode", "tcp://127.0.0.1:5", (), workers=1) == start
 
 
+def test_the_command_has_names_at_a_hub_as_they_are_and_folders_with_their_paths() -> None:
+    named = {"model": "org/tiny", "revision": "v1", "tokenizer": "org/texts", "keys": "org/keys"}
+    flags = worker_flags(find_config(CommandLine("serve", named), {}))
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert given == {f"--{name}": text for name, text in named.items()} | {"--keys": str(Path("org/keys").resolve())}
+
+
 @pytest.mark.parametrize("typed", [{}, {"gpus": "2,3"}, {"device": "cuda"}])
 def test_the_command_starts_it_on_the_same_gpu(typed: dict[str, str]) -> None:
     config = find_config(CommandLine("serve", {**typed, "decode": "2"}), {})
