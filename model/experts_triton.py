@@ -142,7 +142,7 @@ class TritonExperts(Experts):
         tiles, first = self.tiles, self.parts[0]
         hidden, width = first.down_EI.shape
         num_experts, num_pairs = len(self.parts), chosen_TK.numel()
-        num_blocks = min(num_pairs, num_pairs // tiles.rows + num_experts)  # see _sort
+        num_blocks = min(num_pairs, num_pairs // tiles.rows + num_experts)  # see sort_kernel
         pairs_P = torch.empty(num_pairs, dtype=torch.int32, device=x_TE.device)
         blocks_B3 = torch.empty((num_blocks, 3), dtype=torch.int32, device=x_TE.device)
         sort_kernel[(num_experts,)](
@@ -170,7 +170,7 @@ class TritonExperts(Experts):
         return each_PE
 
 
-def _sort(
+def _sort_for_experts(
     chosen_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     blocks_ptr: tl.tensor,
@@ -221,7 +221,7 @@ def _numbers_at(addresses_ptr: tl.tensor, expert: tl.tensor, part: tl.constexpr,
 _at: Any = triton.jit(_numbers_at)
 
 
-def _gate(
+def _gate_of_experts(
     x_ptr: tl.tensor,
     addresses_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
@@ -278,7 +278,7 @@ def _gate(
     tl.store(out_RC, inner_RC.to(inner_ptr.dtype.element_ty), mask=is_row_R1 & is_column_C[None, :])
 
 
-def _down(
+def _down_of_experts(
     inner_ptr: tl.tensor,
     addresses_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
@@ -320,7 +320,7 @@ def _down(
     tl.store(each_RC, out_RC.to(each_ptr.dtype.element_ty), mask=is_row_R1 & is_column_C[None, :])
 
 
-def _sum(
+def _sum_of_experts(
     each_ptr: tl.tensor,
     weights_ptr: tl.tensor,
     shared_ptr: tl.tensor,
@@ -344,7 +344,7 @@ def _sum(
     tl.store(out_ptr + token * HIDDEN + column_N, total_N.to(out_ptr.dtype.element_ty), mask=is_column_N)
 
 
-sort_kernel: Any = triton.jit(_sort, do_not_specialize=["num_pairs"])  # it changes while a worker serves
-gate_kernel: Any = triton.jit(_gate)
-down_kernel: Any = triton.jit(_down)
-sum_kernel: Any = triton.jit(_sum)
+sort_kernel: Any = triton.jit(_sort_for_experts, do_not_specialize=["num_pairs"])  # it changes while a worker serves
+gate_kernel: Any = triton.jit(_gate_of_experts)
+down_kernel: Any = triton.jit(_down_of_experts)
+sum_kernel: Any = triton.jit(_sum_of_experts)

@@ -24,6 +24,7 @@ OPTIONAL = {
     "loadtest.verify.folder": "transformers",
     "model.attention_kernels": "triton",
     "model.attention_triton": "triton",
+    "model.experts_triton": "triton",
     "model.page_copies_triton": "triton",
     "model.passes_triton": "triton",
     "model.sampler_kernels": "triton",

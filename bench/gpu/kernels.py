@@ -16,7 +16,7 @@ NAME_CHARS: Final = 72
 KINDS: Final = (  # the first whose pattern is found in a kernel's name
     ("attention", r"attend|_number_splits|_combine_splits|flash|fmha|attention"),
     ("sampling", r"argmax|softmax|scan|cumsum|searchsorted|radix|topk|sampl|_draw|multinomial"),
-    ("products", r"gemm|gemv|nvjet|cutlass|xmma|splitk|cublas"),
+    ("products", r"gemm|gemv|nvjet|cutlass|xmma|splitk|cublas|_experts"),
     ("norms and passes", r"norm|_place|_gated|silu|rsqrt|rope|rotat|sin_kernel|cos_kernel|add<c10::bfloat16>"),
     ("copies and bookkeeping", r"mem(cpy|set)|copy|fill|index|gather|scatter|\bcat|arange|where|long|bool|embedding"),
 )

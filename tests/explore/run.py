@@ -126,7 +126,7 @@ class Run:
             draft_seed=draft_seed,
             num_draft_layers=load.num_layers,
             has_experts=load.has_experts,
-            max_graphed=GRAPHED if load.groups and not load.has_experts else 0,  # with experts nothing is captured
+            max_graphed=GRAPHED if load.groups else 0,
         )
         seated = {} if self.groups is None else {"seat": self.groups.seat, "num_served": load.num_served}
         self.cluster = make_cluster(

@@ -60,8 +60,7 @@ class RankSeat(Seat):
 
     def seated(self, runner: FakeRunner) -> FakeRunner:
         """See Seat."""
-        max_graphed = 0 if runner.has_experts else GRAPHED  # with experts nothing is captured
-        return replace(runner, collectives=self.group.collectives.join(self._forward), max_graphed=max_graphed)
+        return replace(runner, collectives=self.group.collectives.join(self._forward), max_graphed=GRAPHED)
 
     def link(self, host: Host, executor: Executor, clock: Clock) -> PeerLink:
         """See Seat. From now on its launches are checked."""

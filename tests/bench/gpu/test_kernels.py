@@ -89,6 +89,7 @@ def test_events_are_summed_by_name_and_by_kind() -> None:
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(cublasLt::Params)", "products"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute", "products"),
         ("_attend_splits", "attention"),
+        ("_gate_of_experts", "products"),
         ("_place", "norms and passes"),
         (NORM, "norms and passes"),
         (ADD, "norms and passes"),
