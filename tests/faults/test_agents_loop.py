@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -29,19 +30,22 @@ FLAGS = (
 )
 SOME = "--prefill 2 --decode 2 --max-total-tokens 8192"
 RANKS = "--prefill 1 --decode 2 --dp-size 2 --enable-dp-attention --max-total-tokens 4096"
-LITTLE = "--prefill 1 --decode 2 --context-length 2000 --max-total-tokens 2048"
+LITTLE = "--prefill 1 --decode 2 --context-length 2000 --max-total-tokens 2048 --num-reserved-decode-tokens 16"
 MARKER_LEN = 120  # tokens of a prompt that tell its agent from others
 ROOM = 8  # tokens: more than one delivery has, also with a draft
+MOST_ROUNDS = 20  # of each agent of the company, until some request was preempted
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop, on its own deployment. `company`: agents beside it, whose workers die as well."""
+    """One loop, on its own deployment. `company`: agents beside it, whose workers die as well. `preempts`: what counts
+    requests that were preempted; they go on until there are some. "": memory is enough."""
 
     seed: int
     flags: str = SOME
     company: int = 0
     num_turns: int = 8
+    preempts: str = ""
 
     def __str__(self) -> str:
         return f"loop{self.seed}"
@@ -50,8 +54,8 @@ class Loop:
 VARIANTS = {
     "drafts": Loop(101, f"{SOME} --speculative-algorithm eagle --speculative-adaptive false"),
     "ranks": Loop(102, RANKS),
-    "memory": Loop(103, LITTLE, company=3),
-    "memory-host": Loop(104, f"{LITTLE} --retract-to host", company=3),
+    "memory": Loop(103, LITTLE, company=5, preempts="request_retries_total reason=retracted"),
+    "memory-host": Loop(104, f"{LITTLE} --retract-to host", company=5, preempts="kv_spills_total"),
     "unified": Loop(105, "--prefill 0 --decode 0 --unified 2"),
 }
 LOOPS = [Loop(0, num_turns=4), *(broad(Loop(seed)) for seed in (1, 2)), *(full(Loop(seed)) for seed in range(3, 61))]
@@ -65,11 +69,36 @@ def serving(loop: Loop, folder: Path) -> Iterator[tuple[BatonProcess, Arming]]:
         yield baton, arming
 
 
+class Preempted:
+    """Whether requests were preempted. `counter`: a metric and its labels; "": none need be. A worker's counters end
+    with it, so each look counts."""
+
+    def __init__(self, baton: BatonProcess, counter: str) -> None:
+        self._baton = baton
+        self._name, *labels = counter.split() or [""]
+        self._labels = dict(label.split("=") for label in labels)
+        self._was_seen = not counter
+        assert not counter or not self.look(), "some were preempted before"
+
+    def look(self) -> bool:
+        """Whether some were until now."""
+        self._was_seen = self._was_seen or self._baton.metric(self._name, **self._labels) > 0
+        return self._was_seen
+
+
 class Killer:
     """Kills one worker in a turn, behind a token of its arguments. `calm`: what the turn says without that."""
 
-    def __init__(self, baton: BatonProcess, arming: Arming, marker: list[int], calm: Turn, rng: random.Random) -> None:
-        self._baton, self._arming, self._calm = baton, arming, calm
+    def __init__(
+        self,
+        baton: BatonProcess,
+        arming: Arming,
+        marker: list[int],
+        calm: Turn,
+        rng: random.Random,
+        preempted: Preempted,
+    ) -> None:
+        self._baton, self._arming, self._calm, self._preempted = baton, arming, calm, preempted
         self._after = rng.choice(calm.inside(ROOM))
         roles = {worker["role"] for worker in baton.workers()}
         self.victim = rng.choice(sorted(roles - {"prefill"}) * 2 + sorted(roles & {"prefill"}))
@@ -88,6 +117,7 @@ class Killer:
         assert arguments != calm_arguments, "the call is whole"
 
         proof = self._arming.proof("decoding", wait_until, lambda: self._baton.log_text()[-2000:])
+        self._preempted.look()  # of the victim's own, too
         self.fired, self.num_retries = pids_of(self._baton)[proof.victim], int(self.victim != "prefill")
         os.kill(self.fired, signal.SIGKILL)
         assert wait_until(lambda: state_of(self.fired) in "XZ"), "it survives"
@@ -125,20 +155,32 @@ def expect_loop(loop: Loop, folder: Path) -> None:
         calm = [Agent(baton.url, seed).run(loop.num_turns) for seed in seeds]
         baton.http.post("/flush_cache").raise_for_status()
 
-        agent, *others = [Agent(baton.url, seed) for seed in seeds]
+        agent, preempted = Agent(baton.url, seeds[0]), Preempted(baton, loop.preempts)
         marker = agent.prompt_ids(MARKER_LEN)
-        num_retries, lost = baton.metric("request_retries_total"), 0
-        with ThreadPoolExecutor(1 + loop.company) as pool:
-            company = [pool.submit(other.run, loop.num_turns) for other in others]
-            for turn in calm[0]:
-                killer = Killer(baton, arming, marker, turn, rng)
-                assert agent.go(killer).told == turn.told
-                assert killer.fired, "nothing died inside the arguments"
-                num_retries, lost = num_retries + killer.num_retries, lost + 1
-            assert [[turn.told for turn in ended.result()] for ended in company] == [
-                [turn.told for turn in turns] for turns in calm[1:]
-            ]
+        num_retries, lost, is_over = baton.metric("request_retries_total"), 0, Event()
 
+        def keep_company(seed: int, expected: list[Turn]) -> None:
+            """Loops of an agent, until the one under fire is over and some request was preempted."""
+            for _ in range(MOST_ROUNDS):
+                turns = Agent(baton.url, seed).run(loop.num_turns)
+                assert [turn.told for turn in turns] == [turn.told for turn in expected]
+                if preempted.look() and is_over.is_set():
+                    return
+
+        with ThreadPoolExecutor(1 + loop.company) as pool:
+            company = [pool.submit(keep_company, *each) for each in zip(seeds[1:], calm[1:], strict=True)]
+            try:
+                for turn in calm[0]:
+                    killer = Killer(baton, arming, marker, turn, rng, preempted)
+                    assert agent.go(killer).told == turn.told
+                    assert killer.fired, "nothing died inside the arguments"
+                    num_retries, lost = num_retries + killer.num_retries, lost + 1
+            finally:
+                is_over.set()
+            for kept in company:
+                kept.result()
+
+        assert preempted.look(), "nothing was preempted"
         assert baton.metric("request_retries_total") >= num_retries
         assert baton.wait_until(lambda: baton.metric("workers_lost_total") >= lost), "a death was not noticed"
         expect_calls(agent)

@@ -24,7 +24,7 @@ from gateway.words.places import TOOLS
 
 SHARED: Final = frozenset({"<tool_calls>", "<minimax:tool_call>"})  # markers between which all calls of a turn stand
 _ANY: Final = "/(?s:.*)/"
-_LINES: Final = "/\\n{1,2}/"  # before the first call: some templates write them there
+_LINES: Final = "/\\n{1,3}/"  # before the first call: some templates write them there, some behind thoughts as well
 
 
 def lark_of_calls(source: Mapping[str, Any]) -> str:

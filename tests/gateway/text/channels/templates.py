@@ -46,6 +46,12 @@ MINIMAX_CALLS = """
 {%- endfor %}{{- '</invoke>\n' }}{%- endfor %}{{- '</minimax:tool_call>' }}{%- endif %}"""
 MINIMAX = JSON_TOOLS + FOR + ROLE + THOUGHTS + CONTENT + MINIMAX_CALLS + END + END_FOR + PROMPT + "{{- '<think>\n' }}"
 
+LISTED_CALLS = """
+{%- if m.tool_calls %}{%- if m.content %}{{- '\n' }}{%- endif %}{{- '<tool_calls>\n' }}{%- for call in m.tool_calls %}
+{{- '{"name": "' ~ call.function.name ~ '", "arguments": ' ~ (call.function.arguments | tojson) ~ '}\n' }}
+{%- endfor %}{{- '</tool_calls>' }}{%- endif %}"""
+MINIMAX_M1 = JSON_TOOLS + FOR + ROLE + THOUGHTS + CONTENT + LISTED_CALLS + END + END_FOR + PROMPT
+
 PAIR_CALLS = """
 {%- for call in m.tool_calls or [] %}{{- '\n<tool_call>' ~ call.function.name ~ '\n' }}
 {%- for key, value in call.function.arguments | items %}{{- '<arg_key>' ~ key ~ '</arg_key>\n<arg_value>' }}
