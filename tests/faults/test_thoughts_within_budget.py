@@ -163,15 +163,17 @@ def test_without_a_budget_this_model_thinks_to_the_end(baton: BatonProcess) -> N
 def test_a_budget_is_kept_by_answers_that_are_preempted(baton: BatonProcess) -> None:
     """All at once, again and again until some were. Each answer is that of a calm moment. One prompt's choices fit into
     a worker's memory, those of two do not."""
+    preempted = partial(baton.metric, "request_retries_total", reason="retracted")
     asked = [body("text", number, BUDGET) | {"n": 4, "max_tokens": 200, "ignore_eos": True} for number in range(4)]
+    before = preempted()
     calm = [whole(baton, each) for each in asked]
     for choices, num_reasoning in calm:
         assert num_reasoning == 4 * BUDGET and all(choice.num_thoughts == BUDGET for choice in choices)
-    assert baton.metric("request_retries_total", reason="retracted") == 0, "none of these was preempted"
+    assert preempted() == before, "none of these was preempted"
     with ThreadPoolExecutor(len(asked)) as pool:
         for _ in range(MOST_WAVES):
             assert list(pool.map(partial(whole, baton), asked)) == calm
-            if baton.metric("request_retries_total", reason="retracted"):
+            if preempted() > before:
                 break
         else:
             pytest.fail("nothing was preempted")
