@@ -47,6 +47,7 @@ SIDE_BY_SIDE: Final = (
     "tests/model/test_attention_varlen.py",
     "tests/model/test_collectives_torch.py",
     "tests/model/test_cuda_capture.py",
+    "tests/model/test_experts_triton.py",
     "tests/model/test_graphs.py",
     "tests/model/test_idle_forward.py",
     "tests/model/test_page_copies_triton.py",

@@ -92,7 +92,8 @@ def whole(baton: BatonProcess, asked: dict[str, Any]) -> tuple[list[Told], int]:
 
 def streamed(baton: BatonProcess, asked: dict[str, Any]) -> tuple[list[Told], int]:
     """The same of a stream."""
-    choices, usage = [Told() for _ in range(asked.get("n", 1))], {}
+    choices = [Told() for _ in range(asked.get("n", 1))]
+    usage: dict[str, Any] = {}
     more = {"stream": True, "stream_options": {"include_usage": True}}
     with baton.http.stream("POST", "/v1/chat/completions", json=asked | more) as answer:
         assert answer.status_code == 200, answer.read()

@@ -66,9 +66,10 @@ def judge_first(copy: Copy, mutants: Sequence[Generated]) -> tuple[list[Verdict]
 
     noticed = []
     for mutant in mutants:
-        if (tests := by_path.get(mutant.path)) is not None:
+        if mutant.path in by_path:
             with copy.changed(mutant.path, mutant.text(copy.texts[mutant.path])):
-                status, output = copy.pytest(["--timeout", str(STALLED_S), *tests], round(5 * MOST_S))
+                named_alike = ["--timeout", str(STALLED_S), *by_path[mutant.path]]
+                status, output = copy.pytest(named_alike, round(5 * MOST_S))
             if status not in (0, NO_TESTS):
                 noticed.append(Verdict(mutant, killer(status, output, round(5 * MOST_S))))
     return noticed, ""

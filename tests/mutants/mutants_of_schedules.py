@@ -278,7 +278,7 @@ SCHEDULES = (
     ),
     Mutant(
         "a hit is one token too long",
-        "KvManager._find",
+        "KvManager._num_usable",
         "prompt_len if alignment else prompt_len - 1",
         "prompt_len",
         "no token is left from which the next one is drawn",
