@@ -148,7 +148,8 @@ def _ask(name: str, revision: str | None) -> _Answer:
         return _Answer(is_there=error.response.status_code < FAILING)
     except (OSError, HTTPError):
         return _Answer(is_there=False)
-    return _Answer(is_there=True, files=frozenset(file.rfilename for file in told.siblings or ()))
+    files = None if told.siblings is None else frozenset(file.rfilename for file in told.siblings)
+    return _Answer(is_there=True, files=files)
 
 
 def _not_whole(option: str, name: str, lacking: str) -> ConfigError:

@@ -123,9 +123,11 @@ def group_bytes(config: ModelConfig, dtype: str, *, num_ranks: int, tokens: int)
     with most of them computes `tokens`.
 
     Four tensors of as many rows for each rank live together: the gathered rows, this rank's parts of their MLP, the
-    parts with padding, and what the exchange brings.
+    parts with padding, and what the exchange brings. A mixture on a GPU has the result of each expert of a row as well
+    (model/experts_triton.py).
     """
-    return 4 * num_ranks * tokens * config.hidden_size * ITEM_BYTES[dtype]
+    num_tensors = 4 + max(layer.feed.num_results for layer in config.layers)
+    return num_tensors * num_ranks * tokens * config.hidden_size * ITEM_BYTES[dtype]
 
 
 def _token_bytes(config: ModelConfig, item_bytes: int) -> int:

@@ -138,14 +138,15 @@ def _joint(weights: Weights, prefix: str, names: MtpNames) -> Joint:
 
 def _own_table(weights: Weights, prefix: str, table: str | None, of_target: str) -> str | None:
     """What the layer's own embedding or head is called, if it has one that is not the target's. One that repeats the
-    target's is not held twice. Without numbers to compare it counts as another."""
+    target's is not held twice."""
     checkpoint, name = weights.checkpoint, f"{prefix}.{table}.weight"
     if table is None or name not in checkpoint:
         return None
-    if weights.device.type == "meta" or not checkpoint.are_equal(name, of_target):
+    is_equal = checkpoint.are_equal(name, of_target)
+    checkpoint.forget(name)
+    if not is_equal:
         return f"{prefix}.{table}"
     checkpoint.taken[name] = Taken(0, weights.dtype, is_view=False)
-    checkpoint.forget(name)
     return None
 
 

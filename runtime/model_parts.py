@@ -64,6 +64,11 @@ class MlpConfig:
         return 0
 
     @property
+    def num_results(self) -> int:
+        """How many experts give one token a result."""
+        return 0
+
+    @property
     def shared_out(self) -> Iterator["MlpConfig"]:
         """The MLPs whose intermediate values the ranks of a group share out."""
         yield self
@@ -148,6 +153,11 @@ class ExpertsConfig:
     def num_scores(self) -> int:
         """See MlpConfig."""
         return self.count
+
+    @property
+    def num_results(self) -> int:
+        """See MlpConfig."""
+        return self.router.num_chosen
 
     @property
     def shared_out(self) -> Iterator[MlpConfig]:

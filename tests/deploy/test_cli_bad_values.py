@@ -110,7 +110,7 @@ FLAGS = [
     (f"serve --model /{'a' * 5000}", "--model: cannot look into '/aaaa"),
     ("serve --model /proc/self/fd/x/y", "--model: folder '/proc/self/fd/x/y' does not exist"),
     ("serve --tokenizer /nowhere", "--tokenizer: folder '/nowhere' does not exist"),
-    ("serve --tokenizer some/thing", "only --model may be a hub's name, so download it first"),
+    ("serve --tokenizer some/thing", "--tokenizer: 'some/thing' is no folder here and not whole in the hub's cache"),
     ("serve --tokenizer-path /etc", "--tokenizer-path (here --tokenizer): folder '/etc' has no tokenizer.json"),
     ("gateway --tokenizer /etc/passwd", "--tokenizer: '/etc/passwd' is a file, expected a folder with tokenizer.json"),
     ("serve --tokenizer ~nobody-at-all/x", "--tokenizer: cannot look into '~nobody-at-all/x'"),

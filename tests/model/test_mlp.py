@@ -17,7 +17,7 @@ from model.mlp import Mlp, Sharded, check_divides, with_padding, without_padding
 from model.passes import Passes, TorchPasses
 from protocol.errors import ConfigError
 from protocol.messages_group import GroupPlace, StepShape
-from runtime.model_parts import AttentionConfig, LayerConfig, MlpConfig
+from runtime.model_parts import AttentionConfig, ExpertsConfig, LayerConfig, MlpConfig, RouterConfig
 from tests.doubles.hash_model import FakeRunner
 from tests.model.ranks import MetCollectives, met
 
@@ -292,3 +292,12 @@ def test_the_rows_of_a_group_take_no_more_memory_than_is_counted(size: int, coun
     norms = 4 * most * hidden * (2 + 4)  # of the own rows, counted as activations, and not needed meanwhile
     intermediate = 3 * size * most * each * 2
     assert counted * 0.5 < held.most <= counted + norms + intermediate
+
+
+def test_a_mixture_has_the_results_of_all_experts_of_a_row_beside_them() -> None:
+    """As model/experts_triton.py holds them."""
+    dense, router = FakeRunner().config, RouterConfig(num_chosen=8)
+    feed = ExpertsConfig(16, router, MlpConfig(32))
+    mixed = replace(dense, layers=(dense.layers[0], replace(dense.layers[0], feed=feed)))
+    of_dense, of_mixed = (group_bytes(each, "bfloat16", num_ranks=4, tokens=100) for each in (dense, mixed))
+    assert of_mixed - of_dense == 8 * 4 * 100 * dense.hidden_size * 2

@@ -22,6 +22,10 @@ from tests.mutants.sampling import sample
 
 MOST_CHANGED = 200  # generated mutants of what has changed; of a larger change, so many are drawn
 MOST_NAMED = 8  # functions that have changed
+REST = """\
+Now the tests of the rooms, and of what imports the files, run once without any mutant, which takes minutes.
+Then they judge the other mutants.
+"""
 
 
 def main() -> int:
@@ -95,11 +99,11 @@ def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sa
     """None if tests of a change fail without any mutant. A sample goes on without the files of such tests."""
     noticed: list[Verdict] = []
     if not is_sample:
-        noticed, wrong = judge_first(copies[0], [mutant for mutant in mutants if mutant.operator == UNDONE])
+        noticed, wrong = judge_first(copies[0], [mutant for mutant in mutants if mutant.operator == UNDONE], _tell)
         if wrong:
             sys.stdout.write(f"Tests notice the change, for they fail with it:\n{wrong}\n")
             return None
-        sys.stdout.write(said_of_first(noticed))
+        sys.stdout.write(REST)
         sys.stdout.flush()
 
     left = [mutant for mutant in mutants if all(mutant is not verdict.mutant for verdict in noticed)]
@@ -111,12 +115,9 @@ def _judge_generated(copies: Sequence[Copy], mutants: Sequence[Generated], is_sa
     return noticed if judge is None else [*noticed, *judge_all(copies, left, judge.judge)]
 
 
-def said_of_first(noticed: Sequence[Verdict]) -> str:
-    """What a person reads when the tests that are named like the changed files have judged the functions as before."""
-    return "".join(f"{verdict.line}\n" for verdict in noticed) + (
-        "Now the tests of the rooms, and of what imports the files, run once without any mutant, which takes minutes."
-        " Then they judge the other mutants.\n"
-    )
+def _tell(verdict: Verdict) -> None:
+    sys.stdout.write(f"{verdict.line}\n")
+    sys.stdout.flush()
 
 
 def _judge_kept(copies: Sequence[Copy], mutants: Sequence[Mutant]) -> list[Verdict] | None:

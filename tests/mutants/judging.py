@@ -1,7 +1,7 @@
 """Has tests judge generated mutants. Which tests: see `judge_first`, then `Judge.tests_for`."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,14 +53,16 @@ class Judge:
         return sum(self._ran[test].cpu_s for test in tests)
 
 
-def judge_first(copy: Copy, mutants: Sequence[Generated]) -> tuple[list[Verdict], str]:
+def judge_first(copy: Copy, mutants: Sequence[Generated], tell: Callable[[Verdict], None]) -> tuple[list[Verdict], str]:
     """Has the test files that are named like a mutant's file judge it: a first word within seconds. Returns the mutants
-    that they notice. The text says which of these tests fail without any mutant."""
+    that they notice; `tell` gets each at once. The text says which of these tests fail without any mutant."""
     candidates = Candidates(copy.texts)
     by_path = {mutant.path: tests for mutant in mutants if (tests := candidates.mirror(mutant.path))}
     if not by_path:
         return [], ""
-    status, output = copy.pytest(sorted({test for tests in by_path.values() for test in tests}))
+    limits, limit_s = ["--timeout", str(STALLED_S)], round(5 * MOST_S)
+    tests = sorted({test for tests in by_path.values() for test in tests})
+    status, output = copy.pytest([*limits, *tests], limit_s * len(by_path))
     if status not in (0, NO_TESTS):
         return [], output[-3000:]
 
@@ -68,10 +70,10 @@ def judge_first(copy: Copy, mutants: Sequence[Generated]) -> tuple[list[Verdict]
     for mutant in mutants:
         if mutant.path in by_path:
             with copy.changed(mutant.path, mutant.text(copy.texts[mutant.path])):
-                named_alike = ["--timeout", str(STALLED_S), *by_path[mutant.path]]
-                status, output = copy.pytest(named_alike, round(5 * MOST_S))
+                status, output = copy.pytest([*limits, *by_path[mutant.path]], limit_s)
             if status not in (0, NO_TESTS):
-                noticed.append(Verdict(mutant, killer(status, output, round(5 * MOST_S))))
+                noticed.append(Verdict(mutant, killer(status, output, limit_s)))
+                tell(noticed[-1])
     return noticed, ""
 
 

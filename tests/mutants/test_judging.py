@@ -79,17 +79,19 @@ def test_tests_that_fail_without_a_mutant_are_told(copy: Copy) -> None:
 
 @pytest.mark.slow
 def test_files_named_like_the_changed_one_judge_it_first(copy: Copy) -> None:
-    add, endless = mutant("add", "a number off by one"), mutant("unused", "drop a not")
-    noticed, wrong = judge_first(copy, [add, endless])
+    add, unused = mutant("add", "a number off by one"), mutant("unused", "drop a not")
+    told: list[Verdict] = []
+    noticed, wrong = judge_first(copy, [add, unused], told.append)
+    assert told == noticed
     assert wrong == "" and [verdict.mutant for verdict in noticed] == [add]
     assert noticed[0].killer == "tests/room/test_sum.py::test_add"
     assert (copy.folder / "room/sum.py").read_text() == SUM
 
     (copy.folder / "tests/room/test_sum.py").write_text("def test_add():\n    assert False\n")
-    noticed, wrong = judge_first(copy, [add])
+    noticed, wrong = judge_first(copy, [add], told.append)
     assert noticed == [] and "test_add" in wrong, "the change itself is noticed"
     copy.texts = {name: text for name, text in copy.texts.items() if name != "tests/room/test_sum.py"}
-    assert judge_first(copy, [add]) == ([], "")
+    assert judge_first(copy, [add], told.append) == ([], "")
 
 
 def test_the_quickest_that_enter_the_function_follow_those_of_its_name_up_to_a_minute() -> None:
