@@ -43,7 +43,12 @@ def is_hub_name(wanted: str) -> bool:
 def download(option: str, name: str, revision: str | None = None) -> Path:
     """The folder, in the hub's cache, of a model that this option names. What is not there is downloaded, if the hub
     can be reached. ConfigError says what to do if it cannot. Of `tokenizer` no weights are downloaded."""
-    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415  # takes half a second
+    try:
+        from huggingface_hub import constants, snapshot_download  # noqa: PLC0415  # takes half a second
+    except ValueError as error:  # it reads HF_ENDPOINT and others as it is imported
+        reason = without_secrets(str(error).partition("\n")[0])[:MAX_REASON]
+        what = f"huggingface_hub refuses an environment variable that begins with HF_: {reason}"
+        raise ConfigError(f"--{option}: {what}", param=option) from error
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # noqa: PLC0415  # HTTPError: of its HTTP client
         GatedRepoError,
         HTTPError,

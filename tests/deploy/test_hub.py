@@ -394,6 +394,15 @@ def test_a_download_that_ends_in_the_middle(hub: StubHub, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wrong", [{"HF_ENDPOINT": "http://h:99999"}, {"HF_HUB_ETAG_TIMEOUT": "soon"}], ids=str)
+def test_a_variable_that_the_package_refuses_is_one_sentence(wrong: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "deploy", "gateway", "--model", "org/other"]
+    done = subprocess.run(command, env={**os.environ, **wrong}, capture_output=True, text=True, check=False)
+    said = "--model: huggingface_hub refuses an environment variable that begins with HF_: "
+    assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
 def test_baton_serves_a_model_of_a_hub(tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in STORY.iterdir() if path.is_file()}
     with running_hub(StubHub({"org/story": files}, private="org/story")) as hub:
