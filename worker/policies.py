@@ -34,7 +34,7 @@ class Policies:
         return min(most, self.mixed_chunk_size + (decode_tokens if self.enable_mixed_chunk else 0))
 
     def prefix(self, num_cached: Callable[[A], int]) -> Callable[[A], int] | None:
-        """What a WaitingLine compares, if prefixes count: how much of a prompt it would find cached, in tokens."""
+        """`num_cached`, by which a WaitingLine compares prompts, if the policy counts cached prefixes; else None."""
         return None if self.schedule_policy == "fcfs" else num_cached
 
     def refusal(self, assign: Assign, num_waiting: int, kind: type[QueueFull] = QueueFull) -> QueueFull | None:

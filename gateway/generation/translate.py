@@ -392,7 +392,7 @@ def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:
 
 
 def _beside(prompt: PromptText | PromptIds | Conversation) -> tuple[str | Place, ...]:
-    """What a sentence about the length of this prompt names beside its place: a conversation's tools are in it."""
+    """A sentence about the length of this prompt names its tools beside its place, if it has some."""
     return (" with ", TOOLS) if isinstance(prompt, Conversation) and prompt.tools else ()
 
 

@@ -349,7 +349,7 @@ def test_a_mixture_of_experts_decodes_without_graphs(tmp_path: Path, arch: Archi
 def test_grouped_experts_decode_with_graphs(
     tmp_path: Path, arch: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the host reads nothing back, as on a GPU with Triton."""
+    """On a GPU with Triton the host reads nothing back."""
     monkeypatch.setattr("model.graphs.is_grouped", lambda feed, device: device.type == "cpu" and feed.count > 0)
     plain = ModelRunner.load(make_checkpoint(tmp_path / "m", arch), device="cpu", dtype="float32")
     runner, lanes = graphed(plain, 16, max_batch=4)

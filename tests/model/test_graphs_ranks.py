@@ -271,7 +271,7 @@ def test_a_step_of_graphs_for_which_none_fits_is_refused() -> None:
 def test_ranks_have_graphs_of_experts_if_all_group_them(
     tmp_path: Path, grouped: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one of them Triton may be missing. A rank without requests replays the graphs, too."""
+    """One rank may lack Triton. A rank without requests replays the graphs, too."""
     folder, own = make_checkpoint(tmp_path, "mixtral"), threading.local()
     monkeypatch.setattr("model.graphs.is_grouped", lambda *_: own.is_grouped)
     alone = Lanes(ModelRunner.load(folder, device="cpu"), 4)
