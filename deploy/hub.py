@@ -11,6 +11,7 @@ ended, too.
 """
 
 import re
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,7 +28,6 @@ MAX_LACKING: Final = 3  # files that a sentence names
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = "tokenizer.json"
-FAILING: Final = 500  # the status of a hub that fails, and those above
 BEGUN: Final = ".incomplete"  # ends the names of files whose download has not ended
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S*)")
 HOST: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?")
@@ -86,7 +86,7 @@ def download(option: str, name: str, revision: str | None = None) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:
         missing = MISSING.search(str(error))
-        raise _not_whole(option, name, brief_name(missing[1]) if missing else "") from error
+        raise _not_whole(option, name, brief_name(missing[1]) if missing else "", answer.status) from error
     except (OSError, ValueError, RuntimeError, HTTPError) as error:  # of the disk, the name, the connection
         text = str(error).replace(constants.ENDPOINT, hub)
         reason = without_secrets(text.partition("\n")[0])[:MAX_REASON]
@@ -94,7 +94,7 @@ def download(option: str, name: str, revision: str | None = None) -> Path:
 
     lacking = lacking_files(folder, of_tokenizer=option == "tokenizer")
     if lacking and (answer.files is None or answer.files & set(lacking)):
-        raise _not_whole(option, name, ", ".join(map(brief_name, lacking[:MAX_LACKING])))
+        raise _not_whole(option, name, ", ".join(map(brief_name, lacking[:MAX_LACKING])), answer.status)
     return folder
 
 
@@ -138,31 +138,46 @@ class _Answer(NamedTuple):
 
     is_there: bool  # the hub, not the model
     files: frozenset[str] | None = None
+    status: int = HTTPStatus.OK
 
 
 def _ask(name: str, revision: str | None) -> _Answer:
     """Asks the hub once. The package tries for a minute and more, or waits for ever, so it is told if no hub is there.
     ValueError if the name is none."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415  # takes half a second
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # noqa: PLC0415
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # noqa: PLC0415
+        HfHubHTTPError,
+        HTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     revision = revision or constants.DEFAULT_REVISION
     try:
         told = HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except HfHubHTTPError as error:  # what it refuses, the package says; a cached model may do
-        return _Answer(is_there=error.response.status_code < FAILING)
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # terms to accept are of the first kind
+        return _Answer(is_there=True)  # what it refuses, the package says
+    except HfHubHTTPError as error:  # too many requests, a failure: a cached model will do
+        return _Answer(is_there=False, status=error.response.status_code)
     except (OSError, HTTPError):
         return _Answer(is_there=False)
     files = None if told.siblings is None else frozenset(file.rfilename for file in told.siblings)
     return _Answer(is_there=True, files=files)
 
 
-def _not_whole(option: str, name: str, lacking: str) -> ConfigError:
-    """The cache lacks these files, or does not have the model at all, and no hub tells."""
+def _words(status: int) -> str:
+    """429: `429 Too Many Requests`."""
+    known = {each.value: each.phrase for each in HTTPStatus}
+    return f"{status} {known.get(status, '')}".rstrip()
+
+
+def _not_whole(option: str, name: str, lacking: str, status: int) -> ConfigError:
+    """The cache lacks these files, or does not have the model at all, and no hub gives them. `status`: what it said."""
     from huggingface_hub import constants  # noqa: PLC0415  # takes half a second
 
     hub = shown_hub(constants.ENDPOINT)
-    asked = "HF_HUB_OFFLINE forbids to ask a hub" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+    silent = "cannot be reached" if status == HTTPStatus.OK else f"answers {_words(status)}"
+    asked = "HF_HUB_OFFLINE forbids to ask a hub" if constants.HF_HUB_OFFLINE else f"{hub} {silent}"
     lacks = f" (it lacks {lacking})" if lacking else ""
     what = f"{brief(name)} is no folder here and not whole in the hub's cache{lacks}"
     todo = f"download it elsewhere, and name its folder with --{option}"

@@ -176,7 +176,7 @@ class Translator:
             check_drawable(rules, limits)
             prompts = []
             for position, ids in enumerate(arguments):
-                num_tokens = _num_tokens(ask, position, ids, limits)
+                num_tokens = _num_tokens(ask, position, ids, limits, self._beside(ask.prompts[position]))
                 prompts.append(self._prompt(ask, position, ids, replace(rules, max_tokens=num_tokens), grammar, stops))
             return prompts
 
@@ -224,7 +224,7 @@ class Translator:
 
         if self._tokenizer is None:
             refuse(where, "this model has no tokenizer; use /v1/completions with token ids")
-        text, beside = self._rendered(prompt), _beside(prompt)
+        text, beside = self._rendered(prompt), self._beside(prompt)
         return self._encode(text, where, limits, prompt.add_special, is_rendered=True, beside=beside)
 
     def _rendered(self, conversation: Conversation) -> str:
@@ -232,10 +232,18 @@ class Translator:
         cannot keep its budget."""
         check_conversation(conversation)
         check_budget(conversation, self._answers.markers)
-        if conversation.choice == "none" and not self.takes_tools:
-            conversation = replace(conversation, tools=())  # its answer calls none, whatever the prompt says
+        conversation = self._shown(conversation)
         check_format(conversation, self._templates, self._answers.calls)
         return self._templates.render_conversation(conversation)
+
+    def _shown(self, conversation: Conversation) -> Conversation:
+        """What the template is given: no tools if the answer calls none and no format of calls is known."""
+        drops = conversation.choice == "none" and not self.takes_tools
+        return replace(conversation, tools=()) if drops else conversation
+
+    def _beside(self, prompt: PromptText | PromptIds | Conversation) -> tuple[str | Place, ...]:
+        """A sentence about the length of this prompt names its tools beside its place, if it tells some."""
+        return (" with ", TOOLS) if isinstance(prompt, Conversation) and self._shown(prompt).tools else ()
 
     def _prompt(
         self, ask: Ask, position: int, ids: Sequence[int], rules: SamplingParams, grammar: str, stops: StopSet
@@ -391,20 +399,15 @@ def _check_numbers(num_choices: int, num_prompts: int, limits: Limits) -> None:
         refuse(PROMPTS, what)
 
 
-def _beside(prompt: PromptText | PromptIds | Conversation) -> tuple[str | Place, ...]:
-    """A sentence about the length of this prompt names its tools beside its place, if it has some."""
-    return (" with ", TOOLS) if isinstance(prompt, Conversation) and prompt.tools else ()
-
-
-def _num_tokens(ask: Ask, position: int, ids: Sequence[int], limits: Limits) -> int:
-    """Tokens of a choice of this prompt, at most. Fault if the prompt does not fit what is asked for."""
+def _num_tokens(ask: Ask, position: int, ids: Sequence[int], limits: Limits, beside: tuple[str | Place, ...]) -> int:
+    """Tokens of a choice of this prompt, at most. Fault if the prompt does not fit what is asked for. `beside`: what a
+    sentence about its length also names."""
     where = (*PROMPTS, position)
     check_ids(ids, where, limits)
     if (scores := ask.prompt_scores) is not None and scores.start >= len(ids):
         refuse(PROMPT_SCORES, f"got {scores.start}, expected less than the {len(ids)} tokens of ", where)
 
-    asked, default, beside = ask.max_tokens, ask.default_tokens, _beside(ask.prompts[position])
-    num_tokens = max_tokens(len(ids), asked, default, ask.num_choices, where, limits, beside)
+    num_tokens = max_tokens(len(ids), ask.max_tokens, ask.default_tokens, ask.num_choices, where, limits, beside)
     if ask.min_tokens > num_tokens:
         refuse(MIN_TOKENS, f"got {ask.min_tokens}, expected at most ", MAX_TOKENS, f", which is {num_tokens}")
     return num_tokens

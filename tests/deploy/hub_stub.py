@@ -24,7 +24,7 @@ class StubHub:
     private: str = ""
     token: str = "hf_right"
     broken_file: str = ""  # it ends in the middle
-    failing: bool = False  # it answers every request with 503
+    failing: int = 0  # the status with which it answers every request
     url: str = ""
     asked: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class StubHub:
         parts = path.partition("?")[0].strip("/").split("/")
         is_api = parts[0] == "api"
         if self.failing:
-            return 503, {}, b""
+            return self.failing, {}, b""
         if len(parts) < 5 or (is_api and parts[1] != "models"):
             return 404, {}, b""  # what else the client asks a hub for
         name = "/".join(parts[2:4] if is_api else parts[:2])

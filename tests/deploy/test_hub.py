@@ -155,6 +155,9 @@ def test_without_a_hub_the_cache_is_enough_or_a_sentence_says_what_to_do(
     assert "not whole in the hub's cache (it lacks config.json), and" in refusal("org/tiny").message
 
 
+SILENT, CLOSED = 0, -1  # instead of a status of HTTP
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The address of a hub that takes connections and says nothing."""
@@ -163,21 +166,36 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("revision", [None, "v1", OLD_COMMIT])
-@pytest.mark.parametrize("where", ["silent", "closed", "failing"])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (SILENT, "cannot be reached"),
+        (CLOSED, "cannot be reached"),
+        (403, "answers 403 Forbidden"),
+        (429, "answers 429 Too Many Requests"),
+        (503, "answers 503 Service Unavailable"),
+        (599, "answers 599"),
+    ],
+)
 def test_a_hub_that_gives_no_answer_is_asked_once_and_not_waited_for(
-    hub: StubHub, silent: str, monkeypatch: pytest.MonkeyPatch, revision: str | None, where: str
+    hub: StubHub,
+    silent: str,
+    monkeypatch: pytest.MonkeyPatch,
+    revision: str | None,
+    status: int,
+    said: str,
 ) -> None:
     """A commit needs no name to be looked up, but the package asks for its files."""
     folder = download("model", "org/tiny", revision)
     (folder.parents[1] / "trees" / f"{folder.name}.json").unlink()
-    endpoint = {"silent": silent, "closed": "http://127.0.0.1:9", "failing": hub.url}[where]
+    endpoint = {SILENT: silent, CLOSED: "http://127.0.0.1:9"}.get(status, hub.url)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.05)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("it tries again"))
-    hub.failing, hub.asked = where == "failing", []
+    hub.failing, hub.asked = status, []
     assert download("model", "org/tiny", revision) == folder
-    assert f"and {endpoint} cannot be reached; download it elsewhere" in refusal("org/other", revision).message
-    assert len(hub.asked) == (2 if hub.failing else 0)
+    assert f"and {endpoint} {said}; download it elsewhere" in refusal("org/other", revision).message
+    assert len(hub.asked) == (2 if status > 0 else 0)
 
 
 WITH_DRAFT = {"speculative_algorithm": "eagle", "speculative_draft_model_path": "org/draft", "tokenizer": "org/tiny"}

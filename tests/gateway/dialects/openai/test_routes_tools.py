@@ -82,6 +82,14 @@ async def test_a_prompt_is_too_long_with_its_tools(
     assert error["param"] == ("max_tokens" if asked else "messages")
 
 
+async def test_tools_that_are_not_shown_are_not_named_in_a_prompt_that_is_too_long(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    said = [{"role": "user", "content": "x" * 20_000}]
+    async with serving(tmp_path, "", tool_call_parser="none") as setting:
+        error = (await ask(setting, messages=said, tools=[tool], tool_choice="none")).json()["error"]
+    assert error["param"] == "messages" and re.search(r"messages has 2\d{4} tokens", error["message"]), error
+
+
 @pytest.mark.parametrize("with_ids", [False, True], ids=["text", "ids"])
 @pytest.mark.parametrize("burst", [1, 7, 500])
 async def test_thoughts_and_calls_whole_and_streamed(tmp_path: Path, with_ids: bool, burst: int) -> None:
