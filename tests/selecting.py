@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 
-def first(count: int, values: Iterable[Any]) -> list[Any]:
-    """The first `count` of `values` as they are, the others broad. A tuple is the values of several parameters."""
-    return [value if index < count else broad(value) for index, value in enumerate(values)]
+def first(count: int, values: Iterable[Any], num_broad: int | None = None) -> list[Any]:
+    """The first `count` of `values` as they are, then `num_broad` for `make test-slow`, and the others for `make
+    test-full`; None: all others are broad. A tuple is the values of several parameters."""
+    values = list(values)
+    last = len(values) if num_broad is None else count + num_broad
+    return [*values[:count], *map(broad, values[count:last]), *map(full, values[last:])]
 
 
 def broad(value: Any) -> Any:

@@ -158,7 +158,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatonProcess]:
         yield baton
 
 
-@pytest.mark.parametrize("number", [60, pytest.param(500, marks=pytest.mark.full)], ids=["share", "all"])
+@pytest.mark.parametrize("number", [25, pytest.param(500, marks=pytest.mark.full)], ids=["share", "all"])
 def test_made_up_requests(server: BatonProcess, number: int) -> None:
     """`number` for each route that generates, valid and not."""
     load_all_checks()

@@ -41,16 +41,16 @@ class Case:
 CASES = (
     Case("llama", f"{PAIR} --decode-dp-size 2"),
     Case("qwen3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --page-size 1"),
-    Case("qwen3", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
     Case("thirds", f"{UNIFIED} --dp-size 3"),
-    Case("llama", f"{PAIR} --prefill-dp-size 2"),
-    Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
-    Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
+    Case("llama", f"{PAIR} --prefill-dp-size 2 --disable-cpu-kernels"),
     Case("gemma3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
     Case("mistral_window", f"{PAIR} --decode-dp-size 2"),
-    Case("qwen3_window", f"{UNIFIED} --dp-size 2 --page-size 1"),
 )
 MORE_CASES = (
+    Case("qwen3", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
+    Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
+    Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
+    Case("qwen3_window", f"{UNIFIED} --dp-size 2 --page-size 1"),
     Case("qwen3", f"{UNIFIED} --dp-size 2"),
     Case("llama", f"{UNIFIED} --dp-size 4"),
     Case("qwen3", f"{PAIR} --dp-size 2"),
@@ -82,7 +82,7 @@ OWN_DRAFT = "--speculative-algorithm mtp --speculative-adaptive false"
 
 @pytest.mark.parametrize(
     "flags",
-    [broad(f"{UNIFIED} --dp-size 2"), broad(f"{PAIR} --dp-size 2 --page-size 1"), full(f"{PAIR} --decode-dp-size 4")],
+    [full(f"{UNIFIED} --dp-size 2"), broad(f"{PAIR} --dp-size 2 --page-size 1"), full(f"{PAIR} --decode-dp-size 4")],
 )
 def test_tokens_of_a_glm_with_its_own_draft_layer(flags: str, tmp_path: Path) -> None:
     """The layer has experts, all of them on each rank. It is random, so proposals are hardly ever kept."""
@@ -104,13 +104,13 @@ WITH_MARGINS = (
     f"{PAIR} --dp-size 2 {DRAFT}",
     f"{UNIFIED} --dp-size 2 --speculative-algorithm eagle",
     f"{PAIR} --decode-dp-size 2 --retract-to host --max-total-tokens 512",
-    f"{UNIFIED} --dp-size 4 {DRAFT}",
     f"{UNIFIED} --dp-size 4 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
+)
+MORE_WITH_MARGINS = (
+    f"{UNIFIED} --dp-size 4 {DRAFT}",
     f"{UNIFIED} --dp-size 4 {DRAFT} --retract-to host --max-total-tokens 512",
     f"{PAIR} --decode-dp-size 4 {DRAFT}",
     f"{PAIR} --prefill-dp-size 4 {DRAFT}",
-)
-MORE_WITH_MARGINS = (
     f"{UNIFIED} --dp-size 2 {DRAFT}",
     f"{UNIFIED} --dp-size 2 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
     f"{UNIFIED} --dp-size 4 --retract-to host --max-total-tokens 512",
@@ -146,8 +146,8 @@ def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_pat
 @pytest.mark.parametrize(
     "flags",
     (
-        f"{UNIFIED} --dp-size 3",
         f"{PAIR} --dp-size 3",
+        full(f"{UNIFIED} --dp-size 3"),
         full(f"{UNIFIED} --dp-size 3 --disable-overlap-schedule"),
         full(f"{PAIR} --prefill-dp-size 3"),
         full(f"{PAIR} --decode-dp-size 3"),

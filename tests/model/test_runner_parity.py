@@ -92,7 +92,7 @@ def test_tokens_equal_transformers(case: tuple[ModelRunner, Reference], page_siz
         assert tuple(lanes.generate(prompt, NUM_TOKENS, chunk)) == continuation
 
 
-@pytest.mark.parametrize("arch", first(1, ARCHITECTURES))
+@pytest.mark.parametrize("arch", first(1, ARCHITECTURES, num_broad=4))
 def test_long_continuations(tmp_path: Path, arch: Architecture) -> None:
     folder = make_checkpoint(tmp_path, arch, seed={"qwen3_moe": 3, "gpt_oss": 0}.get(arch, 2))
     expected = reference(folder, (1, 5, 16, 31, 32, 45, 90, 150), 64)

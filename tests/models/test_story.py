@@ -152,7 +152,7 @@ def test_tokenizer_is_the_one_the_recipe_trains(tokenizer: Tokenizer) -> None:
     assert train_tokenizer(Shape().vocab_size).to_str() == tokenizer.to_str()
 
 
-@pytest.mark.broad
+@pytest.mark.full
 def test_training_repeats_itself() -> None:
     first, second = run_check(2), run_check(2)
     assert first == second

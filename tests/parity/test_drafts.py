@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,12 @@ def answers(cluster: Cluster, arch: Architecture) -> list[tuple[list[int], list[
     return [(cluster.answers[f"g{index}", 0].ids, cluster.answers[f"s{index}", 0].ids) for index in indices]
 
 
-@pytest.mark.parametrize("arch", first(1, ["llama", "qwen3"]))
 @pytest.mark.parametrize(
-    ("topology", "page_size", "overlap"), first(1, [("1P1D", 16, True), ("1U", 1, True), ("1U", 16, False)])
+    ("arch", "topology", "page_size", "overlap"),
+    [
+        *first(1, [("llama", "1P1D", 16, True), ("qwen3", "1U", 1, True), ("llama", "1U", 16, False)]),
+        *map(full, [("qwen3", "1P1D", 16, True), ("llama", "1U", 1, True), ("qwen3", "1U", 16, False)]),
+    ],
 )
 @pytest.mark.parametrize(("kind", "tree"), [*((kind, CHAIN) for kind in KINDS), ("eagle", TREE), ("eagle3", TREE)])
 def test_tokens_are_those_without_a_draft(
@@ -142,8 +146,16 @@ def test_tokens_are_those_without_a_draft(
     check_a_draft(kind, tree, topology, page_size, overlap, arch, scratch)
 
 
-@pytest.mark.parametrize("arch", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
-@pytest.mark.parametrize(("kind", "tree"), [("eagle", CHAIN), ("eagle3", TREE)])
+WAYS = (("eagle", CHAIN), ("eagle3", TREE))
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "tree"),
+    [
+        *first(2, [(arch, *way) for arch, way in zip((*OF_EXPERTS, *WITH_WINDOWS), cycle(WAYS), strict=False)]),
+        *(full((arch, *way)) for arch, way in zip((*OF_EXPERTS, *WITH_WINDOWS), cycle(WAYS[::-1]), strict=False)),
+    ],
+)
 def test_tokens_of_experts_are_those_without_a_draft(
     kind: str, tree: tuple[int, int], arch: Architecture, scratch: Path
 ) -> None:

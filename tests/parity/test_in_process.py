@@ -6,7 +6,6 @@ All prompts of a combination run at the same time, so chunks, joins and departur
 import pytest
 
 from protocol.messages_gateway import SamplingParams
-from testkit.checkpoints import DENSE
 from testkit.reference import NUM_TOKENS, reference
 from tests.cluster import Cluster
 from tests.parity.grid import GRID, PAIRWISE, Combination
@@ -39,11 +38,7 @@ def test_a_few_combinations(combination: Combination) -> None:
     check_parity(combination)
 
 
-def _marked(combination: Combination) -> object:
-    """Families with experts take part in the pairs, and in `make test-full`."""
-    return pytest.param(combination, marks=pytest.mark.broad if combination.arch in DENSE else pytest.mark.full)
-
-
-@pytest.mark.parametrize("combination", [_marked(combination) for combination in GRID], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("combination", GRID, ids=str)
 def test_every_combination(combination: Combination) -> None:
     check_parity(combination)

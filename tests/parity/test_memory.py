@@ -8,7 +8,7 @@ small that requests are preempted and begin again, with other chunks than before
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import cast
 
@@ -111,8 +111,13 @@ def test_margins_tell_what_is_drawn(name: str) -> None:
     assert sum(margin.is_safe for _, margin in pairs) > 0.95 * len(pairs) == 0.95 * 16 * NUM_TOKENS
 
 
-@pytest.mark.parametrize("page_size", first(1, [1, 16]))
-@pytest.mark.parametrize("topology", first(1, ["1P1D", "1U", "1P1D-mirrored", "2P2D"]))
+@pytest.mark.parametrize(
+    ("topology", "page_size"),
+    [
+        *first(1, [("1P1D", 1), ("1U", 1), ("1P1D-mirrored", 16), ("2P2D", 16)]),
+        *map(full, [("1P1D", 16), ("1U", 16), ("1P1D-mirrored", 1), ("2P2D", 1)]),
+    ],
+)
 @pytest.mark.parametrize("name, draft", [("story", ""), ("qwen3", ""), ("story", "eagle"), ("story", "eagle3")])
 def test_caches_preemption_and_drafts_change_no_token(name: str, draft: str, topology: str, page_size: int) -> None:
     check_that_nothing_changes(name, draft, topology, page_size)
@@ -151,8 +156,13 @@ def check_that_nothing_changes(
     assert num_compared > 0.9 * 16 * NUM_TOKENS
 
 
-@pytest.mark.parametrize("topology", first(1, ["1P1D", "1U"]))
-@pytest.mark.parametrize("name", first(1, (*OF_EXPERTS, *WITH_WINDOWS)))
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        *first(1, zip((*OF_EXPERTS, *WITH_WINDOWS), cycle(("1P1D", "1U")), strict=False)),
+        *map(full, zip((*OF_EXPERTS, *WITH_WINDOWS), cycle(("1U", "1P1D")), strict=False)),
+    ],
+)
 def test_caches_and_preemption_change_no_token_of_experts(name: str, topology: str) -> None:
     check_that_nothing_changes(name, "", topology, 16)
 

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -11,7 +12,7 @@ from testkit.reference import VOCAB_SIZE
 from tests.cluster import Cluster
 from tests.parity.grid import TOPOLOGIES
 from tests.parity.serving import runner_of
-from tests.selecting import first
+from tests.selecting import first, full
 
 pytestmark = pytest.mark.slow
 
@@ -82,9 +83,13 @@ def test_company_and_topology_change_nothing(topology: str) -> None:
     assert sample(SAMPLED["all"], topology, company=16, chunk_size=32)[0] == alone("all")
 
 
+WAYS = ((True, 1, 16), (True, 16, 0), (False, 16, 16))  # overlap, page size, company
+FEW = [(topology, *way) for topology, way in zip(TOPOLOGIES, WAYS, strict=True)]
+MORE = [each for topology, way in product(TOPOLOGIES, WAYS) if (each := (topology, *way)) not in FEW]
+
+
 @pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.parametrize("topology", first(1, TOPOLOGIES))
-@pytest.mark.parametrize("overlap, page_size, company", first(1, [(True, 1, 16), (True, 16, 0), (False, 16, 16)]))
+@pytest.mark.parametrize("topology, overlap, page_size, company", [*first(1, FEW), *map(full, MORE)])
 def test_nothing_but_the_request_matters(name: str, topology: str, overlap: bool, page_size: int, company: int) -> None:
     got = sample(
         SAMPLED[name], topology, overlap=overlap, page_size=page_size, chunk_size=company // 2, company=company
