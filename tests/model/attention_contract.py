@@ -267,4 +267,5 @@ def check_a_graph_can_be_made(make: MakeBackend, monkeypatch: pytest.MonkeyPatch
         for name in ("item", "tolist", "cpu", "__bool__", "__int__"):
             patched.setattr(Tensor, name, refuse)
         patched.setattr(torch, "tensor", refuse)
-        backend.plan(case.inp, case.layout)
+        for window in (0, 24):
+            backend.plan(case.inp, case.layout, window)
