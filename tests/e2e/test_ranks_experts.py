@@ -18,7 +18,10 @@ from tests.faults.arming import Arming
 from tests.parity.grid import GROUPED_EACH_VALUE, GROUPED_PAIRWISE, Grouped
 from tests.selecting import broad, full
 
-MARKED = [broad(each) if each in GROUPED_EACH_VALUE else full(each) for each in GROUPED_PAIRWISE]
+BROAD = [
+    each for each in GROUPED_EACH_VALUE if each.arch in ("qwen3_moe", "minimax_m2", "gpt_oss") and each.event != "none"
+]
+MARKED = [broad(each) if each in BROAD else full(each) for each in GROUPED_PAIRWISE]
 MANY, FEW = 2048, (max(PROMPT_LENS) + NUM_TOKENS + 15) // 16 * 16  # tokens of KV: for all, and for the longest alone
 MOST_WAVES = 20
 PHASES = {"unified": "decoding", "prefill": "first frame", "decode": "decoding", "both": "decoding"}  # of a kill

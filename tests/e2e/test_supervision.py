@@ -16,7 +16,7 @@ from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.faults.client import Client
 from tests.processes import command_line
-from tests.selecting import broad
+from tests.selecting import broad, full
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -122,7 +122,7 @@ def test_a_gateway_that_is_killed_returns_to_its_ports(baton: BatonProcess) -> N
     assert re.search(r"Z error baton gateway was killed by SIGKILL.*; it is started again at once", baton.log_text())
 
 
-@pytest.mark.parametrize("times", [3, broad(7)])
+@pytest.mark.parametrize("times", [3, full(7)])
 def test_a_gateway_that_is_killed_again_and_again_serves_again_after_waits_that_grow(
     times: int, fake_folder: Path, tmp_path: Path
 ) -> None:

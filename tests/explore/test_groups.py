@@ -56,7 +56,7 @@ def test_groups_have_no_race(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", first(1, range(4)))
+@pytest.mark.parametrize("part", first(1, range(4), num_broad=1))
 def test_groups_on_host_threads_change_no_token(part: int) -> None:
     """Each rank's forwards run on a thread of its own, and meet those of the others in memory."""
     num_idle = num_restarts = num_ended = 0

@@ -47,7 +47,7 @@ def test_what_a_draft_has_still_to_read_lives_until_it_is_read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(2, range(30, 54)))
+@pytest.mark.parametrize("seed", first(2, range(30, 54), num_broad=8))
 def test_workloads_with_a_draft_give_no_memory_back_too_early(seed: int) -> None:
     """Chains, trees and drafts of several layers, in all topologies."""
     run = Run(Workload.random(seed).with_draft(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True).run()

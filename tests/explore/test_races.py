@@ -24,13 +24,13 @@ def test_ten_workloads_have_no_race(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", first(1, range(12)))
+@pytest.mark.parametrize("seed", first(1, range(12), num_broad=4))
 def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
     run = Run(Workload.spilling(seed), STRATEGIES[seed % len(STRATEGIES)], seed, detect=True).run()
     assert run.num_spills > 0
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, 6))])
+@pytest.mark.parametrize("part", first(1, range(6), num_broad=0))
 def test_sixty_workloads_have_no_race(part: int) -> None:
     expect_no_race(range(100 + part * 10, 110 + part * 10))

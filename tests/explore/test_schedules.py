@@ -15,7 +15,6 @@ from tests.selecting import first
 
 NUM_SCHEDULES = 1000  # `make explore` runs as many as it is asked for
 SLICES = 5  # of the thousand, so that they run side by side
-PARTS = [0, 1, *(pytest.param(part, marks=pytest.mark.full) for part in range(2, SLICES))]
 SEEDS = -(-NUM_SCHEDULES // len(STRATEGIES) // SLICES)  # of each slice and strategy
 
 
@@ -47,7 +46,7 @@ def test_schedules_that_notice_every_mutant_change_no_token(strategy: Strategy) 
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", first(1, range(SLICES), num_broad=0))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> None:
     num_failed = num_left = num_ended = 0
@@ -60,7 +59,7 @@ def test_a_thousand_schedules_change_no_token(strategy: Strategy, part: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", first(1, range(4)))
+@pytest.mark.parametrize("part", first(1, range(4), num_broad=1))
 def test_a_hundred_schedules_on_host_threads(part: int) -> None:
     for seed in range(part * 25, (part + 1) * 25):
         with closing(Threads(seed)) as threads:

@@ -36,7 +36,7 @@ def test_workers_that_sleep_return_in_more_worlds() -> None:
     assert not DONE - set(happened)
 
 
-@pytest.mark.broad
+@pytest.mark.full
 @pytest.mark.timeout(1800)  # a minute on an idle core
 def test_workers_that_sleep_return_in_many_worlds() -> None:
     happened = explore(range(1000, 1040))

@@ -19,7 +19,7 @@ from testkit.reference import NUM_TOKENS, reference
 from tests.e2e.baton_process import BatonProcess
 from tests.faults.arming import Arming
 from tests.faults.deployment import state_of
-from tests.selecting import broad, full
+from tests.selecting import first
 
 FLAGS = "--port 0 --dtype float32 --prefill 1 --decode 1 --retry-wait 600 --context-length 256"
 SIZES = {  # the page size; tokens of a chunk and of the pool, which is for two of the longest contexts and a bit
@@ -42,8 +42,7 @@ def tokens_and_cached(baton: BatonProcess, prompts: Sequence[Sequence[int]]) -> 
     return [tuple(answer["choices"][0]["token_ids"]) for answer in answers], cached
 
 
-FEW = (("gpt_oss", "page 1"), ("gemma3", "page 16"))
-CELLS = [*map(broad, FEW), *(full(cell) for cell in product((*WITH_WINDOWS, "gpt_oss"), SIZES) if cell not in FEW)]
+CELLS = first(0, product(("gpt_oss", *WITH_WINDOWS), SIZES), num_broad=1)
 
 
 @pytest.mark.parametrize(("arch", "sizes"), CELLS)

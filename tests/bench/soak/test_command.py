@@ -126,7 +126,7 @@ def test_a_storm_of_faults_leaves_everything_serving(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-@pytest.mark.broad
+@pytest.mark.full
 def test_ranks_rest_between_two_times_of_load_and_all_answers_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
     """Pools hold one large request each, so some are preempted if two meet."""
     asked = "--seconds 24 --fault-every 0 --clients 8 --asks 6 --prefill 0 --decode 0 --unified 1 --pause 0.2 --seed 3"

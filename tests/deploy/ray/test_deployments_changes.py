@@ -17,6 +17,7 @@ from testkit.roles import role_of
 from tests.deploy.ray.asking import check_tokens, flags_of, members, ready, streamed, until
 from tests.deploy.ray.head_node import PATIENCE_S, HeadNode, free_ports, head_node
 from tests.processes import command_line
+from tests.selecting import first
 
 pytestmark = [pytest.mark.slow, pytest.mark.broad]
 
@@ -236,7 +237,10 @@ def no_claim(_pair: Deployed, wrong: Deployed) -> str:
     return "ray_actor_options of Prefill: got num_cpus 0 and num_gpus 0, expected a claim of either"
 
 
-@pytest.mark.parametrize("spoil", [no_model, no_claim, unknown_argument, unknown_flag, port_in_use, hidden_package])
+SPOILERS = (unknown_flag, hidden_package, no_model, no_claim, unknown_argument, port_in_use)
+
+
+@pytest.mark.parametrize("spoil", first(2, SPOILERS, num_broad=0))
 def test_what_is_wrong_is_in_serve_status(
     known: Reference, pair: Deployed, spoil: Callable[[Deployed, Deployed], str]
 ) -> None:
@@ -259,7 +263,7 @@ def test_what_is_wrong_is_in_serve_status(
     check_tokens(pair.url, known)
 
 
-@pytest.mark.parametrize("deployment", ["Gateway", "Prefill"])
+@pytest.mark.parametrize("deployment", first(1, ["Gateway", "Prefill"], num_broad=0))
 def test_a_wrong_flag_of_what_runs_is_refused_and_what_runs_goes_on(
     deployment: str, pair: Deployed, known: Reference
 ) -> None:
