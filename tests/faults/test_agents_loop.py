@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
@@ -21,7 +21,7 @@ from tests.e2e.baton_process import PATIENCE_S, PROJECT, BatonProcess
 from tests.faults.agent import Agent, Turn, follows
 from tests.faults.arming import Arming
 from tests.faults.deployment import process_name, state_of, wait_until
-from tests.selecting import broad, first, full
+from tests.selecting import broad, full
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 TEMPLATE = str(PROJECT / "tests/gateway/golden/tools.jinja")
@@ -199,6 +199,9 @@ def test_a_loop_under_kills_is_the_calm_one(loop: Loop, tmp_path: Path) -> None:
     expect_loop(loop, tmp_path)
 
 
-@pytest.mark.parametrize("name", first(0, ("drafts", "ranks", "memory-host", "memory", "unified"), num_broad=3))
-def test_so_is_one_with_drafts_ranks_or_little_memory(name: str, tmp_path: Path) -> None:
-    expect_loop(VARIANTS[name], tmp_path)
+@pytest.mark.parametrize(
+    ("name", "num_turns"),
+    [*(broad((name, 4)) for name in ("drafts", "ranks", "memory-host")), *(full((name, 8)) for name in VARIANTS)],
+)
+def test_so_is_one_with_drafts_ranks_or_little_memory(name: str, num_turns: int, tmp_path: Path) -> None:
+    expect_loop(replace(VARIANTS[name], num_turns=num_turns), tmp_path)

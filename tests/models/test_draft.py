@@ -20,7 +20,6 @@ from models.train.draft_text import HELD_OUT_SEED, Text, answers, batches, mixed
 from models.train.measure_draft import WAYS, measure
 from models.train.train import STORY_FOLDER
 from testkit.inputs import chunks
-from tests.selecting import first
 
 REPOSITORY = STORY_FOLDER.parents[1]
 REFERENCE = json.loads((STORY_FOLDER.parent / "train" / "check_draft.json").read_text())
@@ -132,7 +131,7 @@ def test_greedy_answers_are_those_of_transformers() -> None:
     assert any(len(text.ids) > text.num_prompt + 8 for text in texts)
 
 
-@pytest.mark.parametrize("kind", first(0, TRAINED, num_broad=1), indirect=True)
+@pytest.mark.full
 def test_held_out_texts_accept_three_tokens_a_launch(kind: Kind) -> None:
     greedy, _, same_noise = found = tuple(measure(kind, 60, WAYS).values())
     if kind.is_mtp:  # two layers propose two tokens

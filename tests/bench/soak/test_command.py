@@ -111,7 +111,7 @@ def test_a_short_run_with_faults_has_nothing_wrong_or_lost(capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.broad
+@pytest.mark.full
 def test_a_storm_of_faults_leaves_everything_serving(capsys: pytest.CaptureFixture[str]) -> None:
     """Pauses cost no counted start."""
     asked = "--storm --seconds 24 --fault-every 4 --hit prefill,decode --clients 4 --asks 6 --seed 5"

@@ -240,7 +240,7 @@ def no_claim(_pair: Deployed, wrong: Deployed) -> str:
 SPOILERS = (unknown_flag, hidden_package, no_model, no_claim, unknown_argument, port_in_use)
 
 
-@pytest.mark.parametrize("spoil", first(2, SPOILERS, num_broad=0))
+@pytest.mark.parametrize("spoil", first(1, SPOILERS, num_broad=0))
 def test_what_is_wrong_is_in_serve_status(
     known: Reference, pair: Deployed, spoil: Callable[[Deployed, Deployed], str]
 ) -> None:
