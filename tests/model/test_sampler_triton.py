@@ -11,6 +11,7 @@ from tests.compiled import cubin_bytes
 from tests.interpreting import check_interpreted
 from tests.model.driving import random_logits, sampling
 from tests.model.sampler_cases import VOCABS, check_bad_rows, check_frequencies, check_grammars, check_mixes
+from tests.selecting import broad
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COLUMNS = {
@@ -69,7 +70,7 @@ def test_a_gpu_has_tritons() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the device here")
-@pytest.mark.parametrize("part", ["mix", "not mix"])
+@pytest.mark.parametrize("part", ["not mix", broad("mix")])
 def test_interpreted_cases(part: str) -> None:
     check_interpreted("tests/model/interpreted_sampler_triton.py", "-k", part)
 
