@@ -85,7 +85,7 @@ def test_too_few_values_for_a_tail_are_no_figure() -> None:
     assert note.endswith("no figure, because the values are too few")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_quick_run_without_a_peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert main(["--quick", "--scenario", "trace"]) == 0

@@ -14,7 +14,6 @@ from testkit.checkpoints import make_checkpoint
 from tests.e2e.asking import CHAT, MESSAGES
 from tests.e2e.baton_process import PATIENCE_S, BatonProcess
 from tests.schema_suite import Group, follows, groups
-from tests.selecting import broad, full
 
 FLAGS = "--port 0 --dtype float32 --max-total-tokens 16384"
 MAX_TOKENS = 100
@@ -27,13 +26,9 @@ def ask(baton: BatonProcess, seed: int, group: Group) -> tuple[Group, httpx.Resp
     return group, httpx.post(baton.url + CHAT, json=body, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("weights", "draft"),
-    [
-        broad(("random", "draft2020-12")),
-        *map(full, [("bundled", "draft7"), ("bundled", "draft2020-12"), ("random", "draft7")]),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("draft", ("draft2020-12", "draft7"))
+@pytest.mark.parametrize("weights", ("bundled", "random"))
 def test_every_answer_follows_its_schema(weights: str, draft: str, tmp_path: Path) -> None:
     folder = STORY_FOLDER
     if weights == "random":

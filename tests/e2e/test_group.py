@@ -10,7 +10,7 @@ import pytest
 from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, BatonProcess
 from tests.processes import has_ended
-from tests.selecting import broad
+from tests.selecting import full
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -21,7 +21,7 @@ RANKS = ("--dp-size", "3", "--enable-dp-attention", "--max-total-tokens", "4096"
 @pytest.mark.parametrize(
     "number, reason",
     [
-        broad((signal.SIGKILL, "")),  # the launcher notices its end before any rank notices its silence
+        full((signal.SIGKILL, "")),  # the launcher notices its end before any rank notices its silence
         (signal.SIGSTOP, "has been silent for"),
     ],
 )

@@ -13,7 +13,7 @@ from tests.doubles.hash_model import FakeRunner
 from tests.e2e.baton_process import FAKE, PATIENCE_S, BatonProcess
 from tests.faults.client import Client
 from tests.processes import has_ended
-from tests.selecting import broad
+from tests.selecting import broad, full
 
 pytestmark = pytest.mark.slow
 RUNNER = FakeRunner()
@@ -56,8 +56,8 @@ LAYOUTS = {
     [
         "pair SIGINT baton streams",
         broad("pair SIGTERM all rests"),
-        broad("unified SIGTERM baton streams"),
-        broad("group SIGINT baton streams"),
+        full("unified SIGTERM baton streams"),
+        full("group SIGINT baton streams"),
         broad("group SIGTERM all rests"),
     ],
 )
@@ -102,7 +102,7 @@ def test_scaling_down_breaks_no_stream(fake_folder: Path, tmp_path: Path) -> Non
         assert not re.search(r" (warning|error) ", baton.log_text().partition("decode-1 ready")[2])
 
 
-@pytest.mark.parametrize("how", [broad("no bound"), broad("a second signal")])
+@pytest.mark.parametrize("how", [full("no bound"), broad("a second signal")])
 def test_what_is_not_finished_in_time_goes_on_elsewhere(how: str, fake_folder: Path, tmp_path: Path) -> None:
     bound = ("--drain-timeout", "0") if how == "no bound" else ()
     with serve(fake_folder, tmp_path / "log", *PAIRS, *bound) as baton:
@@ -132,8 +132,13 @@ def test_a_prefill_worker_that_leaves_breaks_no_stream(fake_folder: Path, tmp_pa
         assert baton.metric("request_retries_total") == baton.metric("request_retries_total", reason="worker_left")
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("signalled", [("unified-1.0", "unified-1.1"), ("unified-1.1",)], ids=["all", "the idle one"])
+@pytest.mark.parametrize(
+    "signalled",
+    [
+        pytest.param(("unified-1.1",), marks=pytest.mark.broad, id="the idle one"),
+        pytest.param(("unified-1.0", "unified-1.1"), marks=pytest.mark.full, id="all"),
+    ],
+)
 def test_a_group_leaves_as_one(signalled: Sequence[str], fake_folder: Path, tmp_path: Path) -> None:
     """Its idle rank stays as long as the other one has a stream, whose steps need both."""
     ranks = ("--dp-size", "2", "--enable-dp-attention", "--prefill", "0", "--decode", "0", "--unified", "2")

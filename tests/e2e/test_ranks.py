@@ -42,11 +42,11 @@ CASES = (
     Case("llama", f"{PAIR} --decode-dp-size 2"),
     Case("qwen3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --page-size 1"),
     Case("thirds", f"{UNIFIED} --dp-size 3"),
-    Case("llama", f"{PAIR} --prefill-dp-size 2 --disable-cpu-kernels"),
     Case("gemma3", f"{UNIFIED} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
-    Case("mistral_window", f"{PAIR} --decode-dp-size 2"),
 )
 MORE_CASES = (
+    Case("llama", f"{PAIR} --prefill-dp-size 2 --disable-cpu-kernels"),
+    Case("mistral_window", f"{PAIR} --decode-dp-size 2"),
     Case("qwen3", f"{UNIFIED} --dp-size 4 --chunked-prefill-size 32"),
     Case("llama", f"{PAIR} --dp-size 2 --disable-overlap-schedule --chunked-prefill-size 32"),
     Case("llama", f"{UNIFIED} --dp-size 2 --page-size 1 --disable-cpu-kernels"),
@@ -101,12 +101,12 @@ NUM_DRAWN = 48
 DRAFT = "--speculative-algorithm eagle --speculative-adaptive false"
 WITH_MARGINS = (
     f"{UNIFIED} --dp-size 2",
-    f"{PAIR} --dp-size 2 {DRAFT}",
-    f"{UNIFIED} --dp-size 2 --speculative-algorithm eagle",
     f"{PAIR} --decode-dp-size 2 --retract-to host --max-total-tokens 512",
     f"{UNIFIED} --dp-size 4 {DRAFT} --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
 )
 MORE_WITH_MARGINS = (
+    f"{PAIR} --dp-size 2 {DRAFT}",
+    f"{UNIFIED} --dp-size 2 --speculative-algorithm eagle",
     f"{UNIFIED} --dp-size 4 {DRAFT}",
     f"{UNIFIED} --dp-size 4 {DRAFT} --retract-to host --max-total-tokens 512",
     f"{PAIR} --decode-dp-size 4 {DRAFT}",
@@ -142,15 +142,15 @@ def test_tokens_with_a_safe_margin_are_those_of_transformers(flags: str, tmp_pat
     assert num_safe > 0.9 * len(prompts) * NUM_DRAWN
 
 
-@pytest.mark.broad
+@pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     (
+        f"{UNIFIED} --dp-size 3",
         f"{PAIR} --dp-size 3",
-        full(f"{UNIFIED} --dp-size 3"),
-        full(f"{UNIFIED} --dp-size 3 --disable-overlap-schedule"),
-        full(f"{PAIR} --prefill-dp-size 3"),
-        full(f"{PAIR} --decode-dp-size 3"),
+        f"{UNIFIED} --dp-size 3 --disable-overlap-schedule",
+        f"{PAIR} --prefill-dp-size 3",
+        f"{PAIR} --decode-dp-size 3",
     ),
 )
 def test_three_ranks_with_a_draft_draw_what_one_rank_draws_without(flags: str, tmp_path: Path) -> None:

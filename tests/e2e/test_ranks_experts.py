@@ -18,9 +18,7 @@ from tests.faults.arming import Arming
 from tests.parity.grid import GROUPED_EACH_VALUE, GROUPED_PAIRWISE, Grouped
 from tests.selecting import broad, full
 
-BROAD = [
-    each for each in GROUPED_EACH_VALUE if each.arch in ("qwen3_moe", "minimax_m2", "gpt_oss") and each.event != "none"
-]
+BROAD = [each for each in GROUPED_EACH_VALUE if each.event in ("cached", "killed") and each.arch != "glm4_moe"]
 MARKED = [broad(each) if each in BROAD else full(each) for each in GROUPED_PAIRWISE]
 MANY, FEW = 2048, (max(PROMPT_LENS) + NUM_TOKENS + 15) // 16 * 16  # tokens of KV: for all, and for the longest alone
 MOST_WAVES = 20

@@ -78,7 +78,7 @@ def test_a_worker_that_is_killed_is_started_again(baton: BatonProcess, name: str
     )
 
 
-@pytest.mark.parametrize("name", [broad("prefill-0"), "decode-0"])
+@pytest.mark.parametrize("name", [full("prefill-0"), "decode-0"])
 def test_no_client_notices_the_kill_of_the_only_worker_of_a_role(name: str, fake_folder: Path, tmp_path: Path) -> None:
     """Those that it had and those that come while it is away wait for the next one, and all answers are exact."""
     flags = ("--port", "0", "--page-size", "4", "--max-total-tokens", "32768", "--retry-wait", "600")

@@ -6,7 +6,7 @@ from tests.doubles.strategies import Strategy
 from tests.explore.exploring import STRATEGIES
 from tests.explore.run import Run
 from tests.explore.workload import Workload
-from tests.selecting import first
+from tests.selecting import first, full
 
 
 def expect_no_race(seeds: range, strategies: tuple[Strategy, ...] = STRATEGIES) -> None:
@@ -30,7 +30,6 @@ def test_copies_to_host_memory_and_back_have_no_race(seed: int) -> None:
     assert run.num_spills > 0
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("part", first(1, range(6), num_broad=0))
+@pytest.mark.parametrize("part", [*map(full, range(6))])
 def test_sixty_workloads_have_no_race(part: int) -> None:
     expect_no_race(range(100 + part * 10, 110 + part * 10))

@@ -31,7 +31,7 @@ WAYS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, how", first(2, WAYS))
+@pytest.mark.parametrize("kind, how", first(2, WAYS, num_broad=0))
 def test_the_processes_of_a_stopped_exploration_end(kind: str, how: signal.Signals) -> None:
     """Its output ends when the last process that holds it has ended."""
     command = [sys.executable, "-c", BEGIN[kind]]

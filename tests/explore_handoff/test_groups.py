@@ -38,7 +38,7 @@ def test_a_world_of_each_kind_with_groups() -> None:
     assert happened["group ended"] > 2 and happened["killed"] and happened["paused"]
 
 
-@pytest.mark.broad
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_forty_worlds_with_groups() -> None:
     num_handoffs = 0

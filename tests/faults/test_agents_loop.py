@@ -58,7 +58,7 @@ VARIANTS = {
     "memory-host": Loop(104, f"{LITTLE} --retract-to host", company=5, preempts="kv_spills_total"),
     "unified": Loop(105, "--prefill 0 --decode 0 --unified 2"),
 }
-LOOPS = [Loop(0, num_turns=4), broad(Loop(1)), *(full(Loop(seed)) for seed in range(2, 61))]
+LOOPS = [Loop(0, num_turns=4), *(full(Loop(seed)) for seed in range(1, 61))]
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def test_a_loop_under_kills_is_the_calm_one(loop: Loop, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_turns"),
-    [*(broad((name, 4)) for name in ("drafts", "ranks", "memory-host")), *(full((name, 8)) for name in VARIANTS)],
+    [broad(("drafts", 4)), *(full((name, 8)) for name in VARIANTS)],
 )
 def test_so_is_one_with_drafts_ranks_or_little_memory(name: str, num_turns: int, tmp_path: Path) -> None:
     expect_loop(replace(VARIANTS[name], num_turns=num_turns), tmp_path)

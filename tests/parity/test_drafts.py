@@ -135,7 +135,7 @@ def answers(cluster: Cluster, arch: Architecture) -> list[tuple[list[int], list[
 @pytest.mark.parametrize(
     ("arch", "topology", "page_size", "overlap"),
     [
-        *first(1, [("llama", "1P1D", 16, True), ("qwen3", "1U", 1, True), ("llama", "1U", 16, False)]),
+        *first(1, [("llama", "1P1D", 16, True), ("qwen3", "1U", 1, True), ("llama", "1U", 16, False)], num_broad=1),
         *map(full, [("qwen3", "1P1D", 16, True), ("llama", "1U", 1, True), ("qwen3", "1U", 16, False)]),
     ],
 )

@@ -58,7 +58,7 @@ def test_every_turned_bit_is_found(seed: int, num_rounds: int, lend: Lend) -> No
 
 
 @pytest.mark.parametrize(
-    "backend, seed", [pytest.param("zmq", 1, marks=pytest.mark.broad), *(("shm", seed) for seed in range(2, 5))]
+    "backend, seed", [pytest.param("zmq", 1, marks=pytest.mark.full), *(("shm", seed) for seed in range(2, 5))]
 )
 def test_a_frame_that_no_longer_says_whose_it_is(backend: str, seed: int, lend: Lend) -> None:
     """It is refused and counted. That it is missing shows with the last frame, or soon after that was due, so that its

@@ -112,7 +112,7 @@ def stop_the_busy_one(deployment: Proxied, before: Mapping[str, int]) -> int:
     return pid
 
 
-@pytest.mark.parametrize("is_lost", [pytest.param(False, marks=pytest.mark.broad), True])
+@pytest.mark.parametrize("is_lost", [pytest.param(False, marks=pytest.mark.full), True])
 def test_memory_stays_within_credit(is_lost: bool, lend: Lend) -> None:
     flags = FLAGS if is_lost else f"{FLAGS} {PATIENT}"
     deployment = lend(1, 2, "zmq", flags, worker=large_worker.__file__)

@@ -55,7 +55,7 @@ def decodes(client: Client) -> bool:
     return wait_until(lambda: len(client.tokens.get(0, ())) > 2)
 
 
-@pytest.mark.parametrize("num_decode", [pytest.param(2, marks=pytest.mark.broad), 1])
+@pytest.mark.parametrize("num_decode", [pytest.param(2, marks=pytest.mark.full), 1])
 def test_a_prefill_worker_that_wakes(num_decode: int, lend: Lend) -> None:
     """Its frames come to a decode worker that has given their pages to others."""
     deployment = lend(2, num_decode, "zmq", PATIENT)

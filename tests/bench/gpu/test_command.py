@@ -16,8 +16,10 @@ from bench.gpu.__main__ import main, report, run_limited, run_steps
 from bench.gpu.plan import STEPS, Step
 from bench.gpu.sheet import FIGURES, PAGE, Folder
 from bench.records import End
+from tests.selecting import full
 
 PROJECT = Path(__file__).resolve().parents[3]
+FEW = ("experts", "ipc", "serve")  # the steps that `make test-slow` runs
 PATIENCE_S = 900  # each step may take so long: on a busy machine, some minutes
 FIELDS: Final[Mapping[str, set[str]]] = {
     "machine": {"facts"},
@@ -72,7 +74,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S)
-@pytest.mark.parametrize("name", [step.name for step in STEPS])
+@pytest.mark.parametrize("name", [name if name in FEW else full(name) for name in (step.name for step in STEPS)])
 def test_each_step_runs_on_a_cpu(tmp_path: Path, name: str) -> None:
     minutes = str(PATIENCE_S / 60)
     done = by_hand("--device", "cpu", "--step", name, "--out", str(tmp_path), "--minutes", minutes)

@@ -8,6 +8,7 @@ from bench.transfer.__main__ import LIMIT, main, middle
 from bench.transfer.blocks import BLOCKS, Blocks, HostPages, equal_blocks
 from bench.transfer.process import SIDES
 from protocol.kv_layout import KvLayout
+from tests.bench.reading import figure
 
 TINY = KvLayout.uniform(num_layers=2, num_kv_heads=1, head_dim=2, page_size=4, dtype="bfloat16")
 
@@ -55,5 +56,5 @@ def test_a_short_run_measures_both_sides_and_their_limits(capfd: pytest.CaptureF
     [rows] = json.loads(capfd.readouterr().out.splitlines()[-1])["tables"].values()
     assert {row["side"] for row in rows} == {side for side in SIDES if not side.endswith(LIMIT)}
     assert {row["blocks"] for row in rows} == {"8192 tokens", "64 x 16 KiB"}
-    assert all(float(row["GB/s"].split()[0]) > 0 for row in rows)
+    assert all(figure(row["GB/s"]) > 0 for row in rows)
     assert all((row["share"] is not None) == (row["side"] + LIMIT in SIDES) for row in rows)

@@ -152,6 +152,7 @@ def test_counts_go_up_and_down(pair: Deployed, known: Reference) -> None:
         assert all(pair.pids()[role] == before[role] for role in ("gateway", "prefill"))
 
 
+@pytest.mark.full
 def test_load_makes_a_worker_more_and_idleness_takes_it_away(pair: Deployed, known: Reference) -> None:
     """By the file that `baton ray config` writes, with an aim that any stream exceeds, and without its delays. All
     streams are answered in full. Serve starts everything anew when a policy comes or goes."""

@@ -13,6 +13,7 @@ from protocol.errors import WireError
 from protocol.frame import FrameHeader, pack_header, seal
 from protocol.kv_layout import KvLayout
 from protocol.messages_gateway import RankEndpoint, WorkerAddress
+from tests.bench.reading import figure
 from tests.doubles.clock import VirtualClock
 from tests.transfer.contract import DECODE, PREFILL, KvContract, Pair
 from tests.transfer.memory import LAYOUT, HostMemory, expected_pool
@@ -169,4 +170,4 @@ def test_between_two_processes(transports: str) -> None:
         [*command, *blocks], env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
     )
     [rows] = json.loads(done.stdout.splitlines()[-1])["tables"].values()
-    assert [row["side"] for row in rows] == ["nixl"] * 2 and all(float(row["GB/s"].split()[0]) > 0 for row in rows)
+    assert [row["side"] for row in rows] == ["nixl"] * 2 and all(figure(row["GB/s"]) > 0 for row in rows)
