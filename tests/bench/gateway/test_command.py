@@ -9,7 +9,13 @@ from bench.gateway.crowd import GAP
 from bench.gateway.second_turn import SHARE, TARGET_SHARE
 from bench.gateway.tool_tokens import BESIDE, CALLS, TEXT
 from bench.gateway.tool_tokens import CPU as CPU_OF_TOOLS
+from loadtest.figures.distribution import number
 from tests.bench.reading import figure
+
+
+@pytest.mark.parametrize("value", [0.12, 5.0, 99.0, 150.0, 1527.0, 12_345_678.0])
+def test_a_number_is_read_as_it_is_shown(value: float) -> None:
+    assert figure(number(value)) == value == figure(f"{number(value)} (1-2)")
 
 
 @pytest.mark.slow
