@@ -144,7 +144,7 @@ check-unit-others:
 test: check ## check, then slow tests (real processes), those that find what no other does: ten minutes in all on two idle cores
 	@$(PYTEST) $(MANY) -m "slow and not broad and not full and not gpu" $(SLOW)
 
-test-slow: $(READY) $(SUITE) ## the other slow tests: more cases of what make test holds; at most 20 minutes
+test-slow: $(READY) $(SUITE) ## the other slow tests: more cases of what make test holds; 23 minutes on a slow machine
 	@$(PYTEST) $(MANY) -m "broad and not full and not gpu" $(SLOW)
 
 test-full: test test-slow ## both, then the exhaustive tests: every topology, page size and chunk; hours

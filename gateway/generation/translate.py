@@ -237,7 +237,7 @@ class Translator:
         return self._templates.render_conversation(conversation)
 
     def _shown(self, conversation: Conversation) -> Conversation:
-        """What the template is given: no tools if the answer calls none and no format of calls is known."""
+        """The conversation that the template renders. It lacks tools that no answer may call or could call."""
         drops = conversation.choice == "none" and not self.takes_tools
         return replace(conversation, tools=()) if drops else conversation
 

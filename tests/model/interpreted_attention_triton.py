@@ -36,7 +36,7 @@ def test_the_contract(case: ContractCase) -> None:
     check_case(make, case, page_size=16)
 
 
-@pytest.mark.parametrize("case", ALL_CASES[::5], ids=str)
+@pytest.mark.parametrize("case", ALL_CASES[::3], ids=str)
 def test_the_contract_with_pages_of_one_token(case: ContractCase) -> None:
     check_case(make, case, page_size=1)
 
