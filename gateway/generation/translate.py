@@ -237,7 +237,10 @@ class Translator:
         return self._templates.render_conversation(conversation)
 
     def _shown(self, conversation: Conversation) -> Conversation:
-        """The conversation that the template renders. It lacks tools that no answer may call or could call."""
+        """The conversation that the template renders.
+
+        Its tools are left out if the client forbids calls and no format of calls is known.
+        """
         drops = conversation.choice == "none" and not self.takes_tools
         return replace(conversation, tools=()) if drops else conversation
 
